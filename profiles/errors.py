@@ -1,0 +1,47 @@
+"""The tree of exceptions, all of it.
+
+MeshwrightError
+├── BadInput      what the user gave breaks a rule            exit code 2
+├── Infeasible    no plan fits; carries the binding limits    exit code 3
+└── RunFailed     a run started and did not finish            exit code 4
+
+Each message is one sentence that names the thing, the value, the rule and the way out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MeshwrightError(Exception):
+    """An error that is told to the user in one sentence, never as a traceback."""
+
+    exit_code = 1
+
+
+class BadInput(MeshwrightError):
+    """A document, a flag or a file breaks a rule that the message states."""
+
+    exit_code = 2
+
+
+class Infeasible(MeshwrightError):
+    """No plan satisfies the limits; the message lists the ones that bind."""
+
+    exit_code = 3
+
+
+class RunFailed(MeshwrightError):
+    """A run began and could not be completed."""
+
+    exit_code = 4
+
+
+def suggestion(unknown: str, known: Iterable[str]) -> str:
+    """The clause "did you mean X?" for the nearest known name, or the list of known names."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(unknown, names, n=1)
+    if nearest:
+        return f"did you mean {nearest[0]!r}?"
+    return f"known: {', '.join(names)}."
