@@ -53,7 +53,9 @@ class Layout:
             elif match and match[1] not in degrees:
                 degrees[match[1]] = int(match[2])
             else:
-                raise BadInput(f"layout {text!r} has the part {part!r}; write it like 'tp2,pp1,dp2' or 'tp2,pp1,dp2,sp'.")
+                raise BadInput(
+                    f"layout {text!r} has the part {part!r}; write it like 'tp2,pp1,dp2' or 'tp2,pp1,dp2,sp'."
+                )
         return cls(**degrees, sp=sp)
 
     def coordinates(self, index: int) -> tuple[int, int, int]:

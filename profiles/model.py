@@ -120,7 +120,9 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json.") from None
+        raise BadInput(
+            f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json."
+        ) from None
     except (OSError, ValueError) as error:
         raise BadInput(f"model config {config_path} cannot be read: {error}.") from None
     if not isinstance(config, dict):

@@ -1,0 +1,81 @@
+"""A cost: named terms that add up, each with its source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Source(StrEnum):
+    """Where a number comes from, from the most to the least trusted."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    ANALYTIC = "analytic"
+    EXTRAPOLATED = "extrapolated"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One addend: seconds in a time, bytes in a memory."""
+
+    name: str
+    amount: float
+    source: Source = Source.ANALYTIC
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A sum of terms, in seconds or in bytes as its owner says."""
+
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def total(self) -> float:
+        return math.fsum(term.amount for term in self.terms)
+
+    @property
+    def source(self) -> Source:
+        """The least trusted source among the terms; a cost without terms is exact."""
+        order = list(Source)
+        return max((term.source for term in self.terms), key=order.index, default=Source.MEASURED)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.terms + other.terms)
+
+    def scaled(self, factor: float) -> Cost:
+        return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in self.terms))
+
+    def merged(self) -> Cost:
+        """Terms of one name and source added together, in order of first appearance."""
+        amounts: dict[tuple[str, Source], float] = {}
+        for term in self.terms:
+            key = (term.name, term.source)
+            amounts[key] = amounts.get(key, 0.0) + term.amount
+        return Cost(tuple(Term(name, amount, source) for (name, source), amount in amounts.items()))
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """The sum of several costs, merged by name."""
+    terms: list[Term] = []
+    for cost in costs:
+        terms.extend(cost.terms)
+    return Cost(tuple(terms)).merged()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one rank: `resident` always, `transient` only while the stage runs."""
+
+    resident: Cost
+    transient: Cost
+
+    @property
+    def resident_bytes(self) -> int:
+        return math.ceil(self.resident.total)
+
+    @property
+    def peak_bytes(self) -> int:
+        return math.ceil(self.resident.total + self.transient.total)

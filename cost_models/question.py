@@ -1,0 +1,55 @@
+"""What a cost model is asked, and the protocol that answers.
+
+A question carries only facts and one choice; a model answers it without knowing any search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One stage under one choice: its model, layout and schedule. The pool is the smallest block that holds the layout."""
+
+    stage: Stage
+    model: ModelSpec
+    layout: Layout
+    schedule: Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools."""
+
+    model: ModelSpec
+    source: Layout
+    target: Layout
+    overlap: int
+
+
+class CostModel(Protocol):
+    """Seconds and bytes of a choice, for one cluster, workload and precision fixed at construction."""
+
+    def seconds(self, call: Call) -> Cost:
+        """Seconds that the whole stage takes for one PPO step on its pool."""
+        ...
+
+    def memory(self, call: Call) -> Memory:
+        """Bytes on the fullest rank of the pool."""
+        ...
+
+    def move_seconds(self, move: Move) -> Cost:
+        """Seconds that a refit takes on the ranks of both pools."""
+        ...
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        """Seconds to hand experience of this size from one pool to another."""
+        ...

@@ -1,0 +1,133 @@
+"""Strict, frozen documents: read with errors that name the path, written with canonical bytes.
+
+Reading goes through JSON, also for YAML, so that a list may become a tuple while a string may not become a number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from meshwright.profiles.errors import BadInput, suggestion
+
+
+class Document(BaseModel):
+    """A frozen tree of plain values; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+D = TypeVar("D", bound=Document)
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of the file; raises BadInput naming `what` when it is missing or unreadable."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{what} {path} does not exist; check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{what} {path} cannot be read: {error}.") from None
+
+
+def read_yaml(kind: type[D], path: Path, what: str) -> D:
+    """The document in a YAML file. Raises BadInput for text that is not YAML or not this document."""
+    text = read_text(path, what)
+    try:
+        value = yaml.safe_load(text)
+        encoded = json.dumps(value, allow_nan=False)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise BadInput(f"{what} {path} is not YAML{where}: {problem}.") from None
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{what} {path} holds a value that is not plain data: {error}.") from None
+    return parse(kind, encoded, f"{what} {path}")
+
+
+def read_json(kind: type[D], path: Path, what: str) -> D:
+    """The document in a JSON file. Raises BadInput for text that is not JSON or not this document."""
+    text = read_text(path, what)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{what} {path} is not JSON: {error}.") from None
+    return parse(kind, text, f"{what} {path}")
+
+
+def parse(kind: type[D], text: str, what: str) -> D:
+    """The document in a JSON text. Raises BadInput with one sentence for the first thing that is wrong."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise BadInput(f"{what}: {_sentence(error, kind)}") from None
+
+
+def canonical_json(document: BaseModel) -> str:
+    """The one text of a document: sorted keys, two-space indent, a newline at the end."""
+    return json.dumps(document.model_dump(mode="json"), sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def digest(document: BaseModel) -> str:
+    """SHA-256 of the canonical text."""
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes beside the target and renames, so that a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    location = [part for part in first["loc"] if not str(part).startswith(("function-", "lax-or-strict"))]
+    path = ".".join(str(part) for part in location) or "the document"
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(kind, location[:-1])
+        hint = suggestion(str(location[-1]), known) if known else "remove it."
+        return f"unknown key {path!r}; {hint}"
+    if first["type"] == "missing":
+        return f"missing key {path!r}; add it."
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if first["type"] == "value_error":
+        return f"{path}: {message}."
+    return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _fields_at(kind: Any, location: list[Any]) -> tuple[str, ...]:
+    """Names of the fields that are legal at a location inside a document class."""
+    if not location:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return tuple(kind.model_fields)
+        if hasattr(kind, "__dataclass_fields__"):
+            return tuple(kind.__dataclass_fields__)
+        options = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
+        return tuple(name for option in options for name in _fields_at(option, []))
+    for candidate in (kind, *get_args(kind)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            field = candidate.model_fields.get(str(location[0]))
+            if field:
+                return _fields_at(field.annotation, location[1:])
+            if str(location[0]) == candidate.__name__:
+                return _fields_at(candidate, location[1:])
+        elif hasattr(candidate, "__dataclass_fields__") and str(location[0]) == candidate.__name__:
+            return _fields_at(candidate, location[1:])
+    if isinstance(location[0], int) or get_origin(kind) is dict:
+        arguments = get_args(kind)
+        return _fields_at(arguments[0] if isinstance(location[0], int) else arguments[-1], location[1:])
+    return ()

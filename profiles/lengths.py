@@ -1,0 +1,111 @@
+"""Distributions of prompt and response lengths, in tokens.
+
+A distribution is a histogram, whatever it was given as; costs integrate over it instead of using a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+from pydantic import Field, model_validator
+
+from meshwright.profiles.documents import Document
+
+_NUM_BINS = 64
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Probability of each length: `tokens` ascending, `probabilities` summing to 1."""
+
+    tokens: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+    @cached_property
+    def mean(self) -> float:
+        return math.fsum(t * p for t, p in zip(self.tokens, self.probabilities, strict=True))
+
+    @property
+    def maximum(self) -> int:
+        return self.tokens[-1]
+
+    def quantile(self, probability: float) -> int:
+        """The smallest length whose cumulative probability reaches `probability`."""
+        total = 0.0
+        for length, p in zip(self.tokens, self.probabilities, strict=True):
+            total += p
+            if total >= probability - 1e-12:
+                return length
+        return self.tokens[-1]
+
+    def survival(self, length: int) -> float:
+        """The probability of being longer than `length`."""
+        return math.fsum(p for t, p in zip(self.tokens, self.probabilities, strict=True) if t > length)
+
+    def expected_maximum(self, count: int) -> float:
+        """Expected longest of `count` independent draws."""
+        total, below, expected = 0.0, 0.0, 0.0
+        for length, p in zip(self.tokens, self.probabilities, strict=True):
+            total = min(1.0, total + p)
+            reached = total**count
+            expected += length * (reached - below)
+            below = reached
+        return expected
+
+
+class LengthSpec(Document):
+    """Lengths in tokens: fixed, log-normal by `median` and `p99`, or a `histogram` of [tokens, weight] pairs.
+
+    `max` cuts every form: longer draws are counted at `max`.
+    """
+
+    max: int = Field(gt=0, description="longest length in tokens; longer draws are cut here")
+    fixed: int | None = Field(default=None, gt=0, description="every length is this")
+    median: float | None = Field(default=None, gt=0, description="median of a log-normal distribution")
+    p99: float | None = Field(default=None, gt=0, description="99th percentile of a log-normal distribution")
+    histogram: tuple[tuple[int, float], ...] | None = Field(default=None, description="pairs of tokens and weight")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> LengthSpec:
+        forms = [self.fixed is not None, self.median is not None or self.p99 is not None, self.histogram is not None]
+        if sum(forms) != 1:
+            raise ValueError("give one of: fixed, median with p99, or histogram")
+        if forms[1] and (self.median is None or self.p99 is None or self.p99 < self.median):
+            raise ValueError("a log-normal needs median and p99 with p99 >= median")
+        if self.fixed is not None and self.fixed > self.max:
+            raise ValueError(f"fixed={self.fixed} is longer than max={self.max}")
+        if self.histogram is not None:
+            if any(t < 1 or w < 0 for t, w in self.histogram) or not sum(w for _, w in self.histogram) > 0:
+                raise ValueError(
+                    "a histogram needs lengths of 1 or more and weights of 0 or more that do not all vanish"
+                )
+        return self
+
+    def resolve(self) -> Histogram:
+        """The histogram of this distribution, cut at `max`."""
+        if self.fixed is not None:
+            return Histogram((self.fixed,), (1.0,))
+        if self.histogram is not None:
+            return _cut(self.histogram, self.max)
+        assert self.median is not None and self.p99 is not None
+        return _cut(_lognormal(self.median, self.p99), self.max)
+
+
+def _lognormal(median: float, p99: float) -> tuple[tuple[int, float], ...]:
+    """Equal-probability bins, each at the quantile of its middle."""
+    sigma = math.log(p99 / median) / NormalDist().inv_cdf(0.99)
+    middles = [(i + 0.5) / _NUM_BINS for i in range(_NUM_BINS)]
+    quantiles = [median * math.exp(sigma * NormalDist().inv_cdf(q)) for q in middles]
+    return tuple((max(1, round(q)), 1.0 / _NUM_BINS) for q in quantiles)
+
+
+def _cut(pairs: tuple[tuple[int, float], ...], longest: int) -> Histogram:
+    weights: dict[int, float] = {}
+    for tokens, weight in pairs:
+        weights[min(tokens, longest)] = weights.get(min(tokens, longest), 0.0) + weight
+    total = math.fsum(weights.values())
+    kept = sorted((t, w / total) for t, w in weights.items() if w > 0)
+    return Histogram(tuple(t for t, _ in kept), tuple(p for _, p in kept))

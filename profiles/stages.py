@@ -1,0 +1,81 @@
+"""The stages of a PPO step: what each reads and writes. The edges between stages follow from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import networkx as nx
+
+
+class Role(StrEnum):
+    ACTOR = "actor"
+    CRITIC = "critic"
+    REF = "ref"
+    REWARD = "reward"
+
+
+class Mode(StrEnum):
+    """How a stage uses the hardware."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FORWARD = "forward"
+    TRAIN = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One function call of a PPO step. `reads` and `writes` name fields of the experience, one row per sequence."""
+
+    name: str
+    role: Role
+    modes: tuple[Mode, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    @property
+    def trains(self) -> bool:
+        return Mode.TRAIN in self.modes
+
+    @property
+    def generates(self) -> bool:
+        return Mode.DECODE in self.modes
+
+
+_SCORED = ("tokens", "scores", "ref_logprobs", "values", "proximal_logprobs")
+
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        name="actor_generate",
+        role=Role.ACTOR,
+        modes=(Mode.PREFILL, Mode.DECODE),
+        reads=(),
+        writes=("tokens", "behaviour_logprobs"),
+    ),
+    Stage(name="reward_score", role=Role.REWARD, modes=(Mode.FORWARD,), reads=("tokens",), writes=("scores",)),
+    Stage(name="ref_logprob", role=Role.REF, modes=(Mode.FORWARD,), reads=("tokens",), writes=("ref_logprobs",)),
+    Stage(name="critic_value", role=Role.CRITIC, modes=(Mode.FORWARD,), reads=("tokens",), writes=("values",)),
+    Stage(
+        name="actor_logprob", role=Role.ACTOR, modes=(Mode.FORWARD,), reads=("tokens",), writes=("proximal_logprobs",)
+    ),
+    Stage(name="actor_train", role=Role.ACTOR, modes=(Mode.TRAIN,), reads=(*_SCORED, "behaviour_logprobs"), writes=()),
+    Stage(name="critic_train", role=Role.CRITIC, modes=(Mode.TRAIN,), reads=_SCORED, writes=()),
+)
+
+STAGE_BY_NAME = {stage.name: stage for stage in STAGES}
+
+TRAIN_STAGE = {stage.role: stage.name for stage in STAGES if stage.trains}
+"""The stage that owns the weights of a trained role; other stages of that role are refit from it."""
+
+
+def stage_graph() -> nx.DiGraph[str]:
+    """Edges producer -> consumer within one step, each with the `fields` that it carries."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from(stage.name for stage in STAGES)
+    for producer in STAGES:
+        for consumer in STAGES:
+            fields = tuple(field for field in consumer.reads if field in producer.writes)
+            if fields:
+                graph.add_edge(producer.name, consumer.name, fields=fields)
+    return graph
