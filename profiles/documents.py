@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -111,23 +112,25 @@ def _short(value: Any) -> str:
 
 def _fields_at(kind: Any, location: list[Any]) -> tuple[str, ...]:
     """Names of the fields that are legal at a location inside a document class."""
-    if not location:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return tuple(kind.model_fields)
-        if hasattr(kind, "__dataclass_fields__"):
-            return tuple(kind.__dataclass_fields__)
-        options = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-        return tuple(name for option in options for name in _fields_at(option, []))
-    for candidate in (kind, *get_args(kind)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            field = candidate.model_fields.get(str(location[0]))
-            if field:
-                return _fields_at(field.annotation, location[1:])
-            if str(location[0]) == candidate.__name__:
-                return _fields_at(candidate, location[1:])
-        elif hasattr(candidate, "__dataclass_fields__") and str(location[0]) == candidate.__name__:
-            return _fields_at(candidate, location[1:])
-    if isinstance(location[0], int) or get_origin(kind) is dict:
+    for depth, part in enumerate(location):
+        for candidate in (kind, *get_args(kind)):
+            if _is_record(candidate) and part in _annotations(candidate):
+                return _fields_at(_annotations(candidate)[part], location[depth + 1 :])
+            if _is_record(candidate) and part == candidate.__name__:  # pydantic names the member of a union
+                return _fields_at(candidate, location[depth + 1 :])
         arguments = get_args(kind)
-        return _fields_at(arguments[0] if isinstance(location[0], int) else arguments[-1], location[1:])
-    return ()
+        if not arguments or not (isinstance(part, int) or get_origin(kind) is dict):
+            return ()
+        kind = arguments[0] if isinstance(part, int) else arguments[-1]
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return tuple(name for member in members if _is_record(member) for name in _annotations(member))
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind))
+
+
+def _annotations(record: Any) -> dict[str, Any]:
+    if issubclass(record, BaseModel):
+        return {name: field.annotation for name, field in record.model_fields.items()}
+    return dict(get_type_hints(record))

@@ -8,6 +8,7 @@ MeshwrightError
 Each message is one sentence that names the thing, the value, the rule and the way out.
 """
 
+# ruff: noqa: N818 - the names say what happened; a suffix would not.
 from __future__ import annotations
 
 import difflib

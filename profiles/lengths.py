@@ -77,11 +77,10 @@ class LengthSpec(Document):
             raise ValueError("a log-normal needs median and p99 with p99 >= median")
         if self.fixed is not None and self.fixed > self.max:
             raise ValueError(f"fixed={self.fixed} is longer than max={self.max}")
-        if self.histogram is not None:
-            if any(t < 1 or w < 0 for t, w in self.histogram) or not sum(w for _, w in self.histogram) > 0:
-                raise ValueError(
-                    "a histogram needs lengths of 1 or more and weights of 0 or more that do not all vanish"
-                )
+        if any(t < 1 or w < 0 for t, w in self.histogram or ()):
+            raise ValueError("a histogram needs lengths of 1 or more and weights of 0 or more")
+        if self.histogram is not None and not any(w > 0 for _, w in self.histogram):
+            raise ValueError("a histogram needs a weight that is not 0")
         return self
 
     def resolve(self) -> Histogram:
@@ -90,7 +89,8 @@ class LengthSpec(Document):
             return Histogram((self.fixed,), (1.0,))
         if self.histogram is not None:
             return _cut(self.histogram, self.max)
-        assert self.median is not None and self.p99 is not None
+        assert self.median is not None
+        assert self.p99 is not None
         return _cut(_lognormal(self.median, self.p99), self.max)
 
 

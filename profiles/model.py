@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     scalar_head: bool = False  # one number per token instead of a vocabulary (reward, critic)
+    vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, whose rows were padded before they were divided
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
@@ -65,7 +66,7 @@ class ModelSpec:
 
     @property
     def padded_vocab_size(self) -> int:
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def attention_size(self) -> int:
@@ -101,6 +102,24 @@ class ModelSpec:
     @property
     def num_params(self) -> int:
         return self.num_layers * self.layer_params + self.embedding_params + self.head_params + self.hidden_size
+
+    def shard(self, tp: int) -> ModelSpec:
+        """The model that one of `tp` tensor-parallel ranks holds: heads, KV heads, feed-forward and vocabulary divided.
+
+        Norms and the scalar head stay whole on every rank, so `num_params` is what the rank really holds.
+        Raises BadInput when a size does not divide.
+        """
+        for field in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size"):
+            if getattr(self, field) % tp:
+                raise BadInput(f"tp={tp} does not divide {field}={getattr(self, field)} of model {self.name}.")
+        return replace(
+            self,
+            num_heads=self.num_heads // tp,
+            num_kv_heads=self.num_kv_heads // tp,
+            ffn_size=self.ffn_size // tp,
+            vocab_size=self.padded_vocab_size // tp,
+            vocab_multiple=1,
+        )
 
 
 _QKV_BIAS_BY_DEFAULT = {"Qwen2": True}
@@ -187,9 +206,9 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
         raise BadInput(f"model {name}: architecture {architecture!r} is not known; {hint}")
     head = next(h for h in _HEADS if architecture.endswith(h))
     family = architecture.removesuffix(head)
-    if config.get("use_sliding_window", family == "Mistral") and config.get("sliding_window"):
-        if config["sliding_window"] < config.get("max_position_embeddings", 0):
-            raise BadInput(f"model {name}: sliding_window={config['sliding_window']} is not supported; set it to null.")
+    window = config.get("sliding_window") if config.get("use_sliding_window", family == "Mistral") else None
+    if window and window < config.get("max_position_embeddings", 0):
+        raise BadInput(f"model {name}: sliding_window={window} is not supported; set it to null.")
     return architecture, family, _HEADS[head]
 
 

@@ -1,0 +1,199 @@
+"""What to measure, and how a callable is timed. Clock and synchronisation are arguments; no model is built here.
+
+    for point in points({Role.ACTOR: actor, ...}, workload, cluster):
+        model = build(point.shape.model(num_layers=point.num_layers, max_positions=workload.max_tokens))
+        try:
+            sample = measure(body, clock=perf_counter, synchronise=torch.cuda.synchronize, warmup=1, repeats=5,
+                             budget_seconds=1.0)
+            rows.append(record(point, sample, peak_bytes))
+        except OutOfMemory as error:
+            rows.append(failure(point, str(error)))
+    for exchange in exchanges(cluster):
+        ...; collectives.append(record_collective(exchange, sample))
+    write_table(path, Table(provenance=Provenance(...), measurements=tuple(rows), collectives=tuple(collectives)))
+
+`points` come sorted so that those of one shape and number of layers are consecutive: build once, time many.
+One body contains, on one rank and without tensor-parallel collectives:
+
+- forward: rows x tokens through embedding, layers and head, without gradients; log-probabilities of the tokens
+  (vocabulary head) or one value per token (scalar head).
+- train: forward, loss and backward of one micro-batch, nothing recomputed; no reduction, no optimizer.
+- optimizer: zeroing the gradients and one step over all parameters of the shard, on one replica.
+- prefill: rows x tokens written into an empty cache, logits and sampling of the last token of each row.
+- decode: one new token for each of `rows` rows that have `context` tokens cached, logits and sampling included.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.layout import Layout, divisors, layout_violations
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.stages import STAGES, Mode, Role
+from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Shape, shape_of
+from meshwright.profiles.workload import Workload
+
+LAYER_COUNTS = (1, 2)
+"""Two depths separate the time of a layer from that of the embedding and the head."""
+
+_LADDER = 4
+"""Ratio between neighbouring row counts; times are near linear in rows, so a coarse ladder interpolates well."""
+
+_MAX_ROWS = {Body.FORWARD: 16, Body.TRAIN: 16, Body.PREFILL: 16, Body.DECODE: 256}
+"""Rows beyond this are extrapolated: by then a device is busy and time is proportional to rows."""
+
+_MAX_TOKENS = 32768
+"""Tokens of one measured micro-batch, so that the logits of a large vocabulary fit."""
+
+_EXCHANGE_BYTES = (2**12, 2**16, 2**20, 2**24)
+_OPERATIONS: tuple[Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"], ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "send_receive",
+)
+_BODIES = {
+    Mode.PREFILL: (Body.PREFILL,),
+    Mode.DECODE: (Body.DECODE,),
+    Mode.FORWARD: (Body.FORWARD,),
+    Mode.TRAIN: (Body.TRAIN, Body.OPTIMIZER),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What repeated timing of one callable gave; `spread_seconds` is the interquartile range."""
+
+    median_seconds: float
+    spread_seconds: float
+    repeats: int
+
+
+def measure(
+    body: Callable[[], object],
+    *,
+    clock: Callable[[], float],
+    synchronise: Callable[[], object],
+    warmup: int,
+    repeats: int,
+    budget_seconds: float,
+) -> Sample:
+    """Times `body` up to `repeats` times, at least once, and stops when the budget (warm-up included) is spent."""
+    began = clock()
+    for _ in range(warmup):
+        body()
+    synchronise()
+    times: list[float] = []
+    while len(times) < repeats and (not times or clock() - began < budget_seconds):
+        start = clock()
+        body()
+        synchronise()
+        times.append(clock() - start)
+    return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
+
+
+def record(point: Point, sample: Sample, peak_bytes: int | None = None) -> Measurement:
+    """The measurement of a point that ran."""
+    return Measurement(
+        point=point,
+        seconds=sample.median_seconds,
+        spread_seconds=sample.spread_seconds,
+        repeats=sample.repeats,
+        peak_bytes=peak_bytes,
+    )
+
+
+def failure(point: Point, reason: str) -> Measurement:
+    """The measurement of a point that did not run."""
+    return Measurement(point=point, status="failed", reason=reason)
+
+
+def record_collective(exchange: Exchange, sample: Sample) -> Collective:
+    """The measurement of a collective that ran."""
+    return Collective(
+        exchange=exchange,
+        seconds=sample.median_seconds,
+        spread_seconds=sample.spread_seconds,
+        repeats=sample.repeats,
+    )
+
+
+def points(specs: Mapping[Role, ModelSpec], workload: Workload, cluster: Cluster) -> tuple[Point, ...]:
+    """A small grid from which every stage of the job can be interpolated, each point once."""
+    found = {
+        Point(shape=shape, num_layers=num_layers, body=body, rows=rows, tokens=tokens, context=context): None
+        for shape, bodies in _shapes(specs, cluster).items()
+        for num_layers in LAYER_COUNTS
+        for body in bodies
+        for rows, tokens, context in _grid(body, workload)
+    }
+    return tuple(found)
+
+
+def exchanges(cluster: Cluster) -> tuple[Exchange, ...]:
+    """The collectives to measure: every group size that divides a node; messages between two ranks only."""
+    return tuple(
+        Exchange(operation=operation, num_ranks=size, num_bytes=num_bytes)
+        for size in divisors(cluster.ranks_per_node)[1:]
+        for operation in _OPERATIONS
+        for num_bytes in _EXCHANGE_BYTES
+        if operation != "send_receive" or size == 2
+    )
+
+
+def _shapes(specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[Body, ...]]:
+    """Each shape a legal tensor-parallel degree makes, with the bodies that some role runs on it."""
+    wanted: dict[Shape, set[Body]] = {}
+    for stage in STAGES:
+        model = specs.get(stage.role)
+        if model is None:
+            continue
+        for tp in divisors(cluster.ranks_per_node):
+            if not layout_violations(Layout(tp=tp), model):
+                bodies = wanted.setdefault(shape_of(model, tp), set())
+                bodies.update(body for mode in stage.modes for body in _BODIES[mode])
+    return {shape: tuple(body for body in Body if body in bodies) for shape, bodies in wanted.items()}
+
+
+def _grid(body: Body, workload: Workload) -> Iterator[tuple[int, int, int]]:
+    """(rows, tokens, context) at which a body is timed."""
+    if body is Body.OPTIMIZER:
+        yield 0, 0, 0
+        return
+    shortest_prompt, longest_prompt = workload.prompt_lengths.tokens[0], workload.prompt_lengths.maximum
+    shortest = shortest_prompt + workload.response_lengths.tokens[0]
+    longest = longest_prompt + workload.response_lengths.maximum
+    lengths = _between(shortest, longest)
+    if body is Body.PREFILL:
+        lengths = _between(shortest_prompt, longest_prompt)
+    for rows in _ladder(min(workload.batch_size, _MAX_ROWS[body])):
+        for length in lengths:
+            if body is Body.DECODE:
+                yield rows, 1, length
+            elif rows == 1 or rows * length <= _MAX_TOKENS:
+                yield rows, length, 0
+
+
+def _ladder(top: int) -> tuple[int, ...]:
+    """1, 4, 16, ... and `top` itself."""
+    rows = [1]
+    while rows[-1] * _LADDER < top:
+        rows.append(rows[-1] * _LADDER)
+    return tuple(sorted({*rows, top}))
+
+
+def _between(low: int, high: int) -> tuple[int, ...]:
+    """The two lengths and their geometric mean, each once."""
+    return tuple(sorted({low, math.isqrt(low * high), high}))
+
+
+def _interquartile(times: list[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+    return third - first

@@ -1,0 +1,198 @@
+"""Measured times under one provenance, keyed by shapes and never by a model's name.
+
+A tensor-parallel shard is timed on one device without its collectives: its key is the shape of `ModelSpec.shard(tp)`,
+so that one device profiles a plan for many. Collectives are measured apart, by bytes and group size.
+This file knows what a table is and which tables it refuses; it does not interpolate.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model import ModelSpec
+
+
+class Body(StrEnum):
+    """What is timed; `harness` says what each body contains."""
+
+    FORWARD = "forward"
+    TRAIN = "train"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    OPTIMIZER = "optimizer"
+
+
+class Shape(Document):
+    """The sizes of one tensor-parallel shard that decide its time. The number of layers is not among them."""
+
+    hidden_size: int = Field(gt=0)
+    ffn_size: int = Field(gt=0)
+    num_heads: int = Field(gt=0)
+    num_kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    vocab_rows: int = Field(gt=0, description="rows of the embedding on this shard")
+    scalar_head: bool = Field(description="one number per token instead of a vocabulary")
+    tied_embeddings: bool = Field(description="the head shares the rows of the embedding")
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    def model(self, *, num_layers: int, max_positions: int) -> ModelSpec:
+        """A model of this shape, to be built and timed."""
+        return ModelSpec(
+            name="shard",
+            architecture="LlamaForCausalLM",
+            num_layers=num_layers,
+            hidden_size=self.hidden_size,
+            ffn_size=self.ffn_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            vocab_size=self.vocab_rows,
+            vocab_multiple=1,
+            max_positions=max_positions,
+            tied_embeddings=self.tied_embeddings,
+            activation="silu",
+            norm_epsilon=1e-6,
+            qkv_bias=self.qkv_bias,
+            qk_norm=self.qk_norm,
+            scalar_head=self.scalar_head,
+        )
+
+
+def shape_of(model: ModelSpec, tp: int) -> Shape:
+    """The shape of one of `tp` shards of the model."""
+    shard = model.shard(tp)
+    return Shape(
+        hidden_size=shard.hidden_size,
+        ffn_size=shard.ffn_size,
+        num_heads=shard.num_heads,
+        num_kv_heads=shard.num_kv_heads,
+        head_dim=shard.head_dim,
+        vocab_rows=shard.padded_vocab_size,
+        scalar_head=shard.scalar_head,
+        tied_embeddings=shard.tied_embeddings and not shard.scalar_head,
+        qkv_bias=shard.qkv_bias,
+        qk_norm=shard.qk_norm,
+    )
+
+
+class Point(Document):
+    """The key of one measurement. An optimizer step has no rows, tokens or context."""
+
+    shape: Shape
+    num_layers: int = Field(gt=0)
+    body: Body
+    rows: int = Field(ge=0)
+    tokens: int = Field(ge=0, description="new tokens per row")
+    context: int = Field(ge=0, description="tokens per row that are cached already")
+
+
+class Exchange(Document):
+    """The key of one collective among consecutive ranks of one node.
+
+    `num_bytes` is the size of the whole tensor: what every rank holds before an all-reduce or a reduce-scatter,
+    what every rank holds after an all-gather, the message of a send-receive.
+    """
+
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
+    num_ranks: int = Field(ge=2)
+    num_bytes: int = Field(gt=0)
+
+
+class Timing(Document):
+    """A median with its spread, or a recorded failure."""
+
+    status: Literal["ok", "failed"] = "ok"
+    seconds: float | None = Field(default=None, ge=0, description="median")
+    spread_seconds: float | None = Field(default=None, ge=0, description="interquartile range")
+    repeats: int = Field(default=0, ge=0)
+    peak_bytes: int | None = Field(default=None, ge=0, description="most memory in use while it ran")
+    reason: str | None = Field(default=None, description="why it failed")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Timing:
+        if self.status == "ok" and (self.seconds is None or self.spread_seconds is None or self.repeats < 1):
+            raise ValueError("a measurement that is ok needs seconds, spread_seconds and repeats of 1 or more")
+        if self.status == "failed" and (not self.reason or self.seconds is not None):
+            raise ValueError("a failed measurement needs a reason and has no seconds")
+        return self
+
+
+class Measurement(Timing):
+    """The time of one body on one shard."""
+
+    point: Point
+
+
+class Collective(Timing):
+    """The time of one collective."""
+
+    exchange: Exchange
+
+
+class Provenance(Document):
+    """Where, with what and how a table was measured."""
+
+    device: str = Field(min_length=1, description="name of the device, as the cluster spells it")
+    kind: Literal["cpu", "cuda"]
+    precision: Literal["fp32", "bf16"]
+    driver: str = Field(min_length=1, description="driver, or operating system for a CPU")
+    libraries: dict[str, str] = Field(min_length=1, description="version of each library that the bodies run on")
+    commit: str = Field(min_length=1, description="commit of the bodies that were timed")
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    threads_per_rank: int = Field(gt=0)
+    num_ranks: int = Field(gt=0, description="ranks that ran at once and competed for the machine")
+    repeats: int = Field(gt=0, description="repeats asked of each measurement")
+
+
+class Table(Document):
+    """Measurements under one provenance. Their order carries no meaning and is canonical."""
+
+    schema_version: Literal[1] = 1
+    provenance: Provenance
+    measurements: tuple[Measurement, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+
+    @field_validator("measurements")
+    @classmethod
+    def _measurements(cls, found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+        if len({m.point for m in found}) < len(found):
+            raise ValueError("a point is measured twice; keep one of the two")
+        return tuple(sorted(found, key=lambda m: m.point.model_dump_json()))
+
+    @field_validator("collectives")
+    @classmethod
+    def _collectives(cls, found: tuple[Collective, ...]) -> tuple[Collective, ...]:
+        if len({c.exchange for c in found}) < len(found):
+            raise ValueError("a collective is measured twice; keep one of the two")
+        return tuple(sorted(found, key=lambda c: (c.exchange.operation, c.exchange.num_ranks, c.exchange.num_bytes)))
+
+    def require(self, cluster: Cluster, precision: str) -> None:
+        """Raises BadInput when the table is of another device, or of another precision."""
+        device = cluster.device.name
+        if self.provenance.device != device:
+            raise BadInput(
+                f"the table was measured on {self.provenance.device!r} and the cluster has {device!r}; "
+                "profile that device, or plan without a table."
+            )
+        if self.provenance.precision != precision:
+            raise BadInput(
+                f"the table was measured in {self.provenance.precision} and the job runs in {precision}; profile again."
+            )
+
+
+def read_table(path: Path) -> Table:
+    """The table in a JSON file. Raises BadInput for a missing file, a bad number or a missing provenance."""
+    return read_json(Table, path, "table")
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Writes the table's one canonical text."""
+    write_atomically(path, canonical_json(table))
