@@ -1,0 +1,162 @@
+"""Rewards, GAE and whitening: small examples worked out by hand, and laws."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from meshwright.runtime.advantages import (
+    ends_response,
+    generalized_advantages,
+    moments,
+    response_mask,
+    token_rewards,
+    whiten,
+)
+from meshwright.runtime.ppo import PPOSettings, targets
+
+ROWS, WIDTH = 6, 12
+
+
+def batch(seed: int) -> dict[str, Tensor]:
+    """A random batch with every kind of row: no response, one token, full width, ended and truncated."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(1, 5, (ROWS,), generator=generator)
+    responses = torch.randint(1, WIDTH - 5, (ROWS,), generator=generator)
+    responses[0], responses[1], responses[2] = 0, 1, WIDTH - int(prompts[2])
+    names = ("logprobs", "ref_logprobs", "values", "rewards")
+    return {
+        **{name: torch.randn(ROWS, WIDTH, generator=generator) for name in names},
+        "scores": torch.randn(ROWS, generator=generator),
+        "mask": response_mask(prompts, responses, WIDTH),
+        "truncated": torch.rand(ROWS, generator=generator) < 0.5,
+    }
+
+
+def poisoned(x: Tensor, keep: Tensor) -> Tensor:
+    """`x` with NaN and infinity wherever `keep` is False."""
+    poison = torch.where(torch.arange(x.shape[1]) % 2 == 0, math.nan, math.inf)
+    return torch.where(keep, x, poison)
+
+
+seeds = st.integers(0, 10_000)
+
+
+def test_the_mask_marks_the_predictions_of_response_tokens() -> None:
+    # Row 0: tokens p p p r r . -> tokens 3 and 4 are predicted at 2 and 3. Row 1 fills the width: its last is masked.
+    mask = response_mask(torch.tensor([3, 1]), torch.tensor([2, 5]), 6)
+    assert mask.int().tolist() == [[0, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]
+    assert ends_response(mask).int().tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0]]
+
+
+def test_the_score_lands_on_the_last_response_token_and_the_penalty_on_every_one() -> None:
+    # log pi - log ref is 1 everywhere, beta = 0.1: each response token costs 0.1, the last one also earns the score 5.
+    mask = response_mask(torch.tensor([2, 2]), torch.tensor([3, 0]), 6)
+    rewards = token_rewards(torch.tensor([5.0, 7.0]), torch.ones(2, 6), torch.zeros(2, 6), mask, kl_coefficient=0.1)
+    torch.testing.assert_close(rewards, torch.tensor([[0, -0.1, -0.1, 4.9, 0, 0], [0.0] * 6]))
+
+
+def test_gae_of_a_row_that_ended() -> None:
+    # gamma = 1, lambda = 0.5, rewards (0, 0, 1), values (0.5, 0.25, 0.5), nothing after the end:
+    # delta = (-0.25, 0.25, 0.5); A_2 = 0.5, A_1 = 0.25 + 0.5 * 0.5 = 0.5, A_0 = -0.25 + 0.5 * 0.5 = 0.
+    rewards, values = torch.tensor([[0.0, 0, 1, 0, 0]]), torch.tensor([[0.5, 0.25, 0.5, 8, 8]])
+    mask = response_mask(torch.tensor([1]), torch.tensor([3]), 5)
+    advantages = generalized_advantages(rewards, values, mask, torch.tensor([False]), gamma=1.0, gae_lambda=0.5)
+    torch.testing.assert_close(advantages, torch.tensor([[0, 0.5, 0.5, 0, 0]]))
+
+
+def test_gae_of_a_truncated_row_continues_with_the_value_after_its_last_token() -> None:
+    # As above, but the critic says 2 after the last token: delta = (-0.25, 0.25, 2.5);
+    # A_2 = 2.5, A_1 = 0.25 + 1.25 = 1.5, A_0 = -0.25 + 0.75 = 0.5.
+    rewards, values = torch.tensor([[0.0, 0, 1, 0, 0]]), torch.tensor([[0.5, 0.25, 0.5, 2, 8]])
+    mask = response_mask(torch.tensor([1]), torch.tensor([3]), 5)
+    advantages = generalized_advantages(rewards, values, mask, torch.tensor([True]), gamma=1.0, gae_lambda=0.5)
+    torch.testing.assert_close(advantages, torch.tensor([[0.5, 1.5, 2.5, 0, 0]]))
+
+
+@given(seeds, st.sampled_from([0.0, 0.9, 1.0]))
+@settings(max_examples=30, deadline=None)
+def test_gae_with_lambda_one_is_the_discounted_return_minus_the_value(seed: int, gamma: float) -> None:
+    b = batch(seed)
+    advantages = generalized_advantages(
+        b["rewards"], b["values"], b["mask"], b["truncated"], gamma=gamma, gae_lambda=1.0
+    )
+    for row, mask in enumerate(b["mask"]):
+        positions = mask.nonzero().flatten().tolist()
+        for start in positions:
+            rest = [i for i in positions if i >= start]
+            expected = sum(gamma**k * float(b["rewards"][row, i]) for k, i in enumerate(rest))
+            if b["truncated"][row]:
+                expected += gamma ** len(rest) * float(b["values"][row, rest[-1] + 1])
+            assert math.isclose(
+                float(advantages[row, start]), expected - float(b["values"][row, start]), rel_tol=1e-4, abs_tol=1e-5
+            )
+
+
+@given(seeds)
+@settings(max_examples=30, deadline=None)
+def test_gae_with_lambda_zero_is_the_one_step_difference(seed: int) -> None:
+    b = batch(seed)
+    b["truncated"][:] = False
+    advantages = generalized_advantages(b["rewards"], b["values"], b["mask"], b["truncated"], gamma=1.0, gae_lambda=0.0)
+    following = torch.where(b["mask"].roll(-1, 1), b["values"].roll(-1, 1), 0.0)
+    expected = torch.where(b["mask"], b["rewards"] + following - b["values"], 0.0)
+    torch.testing.assert_close(advantages, expected)
+
+
+@given(seeds)
+@settings(max_examples=30, deadline=None)
+def test_padding_changes_no_bit_of_the_targets(seed: int) -> None:
+    b = batch(seed)
+    mask = b["mask"]
+    after_the_end = ends_response(mask).roll(1, 1) & b["truncated"][:, None]
+    clean = targets(
+        **{name: b[name] for name in ("scores", "logprobs", "ref_logprobs", "values", "mask", "truncated")},
+        settings=PPOSettings(),
+    )
+    dirty = targets(
+        scores=b["scores"],
+        logprobs=poisoned(b["logprobs"], mask),
+        ref_logprobs=poisoned(b["ref_logprobs"], mask),
+        values=poisoned(b["values"], mask | after_the_end),
+        mask=mask,
+        truncated=b["truncated"],
+        settings=PPOSettings(),
+    )
+    assert torch.equal(clean.advantages, dirty.advantages)
+    assert torch.equal(clean.returns, dirty.returns)
+
+
+def test_whitened_advantages_have_mean_zero_and_variance_one_over_the_response() -> None:
+    b = batch(1)
+    inside = whiten(b["rewards"] * 7 + 3, b["mask"])[b["mask"]]
+    assert float(inside.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(inside.var(correction=0)) == pytest.approx(1, abs=1e-5)
+
+
+def test_whitening_a_constant_gives_zeros() -> None:
+    mask = torch.tensor([[1, 1, 0]])
+    assert whiten(torch.full((1, 3), 4.0), mask).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_shards_whitened_with_the_summed_moments_equal_the_batch_whitened_whole() -> None:
+    b = batch(2)
+    shards = [(b["rewards"][rows], b["mask"][rows]) for rows in (slice(0, 2), slice(2, ROWS))]
+    totals = torch.stack([moments(*shard) for shard in shards]).sum(dim=0)
+    together = torch.cat([whiten(*shard, totals) for shard in shards])
+    torch.testing.assert_close(together, whiten(b["rewards"], b["mask"]))
+
+
+def test_returns_are_unwhitened_advantages_plus_values() -> None:
+    b = batch(3)
+    inputs = {name: b[name] for name in ("scores", "logprobs", "ref_logprobs", "values", "mask", "truncated")}
+    plain = targets(**inputs, settings=PPOSettings(whiten_advantages=False))
+    white = targets(**inputs, settings=PPOSettings(whiten_advantages=True))
+    torch.testing.assert_close(plain.returns[b["mask"]], (plain.advantages + b["values"])[b["mask"]])
+    assert torch.equal(white.returns, plain.returns)
+    torch.testing.assert_close(white.advantages, whiten(plain.advantages, b["mask"]))

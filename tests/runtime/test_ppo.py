@@ -1,0 +1,199 @@
+"""The mathematics of PPO: small examples worked out by hand, and laws."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.advantages import response_mask
+from meshwright.runtime.ppo import (
+    PPOSettings,
+    Share,
+    experience_metrics,
+    explained_variance,
+    final_metrics,
+    importance_weights,
+    policy_loss,
+    value_loss,
+)
+
+ROWS, WIDTH = 6, 12
+SETTINGS = PPOSettings()
+
+
+def batch(seed: int) -> dict[str, Tensor]:
+    """A random batch with every kind of row: no response, one token and full width."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(1, 5, (ROWS,), generator=generator)
+    responses = torch.randint(1, WIDTH - 5, (ROWS,), generator=generator)
+    responses[0], responses[1], responses[2] = 0, 1, WIDTH - int(prompts[2])
+    names = ("logprobs", "old_logprobs", "values", "old_values", "advantages", "returns", "entropy")
+    return {
+        **{name: torch.randn(ROWS, WIDTH, generator=generator) for name in names},
+        "mask": response_mask(prompts, responses, WIDTH),
+    }
+
+
+def poisoned(x: Tensor, keep: Tensor) -> Tensor:
+    """`x` with NaN and infinity wherever `keep` is False."""
+    poison = torch.where(torch.arange(x.shape[1]) % 2 == 0, math.nan, math.inf)
+    return torch.where(keep, x, poison)
+
+
+def policy_share(b: dict[str, Tensor], rows: slice, num_tokens: int, weights: Tensor | None = None) -> Share:
+    return policy_loss(
+        b["logprobs"][rows],
+        b["old_logprobs"][rows],
+        b["advantages"][rows],
+        b["mask"][rows],
+        num_tokens=num_tokens,
+        settings=PPOSettings(entropy_coefficient=0.01),
+        entropy=b["entropy"][rows],
+        weights=None if weights is None else weights[rows],
+    )
+
+
+def value_share(b: dict[str, Tensor], rows: slice, num_tokens: int) -> Share:
+    names = ("values", "old_values", "returns", "mask")
+    return value_loss(*(b[name][rows] for name in names), num_tokens=num_tokens, settings=SETTINGS)
+
+
+seeds = st.integers(0, 10_000)
+
+
+@given(seeds)
+@settings(max_examples=30, deadline=None)
+def test_padding_changes_no_bit_of_the_losses_or_their_gradients(seed: int) -> None:
+    b = batch(seed)
+    dirty = {name: poisoned(x, b["mask"]) if x.dim() == 2 and name != "mask" else x for name, x in b.items()}
+    num_tokens = int(b["mask"].sum())
+    for share, leaf in ((policy_share, "logprobs"), (value_share, "values")):
+        answers = []
+        for source in (b, dirty):
+            source[leaf] = source[leaf].clone().requires_grad_()
+            loss, metrics = share(source, slice(None), num_tokens)
+            (gradient,) = torch.autograd.grad(loss, source[leaf])
+            answers.append((loss, gradient, torch.stack(list(metrics.values()))))
+        assert all(torch.equal(clean, other) for clean, other in zip(*answers, strict=True))
+        assert not answers[0][1][~b["mask"]].any()
+
+
+@given(seeds, st.lists(st.integers(0, ROWS), max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_micro_batches_add_up_to_the_batch(seed: int, cuts: list[int]) -> None:
+    b = batch(seed)
+    num_tokens = int(b["mask"].sum())
+    bounds = sorted({0, *cuts, ROWS})
+    for share in (policy_share, value_share):
+        whole = share(b, slice(None), num_tokens)
+        parts = [share(b, slice(*pair), num_tokens) for pair in pairwise(bounds)]
+        torch.testing.assert_close(sum(part.loss for part in parts), whole.loss)
+        for name, value in whole.metrics.items():
+            torch.testing.assert_close(sum(part.metrics[name] for part in parts), value, rtol=1e-5, atol=1e-6)
+
+
+@given(seeds)
+@settings(max_examples=30, deadline=None)
+def test_the_first_update_has_ratio_one_and_clips_nothing(seed: int) -> None:
+    b = batch(seed)
+    b["old_logprobs"] = b["logprobs"]
+    b["old_values"] = b["values"]
+    num_tokens = int(b["mask"].sum())
+    metrics = policy_share(b, slice(None), num_tokens).metrics
+    assert metrics["ratio"] == pytest.approx(1.0)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["approx_kl"] == 0
+    assert value_share(b, slice(None), num_tokens).metrics["value_clip_fraction"] == 0
+
+
+def test_the_policy_loss_stops_rewarding_a_move_past_the_clip() -> None:
+    # eps = 0.2. Ratios (2, 0.5, 2, 0.5), advantages (1, 1, -1, -1): the minimum of r A and clip(r) A is
+    # (1.2, 0.5, -2, -0.8), so the loss is -(1.2 + 0.5 - 2 - 0.8) / 4 = 0.275; tokens 0 and 3 are clipped and have no
+    # gradient, tokens 1 and 2 have -r A / 4 = (-0.125, 0.5).
+    old = torch.zeros(1, 5)
+    logprobs = torch.tensor([[2.0, 0.5, 2.0, 0.5, 1.0]]).log().requires_grad_()
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, 0.0]])
+    mask = torch.tensor([[1, 1, 1, 1, 0]])
+    loss, metrics = policy_loss(logprobs, old, advantages, mask, num_tokens=4, settings=SETTINGS)
+    assert loss.item() == pytest.approx(0.275)
+    assert metrics["clip_fraction"] == 0.5
+    assert metrics["ratio"] == pytest.approx(1.25)
+    loss.backward()
+    torch.testing.assert_close(logprobs.grad, torch.tensor([[0.0, -0.125, 0.5, 0.0, 0.0]]))
+
+
+def test_the_value_loss_takes_the_worse_of_the_free_and_the_held_error() -> None:
+    # c = 0.2, old values 0, returns 1. V = 0.8: held at 0.2, errors 0.2 and 0.8, the held one is worse.
+    # V = -0.5: held at -0.2, errors 1.5 and 1.2, the free one is worse. Loss = (0.64 + 2.25) / 2 / 2 = 0.7225.
+    values, mask = torch.tensor([[0.8, -0.5, 9.0]]), torch.tensor([[1, 1, 0]])
+    loss, metrics = value_loss(values, torch.zeros(1, 3), torch.ones(1, 3), mask, num_tokens=2, settings=SETTINGS)
+    assert float(loss) == pytest.approx(0.7225)
+    assert metrics["value_clip_fraction"] == 0.5
+
+
+def test_an_entropy_bonus_lowers_the_loss_by_its_share() -> None:
+    zeros, mask = torch.zeros(1, 3), torch.tensor([[1, 1, 0]])
+    entropy = torch.tensor([[1.0, 3.0, 100.0]])
+    with_bonus = PPOSettings(entropy_coefficient=0.1)
+    loss, metrics = policy_loss(zeros, zeros, zeros, mask, num_tokens=2, settings=with_bonus, entropy=entropy)
+    assert float(loss) == pytest.approx(-0.2)  # -0.1 * (1 + 3) / 2
+    assert metrics["entropy"] == 2.0
+
+
+def test_importance_weights_are_one_for_fresh_tokens_and_capped_for_stale_ones() -> None:
+    mask = torch.tensor([[1, 1, 1, 0]])
+    weights = importance_weights(torch.tensor([[0.0, 5.0, math.log(0.5), 0.0]]), torch.zeros(1, 4), mask, cap=2.0)
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 2.0, 0.5, 0.0]]))
+
+
+def test_importance_weights_scale_the_policy_loss_of_each_token() -> None:
+    b = batch(0)
+    num_tokens = int(b["mask"].sum())
+    twice = policy_share(b, slice(None), num_tokens, weights=torch.full((ROWS, WIDTH), 2.0)).metrics
+    once = policy_share(b, slice(None), num_tokens).metrics
+    assert float(twice["policy_loss"]) == pytest.approx(2 * float(once["policy_loss"]), rel=1e-5)
+
+
+def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_one() -> None:
+    b = batch(4)
+    num_tokens = int(b["mask"].sum())
+    for values, expected in ((b["returns"], 1.0), (torch.full((ROWS, WIDTH), 2.0), 0.0)):
+        _, metrics = value_loss(values, values, b["returns"], b["mask"], num_tokens=num_tokens, settings=SETTINGS)
+        reported = final_metrics({name: float(value) for name, value in metrics.items()})
+        assert reported["explained_variance"] == pytest.approx(expected, abs=1e-6)
+        assert "error_square" not in reported
+
+
+def test_explained_variance_of_constant_returns_is_zero() -> None:
+    sums = {"return": 2.0, "return_square": 4.0, "error": 0.0, "error_square": 1.0}
+    assert explained_variance(sums) == 0.0
+
+
+def test_experience_metrics_are_means_over_rows_and_tokens() -> None:
+    # Two rows of 3 and 1 response tokens, log pi - log ref = 0.5 on each: 2.0 nats in all, 1 per row, 0.5 per token.
+    mask = response_mask(torch.tensor([1, 1]), torch.tensor([3, 1]), 5)
+    metrics = experience_metrics(
+        torch.tensor([1.0, 2.0]), torch.full((2, 5), 0.5), torch.zeros(2, 5), mask, torch.tensor([True, False])
+    )
+    assert metrics == {
+        "score": 1.5,
+        "kl_to_ref": 1.0,
+        "kl_to_ref_per_token": 0.5,
+        "response_tokens": 2.0,
+        "truncated_fraction": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("clip_ratio", 0.0), ("value_clip", -1.0), ("kl_coefficient", -0.1), ("gamma", 1.5)]
+)
+def test_a_setting_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(BadInput, match=field):
+        PPOSettings(**{field: value})
