@@ -1,0 +1,182 @@
+"""The program of one synchronous PPO step: the plan lowered to instructions in one order that every rank follows.
+
+A rank executes the instructions that name it and skips the others. Sends never wait and every receive comes after its
+send in the order, so ranks that follow the order cannot wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from meshwright.planner.plan import Plan
+from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveWeights:
+    """Weights of the `source` stage's copy go to the `target` stage's copy."""
+
+    source: str
+    target: str
+    ranks: tuple[int, ...]
+
+    kind = "refit"
+
+    @property
+    def name(self) -> str:
+        return f"refit {self.source} -> {self.target}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStage:
+    stage: str
+    ranks: tuple[int, ...]
+
+    kind = "stage"
+
+    @property
+    def name(self) -> str:
+        return self.stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Owners of the producer's rows hand `fields` to the ranks that do not have them yet. `ranks` are the owners."""
+
+    producer: str
+    consumer: str
+    fields: tuple[str, ...]
+    ranks: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    kind = "send"
+
+    @property
+    def name(self) -> str:
+        return f"send {self.producer} -> {self.consumer}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receive:
+    """The other end of the send with the same producer and consumer. `ranks` are the targets."""
+
+    producer: str
+    consumer: str
+    fields: tuple[str, ...]
+    ranks: tuple[int, ...]
+    owners: tuple[int, ...]
+
+    kind = "receive"
+
+    @property
+    def name(self) -> str:
+        return f"receive {self.producer} -> {self.consumer}"
+
+
+Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions of one step, in the order that every rank follows."""
+
+    instructions: tuple[Instruction, ...]
+
+    def of_rank(self, rank: int) -> tuple[Instruction, ...]:
+        return tuple(i for i in self.instructions if rank in i.ranks)
+
+    def up_to(self, stages: frozenset[str]) -> Program:
+        """The part of the program that these stages need: their refits, themselves, and hand-overs among them."""
+
+        def kept(instruction: Instruction) -> bool:
+            match instruction:
+                case MoveWeights(target=target):
+                    return target in stages
+                case RunStage(stage=stage):
+                    return stage in stages
+                case Send(producer=producer, consumer=consumer) | Receive(producer=producer, consumer=consumer):
+                    return producer in stages and consumer in stages
+
+        return Program(tuple(i for i in self.instructions if kept(i)))
+
+
+def lower(plan: Plan) -> Program:
+    """The program of a verified synchronous plan: refits, then each stage in order of its start.
+
+    A stage's output goes to a rank once, before the first stage there that reads it.
+    """
+    order = sorted(plan.placements, key=lambda p: (p.start_seconds, list(STAGE_BY_NAME).index(p.stage)))
+    world = tuple(range(plan.facts.cluster.num_ranks))
+    instructions: list[Instruction] = [
+        MoveWeights(source=refit.source, target=refit.target, ranks=world)
+        for refit in sorted(plan.refits, key=lambda r: (r.start_seconds, r.target))
+    ]
+    deliveries = _deliveries(plan, [p.stage for p in order])
+    for placement in order:
+        stage = placement.stage
+        instructions += [d.receive for d in deliveries if d.consumer == stage]
+        instructions.append(RunStage(stage=stage, ranks=tuple(plan.pool_of(stage).ranks)))
+        instructions += [d.send for d in deliveries if d.producer == stage]
+    return Program(tuple(instructions))
+
+
+def owners(plan: Plan, stage: str) -> tuple[int, ...]:
+    """The rank that holds each data-parallel replica's output: first of its tensor-parallel group, last pipeline stage."""
+    layout, pool = plan.placement(stage).layout, plan.pool_of(stage)
+    return tuple(pool.first_rank + layout.index(dp=dp, pp=layout.pp - 1) for dp in range(layout.dp))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Delivery:
+    """What one producer gives to one consumer: only the ranks that no earlier consumer served."""
+
+    producer: str
+    consumer: str
+    fields: tuple[str, ...]
+    owners: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    @property
+    def send(self) -> Send:
+        return Send(
+            producer=self.producer,
+            consumer=self.consumer,
+            fields=self.fields,
+            ranks=self.owners,
+            targets=self.targets,
+        )
+
+    @property
+    def receive(self) -> Receive:
+        return Receive(
+            producer=self.producer,
+            consumer=self.consumer,
+            fields=self.fields,
+            ranks=self.targets,
+            owners=self.owners,
+        )
+
+
+def _deliveries(plan: Plan, order: list[str]) -> list[_Delivery]:
+    """Every producer's whole output goes to each consuming rank once, with the first consumer there."""
+    graph = stage_graph()
+    found = []
+    for producer in order:
+        served: set[int] = set()
+        for consumer in order:
+            if not graph.has_edge(producer, consumer):
+                continue
+            targets = tuple(rank for rank in plan.pool_of(consumer).ranks if rank not in served)
+            served.update(targets)
+            if targets:
+                found.append(
+                    _Delivery(
+                        producer=producer,
+                        consumer=consumer,
+                        fields=STAGE_BY_NAME[producer].writes,
+                        owners=owners(plan, producer),
+                        targets=targets,
+                    )
+                )
+    return found

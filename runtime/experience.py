@@ -1,0 +1,106 @@
+"""The experience of one PPO step as one rank holds it: fields of rows, and how they pass from rank to rank.
+
+A row is one sequence. Each field of a row is a one-dimensional tensor on the host. Messages are safetensors bytes over
+a gloo group, whatever the devices compute with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from meshwright.planner.program import Receive, Send
+
+
+class Experience:
+    """Fields by row. What was put is not changed."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[int, Tensor]] = {}
+
+    def put(self, field: str, row: int, values: Tensor) -> None:
+        self._rows.setdefault(field, {})[row] = values
+
+    def get(self, field: str, row: int) -> Tensor:
+        return self._rows[field][row]
+
+    def rows(self, field: str) -> tuple[int, ...]:
+        return tuple(sorted(self._rows.get(field, {})))
+
+    def padded(self, field: str, rows: Sequence[int], width: int) -> Tensor:
+        """[len(rows), width], padded with zeros on the right."""
+        first = self.get(field, rows[0])
+        block = torch.zeros(len(rows), width, dtype=first.dtype)
+        for index, row in enumerate(rows):
+            values = self.get(field, row)
+            block[index, : len(values)] = values
+        return block
+
+    def pack(self, fields: Iterable[str]) -> bytes:
+        """All rows held of these fields."""
+        tensors = {f"{field}.{row}": self.get(field, row).contiguous() for field in fields for row in self.rows(field)}
+        return save(tensors)
+
+    def unpack(self, payload: bytes) -> None:
+        """Puts every row of a packed message."""
+        for key, values in load(payload).items():
+            field, row = key.rsplit(".", 1)
+            self.put(field, int(row), values)
+
+
+class Courier:
+    """Carries packed experience between ranks; sends do not wait."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """`group` is a gloo group over the whole world."""
+        self._group = group
+        self._in_flight: list[tuple[dist.Work, Tensor]] = []
+
+    def send(self, instruction: Send, experience: Experience, tag: int) -> int:
+        """Sends what this owner holds to the other targets; returns the bytes sent."""
+        targets = [rank for rank in instruction.targets if rank != dist.get_rank()]
+        if not targets:
+            return 0
+        payload = torch.frombuffer(bytearray(experience.pack(instruction.fields)), dtype=torch.uint8)
+        header = torch.tensor([len(payload)])
+        for rank in targets:
+            for message, channel in ((header, 2 * tag), (payload, 2 * tag + 1)):
+                work = dist.isend(message, rank, group=self._group, tag=channel)
+                assert work is not None
+                self._in_flight.append((work, message))
+        return len(payload) * len(targets)
+
+    def receive(self, instruction: Receive, experience: Experience, tag: int) -> int:
+        """Waits for what every other owner sends; returns the bytes received."""
+        received = 0
+        for rank in instruction.owners:
+            if rank == dist.get_rank():
+                continue
+            header = torch.zeros(1, dtype=torch.int64)
+            dist.recv(header, rank, group=self._group, tag=2 * tag)
+            payload = torch.empty(int(header[0]), dtype=torch.uint8)
+            dist.recv(payload, rank, group=self._group, tag=2 * tag + 1)
+            experience.unpack(payload.numpy().tobytes())
+            received += len(payload)
+        return received
+
+    def flush(self) -> None:
+        """Waits until everything sent has arrived."""
+        for work, _ in self._in_flight:
+            work.wait()
+        self._in_flight.clear()
+
+
+def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
+    """The rows of one replica: every `num_replicas`-th of the rows in order of length, so that replicas are balanced."""
+    ordered = sorted(rows, key=lambda row: (lengths[row], row))
+    return tuple(ordered[replica::num_replicas])
+
+
+def micro_batches(rows: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
+    """Consecutive rows in groups; rows of like length meet because `share` orders them."""
+    return tuple(tuple(rows[i : i + micro_batch_size]) for i in range(0, len(rows), micro_batch_size))

@@ -1,0 +1,187 @@
+"""The generation engine: continuous batching over tensor- and pipeline-parallel ranks.
+
+With p pipeline stages, p groups of slots are in flight: while one group's token is on its way through the later stages,
+the first stage works on the next group. All ranks of a replica take the same turns in the same order; activations go
+forward from stage to stage, and the sampled tokens go from the last stage back to the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.profiles.model import ModelSpec
+from meshwright.runtime.attention import AttentionCache, attention_cache
+from meshwright.runtime.kv_cache import SlotCache
+from meshwright.runtime.mesh import Mesh
+from meshwright.runtime.models import last_logits
+from meshwright.runtime.sampling import sample, uniforms
+from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
+
+
+class Generator:
+    """Draws responses from one replica's copy of a model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: ModelSpec,
+        mesh: Mesh,
+        *,
+        num_slots: int,
+        max_tokens: int,
+        max_response: int,
+        eos_token: int,
+        temperature: float,
+        seed: int,
+    ) -> None:
+        """`num_slots` sequences in flight, each at most `max_tokens` long with its prompt."""
+        parameter = next(model.parameters())
+        self._model, self._spec, self._mesh = model, spec, mesh
+        self._max_response, self._eos_token = max_response, eos_token
+        self._temperature, self._seed = temperature, seed
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self._groups = cut_slots(num_slots, min(mesh.layout.pp, num_slots))
+        self._cache = SlotCache(
+            num_layers=spec.num_layers // mesh.layout.pp,
+            num_slots=num_slots,
+            num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
+            max_tokens=max_tokens,
+            head_dim=spec.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        self._pipeline = _Pipeline(mesh, self._device)
+        self._drawn: dict[int, Tensor] = {}  # by first slot: the last stage's tokens and log-probabilities [2, B]
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Prompt]) -> tuple[Response, ...]:
+        """The responses in order of row. Every rank of the replica must call with the same prompts."""
+        self._model.eval()
+        waiting = deque(prompts)
+        responses: list[Response] = []
+        while waiting or any(group.live for group in self._groups):
+            for group in self._groups:
+                responses += self._learn(group)
+                self._advance(group, waiting)
+        self._pipeline.flush()
+        return tuple(sorted(responses, key=lambda response: response.row))
+
+    def _learn(self, group: SlotGroup) -> list[Response]:
+        """Records the tokens drawn in the group's last turn, and closes the gaps that ended sequences leave."""
+        if not group.live:
+            return []
+        drawn = self._drawn.pop(group.first_slot, None)
+        if drawn is None:
+            drawn = self._pipeline.receive_drawn(len(group.live))
+        tokens, logprobs = drawn.cpu()
+        responses, moves = group.record(
+            (int(token) for token in tokens),
+            logprobs.tolist(),
+            eos_token=self._eos_token,
+            max_response=self._max_response,
+        )
+        for move in moves:
+            self._cache.move(move.source, move.target, move.num_tokens)
+        return responses
+
+    def _advance(self, group: SlotGroup, waiting: deque[Prompt]) -> None:
+        """One token for every live sequence of the group and the first token of every admitted one."""
+        continuing = list(group.live)
+        admitted = group.admit(waiting)
+        drawn = []
+        if continuing:
+            drawn.append(self._decode(group.first_slot, continuing))
+        if admitted:
+            drawn.append(self._prefill(group.first_slot + len(continuing), admitted))
+        if drawn and self._mesh.is_last_stage:
+            self._drawn[group.first_slot] = torch.cat(drawn, dim=1)
+            self._pipeline.send_drawn(self._drawn[group.first_slot])
+
+    def _prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
+        lengths = [len(sequence.prompt.tokens) for sequence in admitted]
+        padded = torch.zeros(len(admitted), max(lengths), dtype=torch.int64)
+        for row, sequence in enumerate(admitted):
+            padded[row, : lengths[row]] = torch.tensor(sequence.prompt.tokens)
+        view = self._cache.prefill(first_slot, len(admitted), max(lengths))
+        last = torch.tensor(lengths) - 1
+        return self._draw(padded, last, view, admitted)
+
+    def _decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
+        tokens = torch.tensor([[sequence.tokens[-1]] for sequence in live])
+        cached = [sequence.num_cached for sequence in live]
+        view = self._cache.decode(first_slot, torch.tensor(cached, device=self._device), max(cached))
+        return self._draw(tokens, torch.zeros(len(live), dtype=torch.int64), view, live)
+
+    def _draw(self, tokens: Tensor, last: Tensor, cache: AttentionCache, rows: Sequence[LiveSequence]) -> Tensor:
+        """Tokens and log-probabilities [2, B] float64 drawn after position `last` [B]; meaningless before the last stage."""
+        shape = (tokens.shape[1], tokens.shape[0], self._spec.hidden_size)
+        hidden = None if self._mesh.is_first_stage else self._pipeline.receive_hidden(shape, self._dtype)
+        with attention_cache(self._model, cache):
+            output = last_logits(
+                self._model, tokens.to(self._device), cache.positions.T, last.to(self._device), hidden=hidden
+            )
+        if not self._mesh.is_last_stage:
+            self._pipeline.send_hidden(output)
+            return torch.zeros(2, len(rows), dtype=torch.float64)
+        logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
+        draws = torch.tensor([row.prompt.draw for row in rows], device=self._device)
+        steps = torch.tensor([len(row.tokens) for row in rows], device=self._device)
+        drawn, logprobs = sample(logits, uniforms(self._seed, draws, steps), self._temperature)
+        return torch.stack([drawn.double(), logprobs.double()])
+
+
+def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:
+    """Logits [B, V] from the shards [B, V / tp] of the tensor-parallel group."""
+    if mesh.layout.tp == 1:
+        return logits
+    shards = [torch.empty_like(logits) for _ in range(mesh.layout.tp)]
+    dist.all_gather(shards, logits.contiguous(), group=mesh.groups.tp)
+    return torch.cat(shards, dim=-1)
+
+
+class _Pipeline:
+    """Messages between the stages of one pipeline; sends do not wait for their receiver."""
+
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        self._ranks = dist.get_process_group_ranks(mesh.groups.pp)
+        self._position = self._ranks.index(dist.get_rank())
+        self._device = device
+        self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def send_hidden(self, hidden: Tensor) -> None:
+        self._send(hidden, self._ranks[self._position + 1])
+
+    def receive_hidden(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._receive(shape, dtype, self._ranks[self._position - 1])
+
+    def send_drawn(self, drawn: Tensor) -> None:
+        for rank in self._ranks[:-1]:
+            self._send(drawn, rank)
+
+    def receive_drawn(self, num_rows: int) -> Tensor:
+        return self._receive((2, num_rows), torch.float64, self._ranks[-1])
+
+    def flush(self) -> None:
+        """Waits until everything sent has left."""
+        while self._in_flight:
+            self._in_flight.popleft()[0].wait()
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, rank)
+        assert work is not None
+        self._in_flight.append((work, tensor))
+        while self._in_flight[0][0].is_completed():
+            self._in_flight.popleft()
+            if not self._in_flight:
+                break
+
+    def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
+        buffer = torch.empty(shape, dtype=dtype, device=self._device)
+        dist.recv(buffer, rank)
+        return buffer

@@ -1,0 +1,88 @@
+"""Keys and values of the sequences being generated, one slot each.
+
+Live sequences occupy a contiguous run of slots, so that a decode step reads the cache through a view, never a copy.
+Positions are per row: rows of different lengths live side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class SlotCache:
+    """Rotated keys and values of one pipeline stage: [layers, slots, kv_heads, max_tokens, head_dim]."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        max_tokens: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_slots, num_kv_heads, max_tokens, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def move(self, source: int, target: int, num_tokens: int) -> None:
+        """Copies the first `num_tokens` of one slot over another."""
+        for cache in (self.keys, self.values):
+            cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
+
+    def prefill(self, first_slot: int, num_rows: int, num_tokens: int) -> PrefillView:
+        """A view that stores right-padded prompts of `num_tokens` into consecutive empty slots."""
+        positions = torch.arange(num_tokens, device=self.keys.device)
+        return PrefillView(self, first_slot, positions[:, None].expand(num_tokens, num_rows))
+
+    def decode(self, first_slot: int, lengths: Tensor, longest: int) -> DecodeView:
+        """A view for one new token per row; `lengths` [B] counts the tokens already cached, `longest` is their maximum."""
+        return DecodeView(self, first_slot, lengths[None, :], longest + 1)
+
+
+@dataclass(frozen=True)
+class PrefillView:
+    """The cache during a prefill: prompts attend to themselves alone."""
+
+    cache: SlotCache
+    first_slot: int
+    positions: Tensor  # [S, B]
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Stores [S, B, kv_heads, D] and returns it as [B, kv_heads, S, D]; attention is causal."""
+        num_tokens, num_rows = key.shape[:2]
+        slots = slice(self.first_slot, self.first_slot + num_rows)
+        key, value = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
+        self.cache.keys[layer, slots, :, :num_tokens] = key
+        self.cache.values[layer, slots, :, :num_tokens] = value
+        return key, value, None
+
+
+@dataclass(frozen=True)
+class DecodeView:
+    """The cache during a decode step: one new token per row, at the row's own position."""
+
+    cache: SlotCache
+    first_slot: int
+    positions: Tensor  # [1, B]
+    num_tokens: int  # cached tokens that any row can see, its new one included
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Stores [1, B, kv_heads, D] and returns the cache [B, kv_heads, T, D] with the mask [B, 1, 1, T]."""
+        position = self.positions[0]
+        slots = slice(self.first_slot, self.first_slot + len(position))
+        keys, values = self.cache.keys[layer, slots], self.cache.values[layer, slots]
+        rows = torch.arange(len(position), device=position.device)
+        keys[rows, :, position] = key[0]
+        values[rows, :, position] = value[0]
+        visible = torch.arange(self.num_tokens, device=position.device) <= position[:, None]
+        return keys[:, :, : self.num_tokens], values[:, :, : self.num_tokens], visible[:, None, None, :]
