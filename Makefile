@@ -1,0 +1,43 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+TINY := examples/tiny
+BUILD := $(TINY)/build
+
+.PHONY: help install demo check lint types contracts test clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(INSTALLED) ## make .venv and install the pinned dependencies
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with PPO, compare
+	$(BIN)/python $(TINY)/make.py --out $(BUILD)
+	$(BIN)/meshwright profile $(TINY)/job.yaml -o $(BUILD)/table.json
+	$(BIN)/meshwright plan $(TINY)/job.yaml --profile $(BUILD)/table.json -o $(BUILD)/plan.json
+	$(BIN)/meshwright verify $(BUILD)/plan.json
+	$(BIN)/meshwright run $(BUILD)/plan.json $(TINY)/job.yaml --steps 20 --out $(BUILD)/run
+
+check: lint types contracts test ## everything that CI runs
+
+lint: $(INSTALLED) ## formatting and lint rules
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+
+types: $(INSTALLED) ## strict types
+	$(BIN)/mypy -p meshwright
+
+contracts: $(INSTALLED) ## imports go one way
+	$(BIN)/lint-imports --no-cache
+
+test: $(INSTALLED) ## all tests, slow ones included
+	$(BIN)/pytest
+
+clean: ## remove what make made
+	rm -rf .venv $(BUILD) .mypy_cache .ruff_cache .pytest_cache .hypothesis
