@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -27,6 +28,15 @@ class Document(BaseModel):
 D = TypeVar("D", bound=Document)
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 25e9 is a number, as in YAML 1.2; https://github.com/yaml/pyyaml/issues/173."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
 def read_text(path: Path, what: str) -> str:
     """The text of the file; raises BadInput naming `what` when it is missing or unreadable."""
     try:
@@ -41,7 +51,7 @@ def read_yaml(kind: type[D], path: Path, what: str) -> D:
     """The document in a YAML file. Raises BadInput for text that is not YAML or not this document."""
     text = read_text(path, what)
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_Loader)
         encoded = json.dumps(value, allow_nan=False)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
