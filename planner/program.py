@@ -122,7 +122,7 @@ def lower(plan: Plan) -> Program:
 
 
 def owners(plan: Plan, stage: str) -> tuple[int, ...]:
-    """The rank that holds each data-parallel replica's output: first of its tensor-parallel group, last pipeline stage."""
+    """The rank that holds each replica's output: first of its tensor-parallel group, on the last pipeline stage."""
     layout, pool = plan.placement(stage).layout, plan.pool_of(stage)
     return tuple(pool.first_rank + layout.index(dp=dp, pp=layout.pp - 1) for dp in range(layout.dp))
 

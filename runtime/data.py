@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class PromptData:
         """The prompts of a step: shuffled passes over the training prompts, one after another."""
         first = step * self.batch_size
         return tuple(
-            Prompt(row=row, draw=first + row, tokens=self.train[self._index(first + row)])
+            Prompt(row=row, draw=first + row, tokens=self._training_prompt(first + row))
             for row in range(self.batch_size)
         )
 
@@ -38,11 +39,17 @@ class PromptData:
         """Every held-out prompt, drawn with the same numbers whenever it is evaluated."""
         return tuple(Prompt(row=row, draw=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
 
-    def _index(self, position: int) -> int:
+    def _training_prompt(self, position: int) -> tuple[int, ...]:
         passes, offset = divmod(position, len(self.train))
-        order = list(range(len(self.train)))
-        random.Random(f"{self.seed}/{passes}").shuffle(order)
-        return order[offset]
+        return self.train[_order(self.seed, passes, len(self.train))[offset]]
+
+
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, passes: int, count: int) -> tuple[int, ...]:
+    """The order in which one pass visits `count` prompts."""
+    order = list(range(count))
+    random.Random(f"{seed}/{passes}").shuffle(order)
+    return tuple(order)
 
 
 def read_data(job: Job, directory: Path) -> PromptData:

@@ -96,7 +96,7 @@ class Courier:
 
 
 def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
-    """The rows of one replica: every `num_replicas`-th of the rows in order of length, so that replicas are balanced."""
+    """The rows of one replica: every `num_replicas`-th in order of length, so that replicas are balanced."""
     ordered = sorted(rows, key=lambda row: (lengths[row], row))
     return tuple(ordered[replica::num_replicas])
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.attention import AttentionCache, attention_cache
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.mesh import Mesh
-from meshwright.runtime.models import last_logits
+from meshwright.runtime.models import Decoder, last_logits
 from meshwright.runtime.sampling import sample, uniforms
 from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
 
@@ -28,7 +28,7 @@ class Generator:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Decoder,
         spec: ModelSpec,
         mesh: Mesh,
         *,
@@ -118,13 +118,11 @@ class Generator:
         return self._draw(tokens, torch.zeros(len(live), dtype=torch.int64), view, live)
 
     def _draw(self, tokens: Tensor, last: Tensor, cache: AttentionCache, rows: Sequence[LiveSequence]) -> Tensor:
-        """Tokens and log-probabilities [2, B] float64 drawn after position `last` [B]; meaningless before the last stage."""
+        """Tokens and log-probabilities [2, B] float64 drawn after position `last` [B]; zeros before the last stage."""
         shape = (tokens.shape[1], tokens.shape[0], self._spec.hidden_size)
         hidden = None if self._mesh.is_first_stage else self._pipeline.receive_hidden(shape, self._dtype)
         with attention_cache(self._model, cache):
-            output = last_logits(
-                self._model, tokens.to(self._device), cache.positions.T, last.to(self._device), hidden=hidden
-            )
+            output = last_logits(self._model, tokens.to(self._device), last.to(self._device), hidden=hidden)
         if not self._mesh.is_last_stage:
             self._pipeline.send_hidden(output)
             return torch.zeros(2, len(rows), dtype=torch.float64)

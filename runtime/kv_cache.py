@@ -45,7 +45,7 @@ class SlotCache:
         return PrefillView(self, first_slot, positions[:, None].expand(num_tokens, num_rows))
 
     def decode(self, first_slot: int, lengths: Tensor, longest: int) -> DecodeView:
-        """A view for one new token per row; `lengths` [B] counts the tokens already cached, `longest` is their maximum."""
+        """A view for one new token per row; `lengths` [B] counts the tokens cached, `longest` is their maximum."""
         return DecodeView(self, first_slot, lengths[None, :], longest + 1)
 
 

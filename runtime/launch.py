@@ -57,7 +57,7 @@ class Rendezvous:
                 probe.bind((self.address, self.port))
             except OSError as error:
                 raise BadInput(
-                    f"--rendezvous {self.address}:{self.port} cannot be used ({error.strerror}); give another port, or 0."
+                    f"--rendezvous {self.address}:{self.port} cannot be used ({error.strerror}); give another port."
                 ) from None
 
 
@@ -89,17 +89,16 @@ def launch(
             local_addr=rendezvous.address if rendezvous.nodes == 1 else None,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
-        threads = max(1, (os.cpu_count() or 1) // num_ranks)
         try:
-            results: dict[int, T] = elastic_launch(config, _rank_main)(entry, args, str(failures), threads)
+            results: dict[int, T] = elastic_launch(config, _rank_main)(entry, args, str(failures))
         except ChildFailedError as error:
             raise _explain(error, failures, logs) from None
         return results
 
 
-def _rank_main(entry: Callable[..., T], args: tuple[Any, ...], failures: str, threads: int) -> T:
-    """What each process runs: join the process group, call, leave."""
-    torch.set_num_threads(threads)
+def _rank_main(entry: Callable[..., T], args: tuple[Any, ...], failures: str) -> T:
+    """What each process runs: join the process group, call, leave. On a CPU a rank is one core."""
+    torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     try:
         if torch.cuda.is_available():
@@ -128,9 +127,9 @@ def _explain(error: ChildFailedError, failures: Path, logs: Path | None) -> Mesh
         if record["is_bad_input"]:
             return BadInput(record["sentence"])
     if rank not in records:
+        end = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         return RunFailed(
-            f"rank {rank} was ended by {failure.signal_name() if failure.exitcode < 0 else f'exit code {failure.exitcode}'}"
-            " without a word; look at the memory of the machine, then run again with --resume."
+            f"rank {rank} ended with {end} and no message; check the machine's memory, then run again with --resume."
         )
     where = ""
     if logs is not None:

@@ -6,6 +6,7 @@ keeps the same groups by recording the same sampled tokens, so that no message i
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class SlotGroup:
     def record(
         self, tokens: Iterable[int], logprobs: Iterable[float], *, eos_token: int, max_response: int
     ) -> tuple[list[Response], list[SlotMove]]:
-        """Appends one token to every live sequence; returns the responses that ended and the moves that fill their slots."""
+        """Appends one token to every live sequence; returns what ended and the moves that fill the freed slots."""
         for sequence, token, logprob in zip(self.live, tokens, logprobs, strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
@@ -107,7 +108,7 @@ class SlotGroup:
 def cut_slots(num_slots: int, num_groups: int) -> list[SlotGroup]:
     """`num_slots` slots as `num_groups` contiguous groups of nearly equal size."""
     bounds = [num_slots * i // num_groups for i in range(num_groups + 1)]
-    return [SlotGroup(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [SlotGroup(a, b - a) for a, b in itertools.pairwise(bounds)]
 
 
 def _finish(sequence: LiveSequence, eos_token: int, max_response: int) -> Finish | None:

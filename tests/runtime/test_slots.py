@@ -1,0 +1,79 @@
+"""Slots: nobody is lost, live sequences stay contiguous, and a free slot is refilled."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.runtime.slots import Finish, Prompt, SlotGroup, cut_slots
+
+EOS = 0
+
+
+def prompts(count: int) -> deque[Prompt]:
+    return deque(Prompt(row=row, draw=row, tokens=(1,) * (row % 3 + 1)) for row in range(count))
+
+
+def test_free_slots_are_filled_from_the_front_of_the_queue() -> None:
+    waiting = prompts(5)
+    group = SlotGroup(first_slot=2, num_slots=3)
+    assert [s.prompt.row for s in group.admit(waiting)] == [0, 1, 2]
+    assert [p.row for p in waiting] == [3, 4]
+    assert group.admit(waiting) == []
+
+
+def test_the_last_live_sequence_moves_into_a_freed_slot_with_what_it_has_cached() -> None:
+    group = SlotGroup(first_slot=4, num_slots=3)
+    group.admit(prompts(3))
+    # Row 0 ends; row 2 (3 prompt tokens, 1 drawn and not yet cached) moves from slot 6 to slot 4.
+    responses, moves = group.record([EOS, 5, 6], [-1.0, -2.0, -3.0], eos_token=EOS, max_response=9)
+    assert [(r.row, r.tokens, r.finish) for r in responses] == [(0, (EOS,), Finish.EOS)]
+    assert [(m.source, m.target, m.num_tokens) for m in moves] == [(6, 4, 3)]
+    assert [s.prompt.row for s in group.live] == [2, 1]
+
+
+def test_a_response_that_reaches_the_limit_ends_by_length() -> None:
+    group = SlotGroup(first_slot=0, num_slots=1)
+    group.admit(prompts(1))
+    assert group.record([7], [0.0], eos_token=EOS, max_response=2) == ([], [])
+    responses, _ = group.record([7], [0.0], eos_token=EOS, max_response=2)
+    assert responses[0].finish is Finish.LENGTH
+
+
+def test_the_end_token_at_the_limit_counts_as_an_end() -> None:
+    group = SlotGroup(first_slot=0, num_slots=1)
+    group.admit(prompts(1))
+    responses, _ = group.record([EOS], [0.0], eos_token=EOS, max_response=1)
+    assert responses[0].finish is Finish.EOS
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 5))
+def test_every_prompt_gets_exactly_its_own_tokens_whatever_the_slots(lengths: list[int], num_slots: int) -> None:
+    waiting = prompts(len(lengths))
+    group = SlotGroup(first_slot=0, num_slots=num_slots)
+    slot_of: dict[int, int] = {}
+    found = []
+    while waiting or group.live:
+        first_new = len(group.live)
+        for index, sequence in enumerate(group.admit(waiting)):
+            slot_of[sequence.prompt.row] = first_new + index
+        assert [slot_of[s.prompt.row] for s in group.live] == list(range(len(group.live)))
+        tokens = [EOS if len(s.tokens) + 1 == lengths[s.prompt.row] else s.prompt.row + 1 for s in group.live]
+        responses, moves = group.record(tokens, [0.0] * len(tokens), eos_token=EOS, max_response=100)
+        for move in moves:
+            row = next(r for r, slot in slot_of.items() if slot == move.source and r not in {x.row for x in responses})
+            slot_of[row] = move.target
+        for response in responses:
+            slot_of.pop(response.row)
+        found += responses
+    assert sorted(r.row for r in found) == list(range(len(lengths)))
+    for response in found:
+        assert response.tokens == (response.row + 1,) * (lengths[response.row] - 1) + (EOS,)
+
+
+@pytest.mark.parametrize(("num_slots", "num_groups", "sizes"), [(7, 3, [2, 2, 3]), (4, 1, [4]), (2, 2, [1, 1])])
+def test_slots_are_cut_into_contiguous_groups(num_slots: int, num_groups: int, sizes: list[int]) -> None:
+    groups = cut_slots(num_slots, num_groups)
+    assert [g.num_slots for g in groups] == sizes
+    assert [g.first_slot for g in groups] == [sum(sizes[:i]) for i in range(num_groups)]
