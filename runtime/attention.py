@@ -1,0 +1,151 @@
+"""The core attention of every model: rotary embedding by per-token positions, then scaled dot-product attention.
+
+It sits behind megatron's core-attention seam, which hands it this rank's heads of the whole sequence. It knows of
+a cache only the protocol below: who keeps keys and values, and where, is the cache's affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshwright.profiles.model import ModelSpec, RopeScaling
+
+
+class AttentionCache(Protocol):
+    """Keys and values of earlier tokens, kept between forward passes."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[S, B] int64, the position in its sequence of each query token."""
+        ...
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Stores rotated keys, and values, [S, B, kv_heads, D] of the 0-based `layer` of this pipeline stage.
+
+        Returns all keys and values to attend to, [B, kv_heads, T, D], and a boolean mask [B, 1, S, T] that is
+        true where a query may look; None means plain causal attention, T == S.
+        """
+        ...
+
+
+@contextmanager
+def attention_cache(model: nn.Module, cache: AttentionCache) -> Iterator[None]:
+    """Within it every core attention of `model` reads and extends `cache`."""
+    cores = [module for module in model.modules() if isinstance(module, CoreAttention)]
+    before = [core.cache for core in cores]
+    for core in cores:
+        core.cache = cache
+    try:
+        yield
+    finally:
+        for core, earlier in zip(cores, before, strict=True):
+            core.cache = earlier
+
+
+class CoreAttention(nn.Module):
+    """Causal grouped-query attention over [S, B, heads, D]; the heads are this tensor-parallel rank's.
+
+    Without a cache every row starts at position 0: batches are aligned left and padded right, so a causal mask is
+    all that keeps real tokens from looking at padding.
+    """
+
+    def __init__(self, *, rotary: Rotary, first_layer: int, layer_number: int, **_: Any) -> None:
+        """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
+
+        The arguments left out are megatron's for its own kinds of attention.
+        """
+        super().__init__()
+        self.rotary = rotary
+        self.layer = layer_number - 1 - first_layer
+        self.cache: AttentionCache | None = None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """[S, B, heads * D] from query [S, B, heads, D], key and value [S, B, kv_heads, D]."""
+        if self.cache is None:
+            cos, sin = self.rotary.first(query)
+            mask = None
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+            keys, values = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
+        else:
+            if self.layer == 0:  # all layers of a pass share the positions, the first computes their angles
+                self.rotary.aim(self.cache.positions, query.dtype)
+            cos, sin = self.rotary.aimed
+            query = rotate(query, cos, sin)
+            keys, values, mask = self.cache.extend(self.layer, rotate(key, cos, sin), value)
+        attended = _attend(query.permute(1, 2, 0, 3), keys, values, mask)
+        return attended.permute(2, 0, 1, 3).flatten(2)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, heads, S, D] from query [B, heads, S, D], keys and values [B, kv_heads, T, D], mask [B, 1, S, T]."""
+    batch, heads, length, size = query.shape
+    per_key = heads // keys.shape[1]
+    if mask is None:
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=per_key > 1)
+    if per_key == 1:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    # The kernels that take a mask would copy keys and values for each query head of a group, so the heads of a
+    # group are laid end to end as if they were more queries.
+    grouped = query.reshape(batch, keys.shape[1], per_key * length, size)
+    attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask.repeat(1, 1, per_key, 1))
+    return attended.reshape(batch, heads, length, size)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`heads` [S, B, heads, D] turned by the angles of their tokens; cos and sin [S, B or 1, 1, D]."""
+    low, high = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+class Rotary:
+    """The angles of rotary position embedding, shared by the layers of one model."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        self._frequencies = frequencies(spec).to(device)
+        self._first: tuple[Tensor, Tensor] | None = None
+        self.aimed: tuple[Tensor, Tensor]
+        """cos and sin [S, B, 1, D] at the positions last aimed at."""
+
+    def first(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [S, 1, 1, D] at positions 0 to S-1, S and the dtype being those of `like` [S, ...]."""
+        length = like.shape[0]
+        if self._first is None or self._first[0].shape[0] < length or self._first[0].dtype != like.dtype:
+            self._first = self._angles(torch.arange(length, device=like.device).unsqueeze(1), like.dtype)
+        cos, sin = self._first
+        return cos[:length], sin[:length]
+
+    def aim(self, positions: Tensor, dtype: torch.dtype) -> None:
+        """Sets `aimed` to the angles at `positions` [S, B]."""
+        self.aimed = self._angles(positions, dtype)
+
+    def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        turns = positions.float().unsqueeze(-1) * self._frequencies
+        angles = torch.cat((turns, turns), dim=-1).unsqueeze(2)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def frequencies(spec: ModelSpec) -> Tensor:
+    """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32."""
+    steps = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
+    plain = 1.0 / spec.rope_theta**steps
+    return plain if spec.rope_scaling is None else _stretched(plain, spec.rope_scaling)
+
+
+def _stretched(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's rule: long waves are slowed by `factor`, short ones kept, those between blended.
+
+    Llama 3 report, arXiv:2407.21783, section 3.4.2, and
+    https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py
+    """
+    wavelengths = 2 * math.pi / plain
+    turns = scaling.original_max_positions / wavelengths
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * plain / scaling.factor + kept * plain

@@ -1,0 +1,199 @@
+"""Where the tensors live, and what lets megatron-core run on a machine without CUDA.
+
+Megatron-core names CUDA in some two hundred places and needs it in none of those reached here. On a machine
+without CUDA its modules are given a `torch` of their own whose factories and `torch.cuda` answer with the CPU;
+`torch` itself is left as it is, so nothing outside megatron-core sees or pays for the stand-in. On a machine
+with CUDA nothing is replaced.
+
+This is the only file that knows of the stand-in. Each workaround carries the lines of megatron-core it answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_MODULES = (
+    "megatron.core.dist_checkpointing.strategies.torch",
+    "megatron.core.distributed.finalize_model_grads",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.models.gpt.gpt_model",
+    "megatron.core.optimizer.distrib_optimizer",
+    "megatron.core.pipeline_parallel.p2p_communication",
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.resharding.refit",
+)
+"""The modules of megatron-core that the runtime uses; importing them loads all the others it reaches."""
+
+_FACTORIES = (
+    "arange",
+    "as_tensor",
+    "empty",
+    "empty_like",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "rand",
+    "randn",
+    "tensor",
+    "zeros",
+    "zeros_like",
+)
+
+
+def device() -> torch.device:
+    """Where the tensors of this process live."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def backend() -> str:
+    """The collective library for tensors on `device()`."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def install() -> None:
+    """Makes megatron-core run on this machine; without effect beyond imports where CUDA is available.
+
+    May be called any number of times: a later call covers what was imported since.
+    """
+    # Megatron overlaps communication by launching kernels in this order, and says so with a warning otherwise.
+    # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what megatron-core says while it is imported: optional extras, old names
+        for name in _MODULES:
+            importlib.import_module(name)
+    if torch.cuda.is_available():
+        return
+    _take_cpu_generator_for_cuda()
+    _answer_tensor_methods()
+    # The literal device "cuda" and torch.cuda.current_device(), for example
+    # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596
+    for name, module in list(sys.modules.items()):
+        if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
+            vars(module)["torch"] = _torch_for_megatron()
+
+
+@functools.cache
+def _torch_for_megatron() -> ModuleType:
+    """A copy of the `torch` namespace in which "cuda" means the CPU."""
+    stand_in = _copy_of(torch)
+    for name in _FACTORIES:
+        setattr(stand_in, name, _made_on_host(getattr(torch, name)))
+    vars(stand_in)["cuda"] = _cuda_for_megatron()
+    return stand_in
+
+
+def _cuda_for_megatron() -> ModuleType:
+    """A copy of the `torch.cuda` namespace that answers for the CPU."""
+    stand_in = _copy_of(torch.cuda)
+    answers: dict[str, Any] = {
+        "current_device": lambda: torch.device("cpu"),
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        # Device random state, asked for when weights are initialised and when activations are recomputed:
+        # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/random.py#L235
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "manual_seed": torch.manual_seed,
+        # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/distributed/param_and_grad_buffer.py#L417
+        "Stream": _NoStream,
+        "current_stream": _NoStream,
+        "default_stream": _NoStream,
+        "stream": lambda _: contextlib.nullcontext(),
+    }
+    vars(stand_in).update(answers)
+    return stand_in
+
+
+def _copy_of(module: ModuleType) -> ModuleType:
+    copy = ModuleType(module.__name__, module.__doc__)
+    vars(copy).update(vars(module))
+    return copy
+
+
+def _made_on_host(factory: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(factory)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        asked = kwargs.get("device")
+        if asked is not None and torch.device(asked).type == "cuda":
+            kwargs["device"] = torch.device("cpu")
+        return factory(*args, **kwargs)
+
+    return made
+
+
+class _NoStream:
+    """A stream on which everything has already happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def _take_cpu_generator_for_cuda() -> None:
+    """Recomputation saves and restores the state of the device's generator, which here is the CPU's.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/random.py#L41
+    """
+    random = sys.modules["megatron.core.tensor_parallel.random"]
+    vars(random)["_get_cuda_rng_state"] = lambda *_, **__: torch.get_rng_state()
+    vars(random)["_set_cuda_rng_state"] = lambda state, *_, **__: torch.set_rng_state(state)
+    # The two being one here, megatron would note at every draw that the other one moved as well.
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
+
+
+def _answer_tensor_methods() -> None:
+    """Calls of `Tensor.cuda()` and comparisons of `Tensor.type()` sit in three functions; they run under answers.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/models/common/language_module/language_module.py#L244
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L361
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/clip_grads.py#L167
+    """
+    language = sys.modules["megatron.core.models.common.language_module.language_module"]
+    optimizer = sys.modules["megatron.core.optimizer.optimizer"]
+    distributed = sys.modules["megatron.core.optimizer.distrib_optimizer"]
+    for owner, name in (
+        (language.LanguageModule, "setup_embeddings_and_output_layer"),
+        (distributed.DistributedOptimizer, "__init__"),
+        (optimizer, "clip_grad_by_total_norm_fp32"),
+    ):
+        function = getattr(owner, name)
+        if not hasattr(function, "__wrapped__"):
+            setattr(owner, name, _under_answers(function))
+
+
+def _under_answers(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        with _TensorMethodsAnswerCuda():
+            return function(*args, **kwargs)
+
+    return answered
+
+
+class _TensorMethodsAnswerCuda(TorchFunctionMode):
+    """Within it a CPU tensor is its own `.cuda()`, and names its type as a CUDA tensor would."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        answer = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.type and isinstance(answer, str):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer

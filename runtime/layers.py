@@ -1,0 +1,134 @@
+"""The layers of a decoder as megatron specs, of megatron's own parallel linears and no Transformer Engine."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor, nn
+
+from meshwright.profiles.model import ModelSpec
+from meshwright.runtime import host
+from meshwright.runtime.attention import CoreAttention, Rotary
+
+
+def block_of_layers(
+    spec: ModelSpec, rotary: Rotary, *, first_layer: int, num_layers: int
+) -> TransformerBlockSubmodules:
+    """The `num_layers` decoder layers of one pipeline stage, after `first_layer` layers on earlier stages."""
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RMSNorm,
+            self_attention=_attention(spec, rotary, first_layer),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RMSNorm,
+            mlp=_gated_mlp(spec),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=RMSNorm)
+
+
+def _attention(spec: ModelSpec, rotary: Rotary, first_layer: int) -> ModuleSpec:
+    return ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=functools.partial(CoreAttention, rotary=rotary, first_layer=first_layer),
+            linear_proj=_BiasedRowParallelLinear if spec.output_bias else RowParallelLinear,
+            q_layernorm=RMSNorm if spec.qk_norm else None,
+            k_layernorm=RMSNorm if spec.qk_norm else None,
+        ),
+    )
+
+
+def _gated_mlp(spec: ModelSpec) -> ModuleSpec:
+    return ModuleSpec(
+        module=MLP,
+        params={"ffn_hidden_size": spec.ffn_size},
+        submodules=MLPSubmodules(
+            linear_fc1=_BiasedColumnParallelLinear if spec.mlp_bias else ColumnParallelLinear,
+            linear_fc2=_BiasedRowParallelLinear if spec.mlp_bias else RowParallelLinear,
+        ),
+    )
+
+
+class _BiasedColumnParallelLinear(ColumnParallelLinear):
+    """Has a bias whatever megatron asks for: its one switch would give a bias to every linear of the layer."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **{**options, "bias": True})
+
+
+class _BiasedRowParallelLinear(RowParallelLinear):
+    """As above, for the linears that are cut along their input."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **{**options, "bias": True})
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, its weight kept relative to `norm_offset`.
+
+    Megatron's own refuses sequence parallelism. There each rank sees a part of the tokens and has a part of the
+    weight's gradient; the mark on the weight tells megatron to sum the parts.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.offset = 1.0 if config.layernorm_zero_centered_gamma else 0.0
+        self.epsilon = eps
+        self.weight = _parameter((hidden_size,), 1.0 - self.offset, config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not self.offset:
+            return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+        # In fp32, because a small relative weight would be rounded away when one is added to it in bf16.
+        weight = self.weight.float() + self.offset
+        return F.rms_norm(hidden.float(), weight.shape, weight, self.epsilon).to(hidden.dtype)
+
+
+class ScalarHead(nn.Module):
+    """One fp32 number per token, [S, B, 1], from hidden states [S, B, hidden] or this rank's part of the sequence.
+
+    Stands where megatron keeps the vocabulary's output layer. With sequence parallelism the numbers are gathered,
+    not the hidden states.
+    """
+
+    def __init__(self, config: TransformerConfig, tp_group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.sequence_parallel = config.sequence_parallel
+        self.tp_group = tp_group
+        self.weight = _parameter((1, config.hidden_size), 0.0, config)
+
+    def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """The numbers and, as from every parallel linear of megatron, a bias; there is none."""
+        numbers = F.linear(hidden.float(), self.weight.float())
+        if self.sequence_parallel:
+            # Every rank goes on with the same numbers, so the gradient of its own part is all it needs back.
+            numbers = gather_from_sequence_parallel_region(
+                numbers, tensor_parallel_output_grad=False, group=self.tp_group
+            )
+        return numbers, None
+
+
+def _parameter(shape: tuple[int, ...], value: float, config: TransformerConfig) -> nn.Parameter:
+    """A weight that every tensor-parallel rank holds whole."""
+    weight = nn.Parameter(torch.full(shape, value, device=host.device(), dtype=config.params_dtype))
+    weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return weight

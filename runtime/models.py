@@ -1,0 +1,191 @@
+"""This rank's shard of a model: a megatron GPTModel of the family's layers, with a vocabulary or a scalar head."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import layout_violations
+from meshwright.profiles.model import ModelSpec
+from meshwright.runtime import host
+from meshwright.runtime.attention import Rotary
+from meshwright.runtime.layers import RMSNorm, ScalarHead, block_of_layers
+from meshwright.runtime.mesh import Mesh
+
+Recompute = Literal["none", "selective", "full"]
+"""Which activations the backward pass computes again: none, those of the core attention, or whole layers."""
+
+_RNG = "model-parallel-rng"
+"""The name under which megatron looks for the generator that initialises weights."""
+
+
+class Decoder(GPTModel):
+    """The decoder layers of one pipeline stage, with the embedding on the first stage and the head on the last.
+
+    `decoder(tokens)`, tokens [B, S] int64 on every stage, answers on the last stage
+    - logits [S, B, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
+    - numbers [B, S] in fp32 if the model has a scalar head,
+    and on the others the hidden states that the pipeline schedule sends on. Any S will do: with sequence
+    parallelism the tokens are padded on the right to a multiple of tp and the answer is cut back.
+    """
+
+    def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig) -> None:
+        per_stage = spec.num_layers // mesh.layout.pp
+        rotary = Rotary(spec, host.device())
+        super().__init__(
+            config=config,
+            transformer_layer_spec=block_of_layers(
+                spec, rotary, first_layer=mesh.pp_rank * per_stage, num_layers=per_stage
+            ),
+            vocab_size=spec.padded_vocab_size,
+            max_sequence_length=spec.max_positions,
+            pre_process=mesh.is_first_stage,
+            # The vocabulary's output layer would be allocated only to be thrown away for a scalar head.
+            post_process=mesh.is_last_stage and not spec.scalar_head,
+            share_embeddings_and_output_weights=spec.tied_embeddings and not spec.scalar_head,
+            position_embedding_type="none",
+            pg_collection=mesh.groups,
+        )
+        self.spec = spec
+        self.mesh = mesh
+        self.head_positions: Tensor | None = None
+        if mesh.is_last_stage and spec.scalar_head:
+            self._attach_scalar_head()
+        if mesh.is_first_stage and spec.embedding_scale != 1.0:
+            self.embedding.register_forward_hook(self._scale_embedding)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if self.config.sequence_parallel:
+            tokens = F.pad(tokens, (0, -length % self.mesh.layout.tp))
+        output: Tensor = super().forward(input_ids=tokens, position_ids=None, attention_mask=None)
+        if not self.post_process or tokens.shape[1] == length:
+            return output
+        return output[:, :length] if self.spec.scalar_head else output[:length]
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        """Megatron's, without its transposed copy of the logits; the arguments left out are for its own losses."""
+        if not self.post_process:
+            return hidden_states
+        if self.head_positions is not None:
+            rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+            hidden_states = hidden_states[self.head_positions, rows].unsqueeze(0)
+        tied = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        output, _ = self.output_layer(hidden_states, weight=tied)
+        if self.spec.scalar_head:
+            return output.squeeze(2).transpose(0, 1).contiguous()
+        output[..., self._num_real_columns() :] = -torch.inf
+        return output
+
+    def _num_real_columns(self) -> int:
+        """How many of this rank's logits belong to tokens; the rest pad the vocabulary."""
+        columns = self.spec.padded_vocab_size // self.mesh.layout.tp
+        return min(max(self.spec.vocab_size - self.mesh.tp_rank * columns, 0), columns)
+
+    def _attach_scalar_head(self) -> None:
+        self.post_process = self.decoder.post_process = True
+        self.decoder.final_layernorm = RMSNorm(self.config, self.config.hidden_size, self.config.layernorm_epsilon)
+        self.output_layer = ScalarHead(self.config, self.mesh.groups.tp)
+
+    def _scale_embedding(self, _module: Any, _inputs: Any, embedded: Tensor) -> Tensor:
+        return embedded * torch.tensor(self.spec.embedding_scale, dtype=embedded.dtype, device=embedded.device)
+
+
+def last_logits(model: Decoder, tokens: Tensor, last: Tensor, *, hidden: Tensor | None = None) -> Tensor:
+    """Logits [B, V / tp] after position `last` [B] of each row of `tokens` [B, S]; before the last stage, what it
+    sends on: hidden states [S, B, hidden].
+
+    `hidden` [S, B, hidden] is what the earlier stage sent, None on the first. No sequence parallelism, no gradients
+    across stages: for decoding, where the head on every token of a prompt would be waste.
+    """
+    assert not model.config.sequence_parallel
+    model.set_input_tensor(hidden)
+    model.head_positions = last
+    try:
+        output = model(tokens)
+    finally:
+        model.head_positions = None
+    return output[0] if model.post_process else output
+
+
+def build_model(
+    spec: ModelSpec,
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype = torch.float32,
+    recompute: Recompute = "none",
+    trainable: bool = False,
+    seed: int = 0,
+) -> Decoder:
+    """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
+
+    A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
+    does not divide the model.
+    """
+    for sentence in layout_violations(mesh.layout, spec):
+        raise BadInput(sentence)
+    host.install()
+    if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
+        # The one piece of megatron's global state that sequence parallelism cannot do without: scratch memory.
+        parallel_state._set_global_memory_buffer()
+    generator = get_cuda_rng_tracker()
+    generator.reset()
+    generator.add(_RNG, 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
+    model = Decoder(spec, mesh, _config(spec, mesh, dtype, recompute))
+    model.requires_grad_(trainable)
+    model.train(trainable)
+    return model
+
+
+def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute) -> TransformerConfig:
+    layout = mesh.layout
+    return TransformerConfig(
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        ffn_hidden_size=spec.ffn_size,
+        num_attention_heads=spec.num_heads,
+        num_query_groups=spec.num_kv_heads,
+        kv_channels=spec.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=spec.norm_epsilon,
+        layernorm_zero_centered_gamma=spec.norm_offset == 1.0,
+        qk_layernorm=spec.qk_norm,
+        add_bias_linear=False,
+        add_qkv_bias=spec.qkv_bias,
+        gated_linear_unit=True,
+        activation_func=F.silu if spec.activation == "silu" else _gelu_tanh,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        pipeline_dtype=dtype,
+        sequence_parallel=layout.sp,
+        variable_seq_lengths=True,
+        cuda_graph_scope=[],  # the default warns of itself
+        # Refused otherwise with sequences of different lengths, though there are no experts.
+        moe_token_dispatcher_type="alltoall",
+        # Losses come divided by a global count, so gradients are summed and never averaged.
+        calculate_per_token_loss=True,
+        **_RECOMPUTE[recompute],
+    )
+
+
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def _gelu_tanh(inputs: Tensor) -> Tensor:
+    return F.gelu(inputs, approximate="tanh")

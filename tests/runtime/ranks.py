@@ -1,0 +1,144 @@
+"""Real ranks for tests: processes joined by gloo, started once and given one function after another.
+
+`run_on_ranks(4, function, *args)` calls `function(*args)` on four ranks and returns what each returned. The function
+must be importable, which those at the top level of a test module are. Processes outlive a call; if one of them fails,
+all are ended and the next call starts others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from meshwright.runtime import host
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+_POOLS: dict[int, _Pool] = {}
+
+
+class RankError(AssertionError):
+    """A rank raised, ended or took too long; the message has its traceback."""
+
+
+def run_on_ranks(world_size: int, function: Callable[..., T], *args: Any, timeout: float = 180.0) -> list[T]:
+    """What `function(*args)` returned on each of `world_size` ranks; `timeout` in seconds."""
+    if world_size not in _POOLS:
+        _POOLS[world_size] = _Pool(world_size)
+    pool = _POOLS[world_size]
+    try:
+        return pool.run(function, args, timeout)
+    except BaseException:
+        _POOLS.pop(world_size).close()
+        raise
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in _POOLS.values():
+        pool.close()
+
+
+class _Pool:
+    """The processes of one world. They are told of work by a line with a path, and answer in files beside it."""
+
+    def __init__(self, world_size: int) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="meshwright-ranks-")
+        self._directory = Path(self._scratch.name)
+        self._calls = 0
+        for rank in range(world_size):
+            os.mkfifo(self._directory / f"calls.{rank}")
+        # Opened for reading too, so that opening does not wait for the rank; it is only ever written.
+        self._to_ranks = [os.open(self._directory / f"calls.{rank}", os.O_RDWR) for rank in range(world_size)]
+        with (self._directory / "output").open("wb") as output:
+            self._parent = subprocess.Popen(
+                [sys.executable, "-m", "tests.runtime.ranks", str(self._directory), str(world_size)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def run(self, function: Callable[..., T], args: tuple[Any, ...], timeout: float) -> list[T]:
+        self._calls += 1
+        request = self._directory / f"call.{self._calls}"
+        request.write_bytes(pickle.dumps((function, args)))
+        for descriptor in self._to_ranks:
+            os.write(descriptor, f"{request}\n".encode())
+        deadline = time.monotonic() + timeout
+        answers = [request.with_name(f"{request.name}.answer.{rank}") for rank in range(len(self._to_ranks))]
+        while not all(answer.exists() for answer in answers):
+            self._check(answers, deadline)
+            time.sleep(0.005)
+        self._check(answers, deadline)
+        return [pickle.loads(answer.read_bytes())[1] for answer in answers]
+
+    def _check(self, answers: list[Path], deadline: float) -> None:
+        """Raises RankError if a rank has failed, if one has ended, or if time is up."""
+        for rank, answer in enumerate(answers):
+            if answer.exists():
+                error, _ = pickle.loads(answer.read_bytes())
+                if error:
+                    raise RankError(f"rank {rank} failed\n{error}")
+        if self._parent.poll() is not None:
+            output = (self._directory / "output").read_text(errors="replace")
+            raise RankError(f"a rank ended with exit code {self._parent.returncode}\n{output[-4000:]}")
+        if time.monotonic() > deadline:
+            silent = [rank for rank, answer in enumerate(answers) if not answer.exists()]
+            raise RankError(f"no answer in time from ranks {silent}")
+
+    def close(self) -> None:
+        if self._parent.poll() is None:
+            os.killpg(self._parent.pid, signal.SIGKILL)
+        self._parent.wait()
+        for descriptor in self._to_ranks:
+            os.close(descriptor)
+        self._scratch.cleanup()
+
+
+def _start(directory: Path, world_size: int) -> int:
+    """Forks the ranks from one process that has imported everything slow; the exit code of the first to end."""
+    host.install()
+    torch.set_num_threads(1)
+    for rank in range(world_size):
+        if os.fork() == 0:
+            _serve(directory, rank, world_size)
+            os._exit(0)
+    _, status = os.wait()
+    return os.waitstatus_to_exitcode(status)
+
+
+def _serve(directory: Path, rank: int, world_size: int) -> None:
+    """What each rank does: join the world, then one call per line until the lines end."""
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world_size)
+    for line in (directory / f"calls.{rank}").open():
+        request = Path(line.strip())
+        error, result = "", None
+        try:
+            function, args = pickle.loads(request.read_bytes())
+            result = function(*args)
+        except BaseException:
+            error = traceback.format_exc()
+        partial = request.with_name(f"{request.name}.partial.{rank}")
+        partial.write_bytes(pickle.dumps((error, result)))
+        partial.rename(request.with_name(f"{request.name}.answer.{rank}"))  # a file that exists is whole
+
+
+if __name__ == "__main__":
+    sys.exit(_start(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,49 @@
+import torch.distributed as dist
+
+from meshwright.profiles.layout import Layout
+from meshwright.runtime.mesh import build_mesh
+from tests.runtime.ranks import run_on_ranks
+
+Sight = tuple[tuple[int, int, int], dict[str, tuple[int, ...]]]
+
+
+def _sight(layout: Layout, first_rank: int) -> Sight:
+    """What a rank sees: its coordinates and the ranks of each of its groups."""
+    mesh = build_mesh(layout, first_rank)
+    groups = {}
+    if mesh.is_member:
+        for name in ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd"):
+            groups[name] = tuple(dist.get_process_group_ranks(getattr(mesh.groups, name)))
+    return (mesh.tp_rank, mesh.dp_rank, mesh.pp_rank), groups
+
+
+def test_tensor_parallel_ranks_are_neighbours_and_stages_are_furthest_apart() -> None:
+    sights = run_on_ranks(4, _sight, Layout(tp=2, pp=2), 0)
+    assert [coordinates for coordinates, _ in sights] == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
+    assert sights[3][1] == {
+        "tp": (2, 3),
+        "dp": (3,),
+        "pp": (1, 3),
+        "mp": (0, 1, 2, 3),
+        "intra_dist_opt": (0, 1, 2, 3),
+        "embd": (1, 3),
+    }
+    sights = run_on_ranks(4, _sight, Layout(tp=2, dp=2, sp=True), 0)
+    assert sights[1][1]["tp"] == (0, 1)
+    assert sights[1][1]["dp"] == (1, 3)
+
+
+def test_a_mesh_on_part_of_the_world_leaves_the_others_out() -> None:
+    sights = run_on_ranks(4, _sight, Layout(pp=2), 2)
+    assert sights[0] == ((-1, -1, -1), {})
+    assert sights[3][0] == (0, 0, 1)
+    assert sights[3][1]["pp"] == (2, 3)
+
+
+def _groups_are_shared() -> bool:
+    first, second = build_mesh(Layout(tp=2, dp=2), 0), build_mesh(Layout(tp=2, dp=2, sp=True), 0)
+    return first.groups.tp is second.groups.tp and first.groups.dp is second.groups.dp
+
+
+def test_a_group_of_the_same_ranks_is_made_once() -> None:
+    assert all(run_on_ranks(4, _groups_are_shared))
