@@ -17,6 +17,14 @@ class Source(StrEnum):
     EXTRAPOLATED = "extrapolated"
 
 
+_RANK = {source: rank for rank, source in enumerate(Source)}
+
+
+def least_trusted(sources: Iterable[Source]) -> Source:
+    """The source to tell of a number that was made from several; MEASURED when it was made from none."""
+    return max(sources, key=_RANK.__getitem__, default=Source.MEASURED)
+
+
 @dataclass(frozen=True)
 class Term:
     """One addend: seconds in a time, bytes in a memory."""
@@ -39,8 +47,7 @@ class Cost:
     @property
     def source(self) -> Source:
         """The least trusted source among the terms; a cost without terms is exact."""
-        order = list(Source)
-        return max((term.source for term in self.terms), key=order.index, default=Source.MEASURED)
+        return least_trusted(term.source for term in self.terms)
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.terms + other.terms)
@@ -55,6 +62,28 @@ class Cost:
             key = (term.name, term.source)
             amounts[key] = amounts.get(key, 0.0) + term.amount
         return Cost(tuple(Term(name, amount, source) for (name, source), amount in amounts.items()))
+
+
+class Tally:
+    """Amounts being added up by name; a term takes the least trusted source of its addends."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[str, float] = {}
+        self._sources: dict[str, Source] = {}
+
+    def add(self, name: str, amount: float, source: Source = Source.ANALYTIC) -> None:
+        if amount:
+            self._amounts[name] = self._amounts.get(name, 0.0) + amount
+            known = self._sources.get(name, source)
+            self._sources[name] = source if _RANK[source] > _RANK[known] else known
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self._amounts.values())
+
+    def cost(self) -> Cost:
+        """The terms in order of first addition."""
+        return Cost(tuple(Term(name, amount, self._sources[name]) for name, amount in self._amounts.items()))
 
 
 def total(costs: Iterable[Cost]) -> Cost:

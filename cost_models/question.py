@@ -17,7 +17,7 @@ from meshwright.profiles.stages import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One stage under one choice: its model, layout and schedule. The pool is the smallest block that holds the layout."""
+    """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them."""
 
     stage: Stage
     model: ModelSpec

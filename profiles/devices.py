@@ -60,7 +60,7 @@ class _Facts(Document):
 
 
 def device_named(name: str) -> tuple[Device, Link, Link]:
-    """The device, the link between devices of one node, and the link to the host. Raises BadInput for an unknown name."""
+    """The device, the link between devices of a node, and the link to the host. Raises BadInput for an unknown name."""
     known = _facts()
     if name not in known.devices:
         raise BadInput(f"device {name!r} is not known; {suggestion(name, known.devices)}")

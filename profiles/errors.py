@@ -40,9 +40,10 @@ class RunFailed(MeshwrightError):
 
 
 def suggestion(unknown: str, known: Iterable[str]) -> str:
-    """The clause "did you mean X?" for the nearest known name, or the list of known names."""
+    """The clause "did you mean X?" for the known names that it begins or is nearest to, or the list of known names."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(unknown, names, n=1)
+    completions = [name for name in names if unknown and name.startswith(unknown)]
+    nearest = completions or difflib.get_close_matches(unknown, names, n=1)
     if nearest:
-        return f"did you mean {nearest[0]!r}?"
+        return f"did you mean {' or '.join(map(repr, nearest))}?"
     return f"known: {', '.join(names)}."

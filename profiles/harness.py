@@ -168,9 +168,10 @@ def _grid(body: Body, workload: Workload) -> Iterator[tuple[int, int, int]]:
     shortest_prompt, longest_prompt = workload.prompt_lengths.tokens[0], workload.prompt_lengths.maximum
     shortest = shortest_prompt + workload.response_lengths.tokens[0]
     longest = longest_prompt + workload.response_lengths.maximum
-    lengths = _between(shortest, longest)
-    if body is Body.PREFILL:
-        lengths = _between(shortest_prompt, longest_prompt)
+    lengths = {
+        Body.PREFILL: _between(shortest_prompt, longest_prompt),
+        Body.DECODE: _between(shortest_prompt, longest),
+    }.get(body, _between(shortest, longest))
     for rows in _ladder(min(workload.batch_size, _MAX_ROWS[body])):
         for length in lengths:
             if body is Body.DECODE:

@@ -45,6 +45,24 @@ class Histogram:
         """The probability of being longer than `length`."""
         return math.fsum(p for t, p in zip(self.tokens, self.probabilities, strict=True) if t > length)
 
+    def strata(self, count: int) -> tuple[int, ...]:
+        """The lengths of a typical sample of `count`, ascending: one from the middle of each equally likely part."""
+        found: list[int] = []
+        total = 0.0
+        for length, p in zip(self.tokens, self.probabilities, strict=True):
+            total += p
+            found += [length] * (min(count, math.floor(total * count + 0.5 + 1e-9)) - len(found))
+        return (*found, *[self.tokens[-1]] * (count - len(found)))
+
+    def plus(self, other: Histogram) -> Histogram:
+        """The distribution of the sum of two independent lengths."""
+        weights: dict[int, float] = {}
+        for length, p in zip(self.tokens, self.probabilities, strict=True):
+            for addend, q in zip(other.tokens, other.probabilities, strict=True):
+                weights[length + addend] = weights.get(length + addend, 0.0) + p * q
+        tokens = tuple(sorted(weights))
+        return Histogram(tokens, tuple(weights[length] for length in tokens))
+
     def expected_maximum(self, count: int) -> float:
         """Expected longest of `count` independent draws."""
         total, below, expected = 0.0, 0.0, 0.0

@@ -27,6 +27,11 @@ class Workload(Document):
     def response_lengths(self) -> Histogram:
         return self.response.resolve()
 
+    @cached_property
+    def sequence_lengths(self) -> Histogram:
+        """Prompt and response together, drawn independently."""
+        return self.prompt_lengths.plus(self.response_lengths)
+
     @property
     def max_tokens(self) -> int:
         """The longest sequence a step can produce."""

@@ -1,0 +1,14 @@
+"""A cost model that needs no measurement: datasheets, efficiencies and equations."""
+
+from __future__ import annotations
+
+from meshwright.cost_models.stages import StageModel
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.workload import Workload
+
+
+class AnalyticModel(StageModel):
+    """Every term is analytic."""
+
+    def __init__(self, cluster: Cluster, workload: Workload, precision: str) -> None:
+        super().__init__(cluster, workload, precision)

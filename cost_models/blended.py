@@ -1,0 +1,44 @@
+"""Measured where the table covers the shape, analytic elsewhere; each term's source says which."""
+
+from __future__ import annotations
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.compute import AnalyticShard, Shard, Time
+from meshwright.cost_models.measured import MeasuredShard
+from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.stages import StageModel
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.table import Body, Table
+from meshwright.profiles.workload import Workload
+
+
+class BlendedModel(StageModel):
+    """The table first, equations for the bodies and groups that it does not have."""
+
+    def __init__(self, table: Table, cluster: Cluster, workload: Workload, precision: str) -> None:
+        table.require(cluster, precision)
+
+        def shard_of(model: ModelSpec, tp: int, analytic: AnalyticShard) -> Shard:
+            return _BlendedShard(MeasuredShard(table, model, tp), analytic)
+
+        super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
+
+
+class _BlendedShard:
+    def __init__(self, measured: MeasuredShard, analytic: AnalyticShard) -> None:
+        self._measured, self._analytic = measured, analytic
+
+    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+        chosen: Shard = self._measured if self._measured.covers(body) else self._analytic
+        return chosen.time(body, rows, tokens, context)
+
+
+def cost_model(cluster: Cluster, workload: Workload, precision: str, table: Table | None = None) -> CostModel:
+    """The best model that the facts allow: blended with a table, analytic without.
+
+    Raises BadInput when the table is of another device or precision.
+    """
+    if table is None:
+        return AnalyticModel(cluster, workload, precision)
+    return BlendedModel(table, cluster, workload, precision)

@@ -1,0 +1,83 @@
+"""Seconds of a collective: latency + bytes / bandwidth of a ring, or a measured table where one covers it.
+
+A ring over n ranks takes n-1 steps to gather or to reduce-scatter and 2(n-1) to all-reduce, and each rank passes
+(n-1)/n of the tensor once or twice (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005; the same factors define bus
+bandwidth in NCCL's tests, doc/PERFORMANCE.md). Between nodes, the ranks of a group that share a node drive their
+network adapters side by side, so a group moves `per_node` times one rank's share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshwright.cost_models.cost import Source
+from meshwright.cost_models.interpolation import Curve
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.table import Table
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE = "all_reduce", "all_gather", "reduce_scatter", "send_receive"
+
+
+class Group(NamedTuple):
+    """Ranks that exchange: how many, and how many of them sit in each node."""
+
+    size: int
+    per_node: int
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of one layout on consecutive ranks, tp fastest, then dp, then pp (see `Layout`)."""
+
+    tensor: Group
+    data: Group
+    neighbours: Group  # two ranks of adjacent pipeline stages, over the slowest boundary
+
+
+def groups_of(layout: Layout, cluster: Cluster) -> Groups:
+    """The groups of the smallest block of ranks that holds the layout."""
+    per_node = cluster.ranks_per_node
+    tensor = Group(layout.tp, min(layout.tp, per_node))
+    data = Group(layout.dp, max(1, min(layout.dp, per_node // layout.tp)))
+    return Groups(tensor, data, Group(2, 2 if layout.num_ranks <= per_node else 1))
+
+
+class Network:
+    """Collective times on one cluster, measured where `table` covers the group and analytic elsewhere."""
+
+    def __init__(self, cluster: Cluster, efficiency: Efficiency, table: Table | None = None) -> None:
+        self._cluster = cluster
+        self._launch = cluster.device.launch_seconds
+        self._intra = cluster.intra_node.bytes_per_second * efficiency.link_bytes
+        self._inter = cluster.inter_node.bytes_per_second * efficiency.link_bytes
+        self._curves = _curves(table) if table else {}
+
+    def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
+        """Seconds of one operation on a tensor of `num_bytes` (see `Exchange`); nothing for a group of one."""
+        if group.size == 1 or num_bytes <= 0:
+            return 0.0, Source.ANALYTIC
+        curve = self._curves.get((operation, group.size)) if group.size <= group.per_node else None
+        return curve.at(num_bytes) if curve else (self._ring(operation, group, num_bytes), Source.ANALYTIC)
+
+    def _ring(self, operation: str, group: Group, num_bytes: float) -> float:
+        num_nodes = -(-group.size // group.per_node)
+        bandwidth = self._intra if num_nodes == 1 else min(self._intra, group.per_node * self._inter)
+        hops = (num_nodes - 1) * self._cluster.inter_node.seconds
+        hops += (group.size - num_nodes) * self._cluster.intra_node.seconds
+        if operation == SEND_RECEIVE:
+            return self._launch + hops + num_bytes / bandwidth
+        passes = 2 if operation == ALL_REDUCE else 1
+        return self._launch + passes * (hops + num_bytes * (group.size - 1) / group.size / bandwidth)
+
+
+def _curves(table: Table) -> dict[tuple[str, int], Curve]:
+    """Seconds by bytes for each measured operation and group size."""
+    found: dict[tuple[str, int], dict[float, float]] = {}
+    for measured in table.collectives:
+        if measured.seconds is not None:
+            key = (measured.exchange.operation, measured.exchange.num_ranks)
+            found.setdefault(key, {})[measured.exchange.num_bytes] = measured.seconds
+    return {key: Curve(values) for key, values in found.items()}

@@ -1,0 +1,91 @@
+"""Times of a shard read from a measured table: exact at its points, interpolated between, extrapolated beyond.
+
+Two depths at one point give the time of a layer (their slope) and of embedding and head (what is left). Depths that
+were not measured repeat the measured layer, and count as interpolated.
+"""
+
+from __future__ import annotations
+
+from meshwright.cost_models.compute import AnalyticShard, Shard, Time
+from meshwright.cost_models.cost import Source, least_trusted
+from meshwright.cost_models.interpolation import Surface
+from meshwright.cost_models.stages import StageModel
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.table import Body, Shape, Table, shape_of
+from meshwright.profiles.workload import Workload
+
+
+class MeasuredModel(StageModel):
+    """Compute only from the table: a shape or a body that it lacks is refused in one sentence.
+
+    Collectives come from the table where it has the group, and are analytic elsewhere.
+    """
+
+    def __init__(self, table: Table, cluster: Cluster, workload: Workload, precision: str) -> None:
+        table.require(cluster, precision)
+
+        def shard_of(model: ModelSpec, tp: int, _analytic: AnalyticShard) -> Shard:
+            return MeasuredShard(table, model, tp)
+
+        super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
+
+
+class MeasuredShard:
+    """Times of one shard of `model`, from the table."""
+
+    def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
+        self._model, self._tp = model, tp
+        self._surfaces = {body: _surfaces(parts) for body, parts in _splits(table, shape_of(model, tp)).items()}
+        depths = {m.point.num_layers for m in table.measurements}
+        self._best = Source.MEASURED if model.num_layers in depths else Source.INTERPOLATED
+        self._known: dict[tuple[Body, float, float, float], Time] = {}
+
+    def covers(self, body: Body) -> bool:
+        """Whether the table has this body for this shape at two depths."""
+        return body in self._surfaces
+
+    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+        key = (body, rows, tokens, context)
+        if key not in self._known:
+            self._known[key] = self._time(body, rows, context if body is Body.DECODE else tokens)
+        return self._known[key]
+
+    def _time(self, body: Body, rows: float, length: float) -> Time:
+        if body not in self._surfaces:
+            raise BadInput(
+                f"the table has no {body} for the shape of {self._model.name} at tp={self._tp}; "
+                "profile this job, or let the blended model fill the gap."
+            )
+        layers, ends = self._surfaces[body]
+        layer, source = layers.at(rows, length)
+        return Time(layer, ends.at(rows, length)[0], least_trusted([source, self._best]))
+
+
+def _surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Surface, Surface]:
+    """Seconds of a layer, and seconds of the ends."""
+    return Surface({at: layer for at, (layer, _) in parts.items()}), Surface({at: e for at, (_, e) in parts.items()})
+
+
+def _splits(table: Table, shape: Shape) -> dict[Body, dict[tuple[float, float], tuple[float, float]]]:
+    """(seconds of a layer, seconds of the ends) by body and (rows, length), where two depths were measured."""
+    by_depth: dict[tuple[Body, float, float], dict[int, float]] = {}
+    for measurement in table.measurements:
+        point = measurement.point
+        if point.shape == shape and measurement.seconds is not None:
+            length = point.context if point.body is Body.DECODE else point.tokens
+            by_depth.setdefault((point.body, point.rows, length), {})[point.num_layers] = measurement.seconds
+    found: dict[Body, dict[tuple[float, float], tuple[float, float]]] = {}
+    for (body, rows, reach), seconds in by_depth.items():
+        if len(seconds) > 1:
+            found.setdefault(body, {})[rows, reach] = _split(seconds)
+    return found
+
+
+def _split(seconds: dict[int, float]) -> tuple[float, float]:
+    """Seconds of a layer and of the ends, from the shallowest and the deepest model; noise makes neither negative."""
+    shallow, deep = min(seconds), max(seconds)
+    layer = max(0.0, (seconds[deep] - seconds[shallow]) / (deep - shallow))
+    layer = min(layer, seconds[deep] / deep)
+    return layer, seconds[deep] - deep * layer

@@ -1,0 +1,155 @@
+"""Seconds of a stage that passes micro-batches through pipeline stages: forward-only, and 1F1B training.
+
+With m micro-batches and p stages of equal layers, the first micro-batch takes p - 1 stage times before the last stage
+works, and a training step as much again to drain: bubble = (p - 1) x the stage time of one micro-batch, forward and
+backward, so that busy + bubble = (m + p - 1)/m x busy (Narayanan et al., arXiv:2104.04473, section 2.2).
+Embedding and head are counted on the last stage, which is then the slowest and is not part of the bubble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from meshwright.cost_models.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    SEND_RECEIVE,
+    Groups,
+    Network,
+)
+from meshwright.cost_models.compute import AnalyticShard, Shard
+from meshwright.cost_models.cost import Cost, Source, Tally
+from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.question import Call
+from meshwright.profiles.lengths import Histogram
+from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.table import Body
+
+_MAX_KINDS = 8
+"""Micro-batches of neighbouring lengths are costed together, in at most this many kinds."""
+
+GRADIENT_BYTES = 4
+"""Megatron's DistributedDataParallel keeps and reduces gradients in fp32 (`grad_reduce_in_fp32`)."""
+
+_LOGPROB_REDUCTIONS = 3
+"""Maximum, sum and target logit of a vocabulary-parallel log-probability, 4 bytes per token each."""
+
+
+class MicroBatches(NamedTuple):
+    """`number` micro-batches of `rows` rows, each padded to `tokens`."""
+
+    number: int
+    rows: int
+    tokens: int
+
+
+def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
+    """The micro-batches of a typical batch sorted by length, cut into consecutive rows, each padded to its longest."""
+    rows = min(micro_batch_size, num_rows)
+    ordered = lengths.strata(num_rows)
+    padded = [ordered[min(last, num_rows) - 1] for last in range(rows, num_rows + rows, rows)]
+    num_kinds = min(_MAX_KINDS, len(padded))
+    bounds = [len(padded) * i // num_kinds for i in range(num_kinds + 1)]
+    return tuple(MicroBatches(b - a, rows, round(sum(padded[a:b]) / (b - a))) for a, b in pairwise(bounds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One pass over a batch by one data-parallel replica."""
+
+    call: Call
+    shard: Shard
+    analytic: AnalyticShard
+    groups: Groups
+    network: Network
+    element_bytes: int
+
+    def seconds(self, batches: tuple[MicroBatches, ...]) -> Cost:
+        """Forward-only or 1F1B over the micro-batches, without the optimizer."""
+        tally, busy = Tally(), 0.0
+        for batch in batches:
+            busy += self._add(tally, batch)
+        num_batches = sum(batch.number for batch in batches)
+        tally.add("pipeline bubble", (self.call.layout.pp - 1) * busy / num_batches)
+        return tally.cost()
+
+    def _add(self, tally: Tally, batch: MicroBatches) -> float:
+        """Adds some equal micro-batches; returns the seconds that a stage without embedding and head is busy."""
+        number, rows, tokens = batch
+        trains = self.call.stage.trains
+        num_layers = number * self.call.model.num_layers / self.call.layout.pp
+        time = self.shard.time(Body.TRAIN if trains else Body.FORWARD, rows, tokens)
+        again, again_source = self._recomputed(rows, tokens)
+        per_layer, at_ends, tensor_source = self._tensor_seconds(rows * tokens)
+        send, send_source = self._send_seconds(rows * tokens)
+        send *= number * (1 + trains)
+        tally.add("layers", num_layers * time.layer, time.source)
+        tally.add("embedding and head", number * time.ends, time.source)
+        tally.add("recomputation", num_layers * again, again_source)
+        tally.add("tensor-parallel collectives", num_layers * per_layer + number * at_ends, tensor_source)
+        tally.add("pipeline messages", send, send_source)
+        return num_layers * (time.layer + again + per_layer) + send
+
+    def update_seconds(self) -> Cost:
+        """One optimizer update: gradient reduce-scatter, sharded step, parameter all-gather, none of it overlapped.
+
+        The distributed optimizer moves each rank's fp32 gradients once and its weights once over the replicas
+        (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core `DistributedOptimizer`).
+        """
+        layout, model = self.call.layout, self.call.model
+        time = self.shard.time(Body.OPTIMIZER, 0, 0)
+        step = (model.num_layers / layout.pp * time.layer + time.ends) / layout.dp
+        num_params = max(stage_params(model, layout.tp, layout.pp))
+        data = self.groups.data
+        reduced, source = self.network.seconds(REDUCE_SCATTER, data, GRADIENT_BYTES * num_params)
+        gathered, gather_source = self.network.seconds(ALL_GATHER, data, self.element_bytes * num_params)
+        tally = Tally()
+        tally.add("gradient reduction", reduced, source)
+        tally.add("optimizer", step, time.source)
+        tally.add("parameter gather", gathered, gather_source)
+        return tally.cost()
+
+    def _recomputed(self, rows: int, tokens: int) -> tuple[float, Source]:
+        """Seconds per layer that a training pass computes a second time."""
+        recompute = self.call.schedule.recompute
+        if not self.call.stage.trains or recompute is Recompute.NONE:
+            return 0.0, Source.ANALYTIC
+        if recompute is Recompute.SELECTIVE:
+            return self.analytic.attention(rows, tokens), Source.ANALYTIC
+        time = self.shard.time(Body.FORWARD, rows, tokens)
+        return time.layer, time.source
+
+    def _tensor_seconds(self, num_tokens: int) -> tuple[float, float, Source]:
+        """Tensor-parallel seconds of one micro-batch: per layer, and at embedding and head.
+
+        A layer makes two exchanges of the hidden state forward and two backward (Shoeybi et al., arXiv:1909.08053,
+        section 3); under sequence parallelism each is a reduce-scatter and an all-gather, and backward gathers the two
+        inputs again (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Full recomputation repeats the forward two.
+        """
+        tensor, trains = self.groups.tensor, self.call.stage.trains
+        if tensor.size == 1:
+            return 0.0, 0.0, Source.ANALYTIC
+        hidden_bytes = num_tokens * self.call.model.hidden_size * self.element_bytes
+        if self.call.layout.sp:
+            scattered, source = self.network.seconds(REDUCE_SCATTER, tensor, hidden_bytes)
+            gathered, _ = self.network.seconds(ALL_GATHER, tensor, hidden_bytes)
+            exchange = scattered + gathered
+        else:
+            gathered = 0.0
+            exchange, source = self.network.seconds(ALL_REDUCE, tensor, hidden_bytes)
+        num_exchanges = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
+        per_layer = num_exchanges * exchange + 2 * trains * gathered
+        small = 0.0 if self.call.model.scalar_head else self.network.seconds(ALL_REDUCE, tensor, 4 * num_tokens)[0]
+        return per_layer, (1 + trains) * exchange + _LOGPROB_REDUCTIONS * small, source
+
+    def _send_seconds(self, num_tokens: int) -> tuple[float, Source]:
+        """One hidden state to the next stage; sequence parallelism sends each rank's part."""
+        layout = self.call.layout
+        if layout.pp == 1:
+            return 0.0, Source.ANALYTIC
+        share = layout.tp if layout.sp else 1
+        hidden_bytes = num_tokens * self.call.model.hidden_size * self.element_bytes / share
+        return self.network.seconds(SEND_RECEIVE, self.groups.neighbours, hidden_bytes)

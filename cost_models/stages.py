@@ -1,0 +1,119 @@
+"""The whole of a stage's cost: the shard's times, the collectives and the schedule put together.
+
+Everything that a question leaves fixed (length strata, rounds of generation, times of a shard) is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from meshwright.cost_models import transfer
+from meshwright.cost_models.collectives import Network, groups_of
+from meshwright.cost_models.compute import AnalyticShard, Shard, element_bytes
+from meshwright.cost_models.cost import Cost, Memory, total
+from meshwright.cost_models.generation import Generation, Rounds, rounds_of
+from meshwright.cost_models.memory import memory
+from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
+from meshwright.cost_models.question import Call, Move
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.table import Table
+from meshwright.profiles.workload import Workload
+
+T = TypeVar("T")
+
+
+class StageModel:
+    """A cost model for one cluster, workload and precision. `shard_of` may replace the analytic times of a shard."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        precision: str,
+        *,
+        table: Table | None = None,
+        shard_of: Callable[[ModelSpec, int, AnalyticShard], Shard] | None = None,
+    ) -> None:
+        self._cluster, self._workload, self._precision = cluster, workload, precision
+        self._size = element_bytes(precision)
+        self._efficiency = efficiency_of(cluster.device.kind)
+        self._network = Network(cluster, self._efficiency, table)
+        self._shard_of = shard_of
+        self._known: dict[Hashable, object] = {}
+
+    def seconds(self, call: Call) -> Cost:
+        """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""
+        answer = self._generation_seconds if call.stage.generates else self._pipeline_seconds
+        return self._once(("seconds", call), lambda: answer(call))
+
+    def memory(self, call: Call) -> Memory:
+        shard = self._once(("shard", call.model, call.layout.tp), lambda: call.model.shard(call.layout.tp))
+        return self._once(("memory", call), lambda: memory(call, shard, self._workload, self._size))
+
+    def move_seconds(self, move: Move) -> Cost:
+        return transfer.move_seconds(move, self._cluster, self._efficiency, self._size)
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
+
+    def _generation_seconds(self, call: Call) -> Cost:
+        num_rows = -(-self._workload.batch_size // call.layout.dp)
+        num_slots = min(call.schedule.generation_slots, num_rows)
+        if num_slots < 1:
+            raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
+        shard, _ = self._shards(call)
+        generation = Generation(
+            call=call,
+            shard=shard,
+            groups=groups_of(call.layout, self._cluster),
+            network=self._network,
+            element_bytes=self._size,
+        )
+        return generation.seconds(self._rounds(num_rows, num_slots), num_slots)
+
+    def _pipeline_seconds(self, call: Call) -> Cost:
+        workload, trains = self._workload, call.stage.trains
+        updates = workload.num_minibatches * workload.num_epochs if trains else 1
+        num_rows = -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if trains else 1)))
+        shard, analytic = self._shards(call)
+        pipeline = Pipeline(
+            call=call,
+            shard=shard,
+            analytic=analytic,
+            groups=groups_of(call.layout, self._cluster),
+            network=self._network,
+            element_bytes=self._size,
+        )
+        once = pipeline.seconds(self._micro_batches(num_rows, call.schedule.micro_batch_size))
+        return total([once, pipeline.update_seconds()]).scaled(updates) if trains else once
+
+    def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
+        layout = call.layout
+        return self._once(
+            (call.model, layout.tp, layout.sp), lambda: self._make_shards(call.model, layout.tp, layout.sp)
+        )
+
+    def _make_shards(self, model: ModelSpec, tp: int, sp: bool) -> tuple[Shard, AnalyticShard]:
+        analytic = AnalyticShard(
+            model.shard(tp), self._cluster.device, self._precision, self._efficiency, 1 / tp if sp else 1.0
+        )
+        return (self._shard_of(model, tp, analytic) if self._shard_of else analytic), analytic
+
+    def _rounds(self, num_rows: int, num_slots: int) -> Rounds:
+        return self._once(("rounds", num_rows, num_slots), lambda: rounds_of(self._workload, num_rows, num_slots))
+
+    def _micro_batches(self, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
+        return self._once(
+            ("micro-batches", num_rows, micro_batch_size),
+            lambda: micro_batches(self._workload.sequence_lengths, num_rows, micro_batch_size),
+        )
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]  # type: ignore[assignment]
+        return found

@@ -1,0 +1,45 @@
+"""Seconds to move weights between layouts and experience between pools."""
+
+from __future__ import annotations
+
+from meshwright.cost_models.cost import Cost, Source, Tally
+from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.question import Move
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import Efficiency
+
+_TENSORS_PER_LAYER = 6
+"""QKV, attention output, gate with up, down, and two norms: each is a message of its own."""
+
+
+def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+    """A refit: latency of its messages + the larger of what one rank receives and what one rank sends / bandwidth.
+
+    Every target rank receives its shard. Replicas of the source share the sending. Ranks in both pools whose layout
+    does not change keep their shard and copy it within the device.
+    """
+    model, source, target = move.model, move.source, move.target
+    shard_bytes = element_bytes * max(stage_params(model, target.tp, target.pp))
+    kept = move.overlap if source == target else 0
+    tally = Tally()
+    if kept:
+        tally.add(
+            "weight copy", 2 * shard_bytes / (cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes)
+        )
+    moving = target.num_ranks - kept
+    if moving > 0:
+        sent_bytes = shard_bytes * moving / source.num_ranks
+        link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)
+        slices = max(1, source.tp // target.tp) * max(1, source.pp // target.pp)
+        messages = slices * _TENSORS_PER_LAYER * model.num_layers / target.pp
+        tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
+        tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.link_bytes))
+    return tally.cost()
+
+
+def handover_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency) -> Cost:
+    """Experience from one rank to another over the slowest link of the cluster."""
+    link = cluster.link(cluster.num_ranks)
+    tally = Tally()
+    tally.add("experience", link.seconds + num_bytes / (link.bytes_per_second * efficiency.link_bytes), Source.ANALYTIC)
+    return tally.cost()
