@@ -86,6 +86,11 @@ class Program:
     def of_rank(self, rank: int) -> tuple[Instruction, ...]:
         return tuple(i for i in self.instructions if rank in i.ranks)
 
+    def tag(self, producer: str, consumer: str) -> int:
+        """A number that a send shares with its receive and with no other."""
+        pairs = [(i.producer, i.consumer) for i in self.instructions if isinstance(i, Send)]
+        return pairs.index((producer, consumer))
+
     def up_to(self, stages: frozenset[str]) -> Program:
         """The part of the program that these stages need: their refits, themselves, and hand-overs among them."""
 

@@ -58,7 +58,6 @@ class Generator:
         self._pipeline = _Pipeline(mesh, self._device)
         self._drawn: dict[int, Tensor] = {}  # by first slot: the last stage's tokens and log-probabilities [2, B]
 
-    @torch.no_grad()
     def generate(self, prompts: Sequence[Prompt]) -> tuple[Response, ...]:
         """The responses in order of row. Every rank of the replica must call with the same prompts."""
         self._model.eval()
@@ -95,14 +94,15 @@ class Generator:
         admitted = group.admit(waiting)
         drawn = []
         if continuing:
-            drawn.append(self._decode(group.first_slot, continuing))
+            drawn.append(self.decode(group.first_slot, continuing))
         if admitted:
-            drawn.append(self._prefill(group.first_slot + len(continuing), admitted))
+            drawn.append(self.prefill(group.first_slot + len(continuing), admitted))
         if drawn and self._mesh.is_last_stage:
             self._drawn[group.first_slot] = torch.cat(drawn, dim=1)
             self._pipeline.send_drawn(self._drawn[group.first_slot])
 
-    def _prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
+    def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
+        """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`."""
         lengths = [len(sequence.prompt.tokens) for sequence in admitted]
         padded = torch.zeros(len(admitted), max(lengths), dtype=torch.int64)
         for row, sequence in enumerate(admitted):
@@ -111,12 +111,14 @@ class Generator:
         last = torch.tensor(lengths) - 1
         return self._draw(padded, last, view, admitted)
 
-    def _decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
+    def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
+        """Draws one more token for sequences in consecutive slots, [2, B] as `_draw`."""
         tokens = torch.tensor([[sequence.tokens[-1]] for sequence in live])
         cached = [sequence.num_cached for sequence in live]
         view = self._cache.decode(first_slot, torch.tensor(cached, device=self._device), max(cached))
         return self._draw(tokens, torch.zeros(len(live), dtype=torch.int64), view, live)
 
+    @torch.no_grad()
     def _draw(self, tokens: Tensor, last: Tensor, cache: AttentionCache, rows: Sequence[LiveSequence]) -> Tensor:
         """Tokens and log-probabilities [2, B] float64 drawn after position `last` [B]; zeros before the last stage."""
         shape = (tokens.shape[1], tokens.shape[0], self._spec.hidden_size)

@@ -8,38 +8,13 @@ and data-parallel ranks). Shares therefore add up: neither the micro-batch nor t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from meshwright.profiles.errors import BadInput
+from meshwright.planner.job import PPO
 from meshwright.runtime.advantages import generalized_advantages, token_rewards, whiten
-
-
-@dataclass(frozen=True, kw_only=True)
-class PPOSettings:
-    """The constants of the algorithm. The sampling temperature belongs to generation and is not repeated here."""
-
-    clip_ratio: float = 0.2  # epsilon: how far the probability ratio may move from 1 before its gradient stops
-    value_clip: float = 0.2  # how far a value may move from the one recorded with the experience, in units of reward
-    kl_coefficient: float = 0.05  # beta: reward taken per nat of divergence from the reference model
-    gamma: float = 1.0  # discount per token
-    gae_lambda: float = 0.95  # 1 is the plain return, 0 the one-step difference
-    entropy_coefficient: float = 0.0  # reward in the loss per nat of entropy
-    whiten_advantages: bool = True  # mean 0 and variance 1 over the batch's response tokens
-
-    def __post_init__(self) -> None:
-        for field in ("clip_ratio", "value_clip"):
-            if not getattr(self, field) > 0:
-                raise BadInput(f"ppo: {field}={getattr(self, field)} must be positive; 0.2 is usual.")
-        for field in ("kl_coefficient", "entropy_coefficient"):
-            if not getattr(self, field) >= 0:
-                raise BadInput(f"ppo: {field}={getattr(self, field)} must be 0 or more; 0 turns it off.")
-        for field in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise BadInput(f"ppo: {field}={getattr(self, field)} must lie between 0 and 1.")
 
 
 class Targets(NamedTuple):
@@ -64,7 +39,7 @@ def targets(
     values: Tensor,
     mask: Tensor,
     truncated: Tensor,
-    settings: PPOSettings,
+    settings: PPO,
 ) -> Targets:
     """Advantages and returns of a whole batch: rewards, then GAE, then whitening. `scores` and `truncated` are [B]."""
     rewards = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
@@ -91,7 +66,7 @@ def policy_loss(
     mask: Tensor,
     *,
     num_tokens: int,
-    settings: PPOSettings,
+    settings: PPO,
     entropy: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Share:
@@ -125,7 +100,7 @@ def policy_loss(
 
 
 def value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, num_tokens: int, settings: PPOSettings
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, num_tokens: int, settings: PPO
 ) -> Share:
     """Half the squared error, the worse of the value and of the value held near its old one.
 

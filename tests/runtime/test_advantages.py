@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from meshwright.planner.job import PPO
 from meshwright.runtime.advantages import (
     ends_response,
     generalized_advantages,
@@ -18,7 +19,7 @@ from meshwright.runtime.advantages import (
     token_rewards,
     whiten,
 )
-from meshwright.runtime.ppo import PPOSettings, targets
+from meshwright.runtime.ppo import targets
 
 ROWS, WIDTH = 6, 12
 
@@ -117,7 +118,7 @@ def test_padding_changes_no_bit_of_the_targets(seed: int) -> None:
     after_the_end = ends_response(mask).roll(1, 1) & b["truncated"][:, None]
     clean = targets(
         **{name: b[name] for name in ("scores", "logprobs", "ref_logprobs", "values", "mask", "truncated")},
-        settings=PPOSettings(),
+        settings=PPO(),
     )
     dirty = targets(
         scores=b["scores"],
@@ -126,7 +127,7 @@ def test_padding_changes_no_bit_of_the_targets(seed: int) -> None:
         values=poisoned(b["values"], mask | after_the_end),
         mask=mask,
         truncated=b["truncated"],
-        settings=PPOSettings(),
+        settings=PPO(),
     )
     assert torch.equal(clean.advantages, dirty.advantages)
     assert torch.equal(clean.returns, dirty.returns)
@@ -155,8 +156,8 @@ def test_shards_whitened_with_the_summed_moments_equal_the_batch_whitened_whole(
 def test_returns_are_unwhitened_advantages_plus_values() -> None:
     b = batch(3)
     inputs = {name: b[name] for name in ("scores", "logprobs", "ref_logprobs", "values", "mask", "truncated")}
-    plain = targets(**inputs, settings=PPOSettings(whiten_advantages=False))
-    white = targets(**inputs, settings=PPOSettings(whiten_advantages=True))
+    plain = targets(**inputs, settings=PPO(whiten_advantages=False))
+    white = targets(**inputs, settings=PPO(whiten_advantages=True))
     torch.testing.assert_close(plain.returns[b["mask"]], (plain.advantages + b["values"])[b["mask"]])
     assert torch.equal(white.returns, plain.returns)
     torch.testing.assert_close(white.advantages, whiten(plain.advantages, b["mask"]))

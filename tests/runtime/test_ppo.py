@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
-from meshwright.profiles.errors import BadInput
+from meshwright.planner.job import PPO
 from meshwright.runtime.advantages import response_mask
 from meshwright.runtime.ppo import (
-    PPOSettings,
     Share,
     experience_metrics,
     explained_variance,
@@ -25,7 +25,7 @@ from meshwright.runtime.ppo import (
 )
 
 ROWS, WIDTH = 6, 12
-SETTINGS = PPOSettings()
+SETTINGS = PPO()
 
 
 def batch(seed: int) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def policy_share(b: dict[str, Tensor], rows: slice, num_tokens: int, weights: Te
         b["advantages"][rows],
         b["mask"][rows],
         num_tokens=num_tokens,
-        settings=PPOSettings(entropy_coefficient=0.01),
+        settings=PPO(entropy_coefficient=0.01),
         entropy=b["entropy"][rows],
         weights=None if weights is None else weights[rows],
     )
@@ -141,7 +141,7 @@ def test_the_value_loss_takes_the_worse_of_the_free_and_the_held_error() -> None
 def test_an_entropy_bonus_lowers_the_loss_by_its_share() -> None:
     zeros, mask = torch.zeros(1, 3), torch.tensor([[1, 1, 0]])
     entropy = torch.tensor([[1.0, 3.0, 100.0]])
-    with_bonus = PPOSettings(entropy_coefficient=0.1)
+    with_bonus = PPO(entropy_coefficient=0.1)
     loss, metrics = policy_loss(zeros, zeros, zeros, mask, num_tokens=2, settings=with_bonus, entropy=entropy)
     assert float(loss) == pytest.approx(-0.2)  # -0.1 * (1 + 3) / 2
     assert metrics["entropy"] == 2.0
@@ -195,5 +195,5 @@ def test_experience_metrics_are_means_over_rows_and_tokens() -> None:
     ("field", "value"), [("clip_ratio", 0.0), ("value_clip", -1.0), ("kl_coefficient", -0.1), ("gamma", 1.5)]
 )
 def test_a_setting_out_of_range_is_refused_by_name(field: str, value: float) -> None:
-    with pytest.raises(BadInput, match=field):
-        PPOSettings(**{field: value})
+    with pytest.raises(ValidationError, match=field):
+        PPO(**{field: value})

@@ -1,0 +1,170 @@
+"""The command line: reads documents, calls the house, shows the answer.
+
+Commands that compute import torch when they are called, so that planning starts at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.planner.explain import explain as explanation
+from meshwright.planner.job import Job, read_job, resolve
+from meshwright.planner.plan import Plan, read_plan, write_plan
+from meshwright.planner.verify import verify as violations
+from meshwright.profiles.documents import canonical_json, digest
+from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
+from meshwright.profiles.table import Table, read_table, write_table
+from meshwright.runtime import show
+
+app = typer.Typer(
+    help="Plans, proves and runs PPO-RLHF jobs on Megatron-core.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, PPO, data.")]
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by `meshwright plan`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+class SchemaOf(StrEnum):
+    JOB = "job"
+    PLAN = "plan"
+    TABLE = "table"
+
+
+@app.command(epilog="Example: meshwright schema job > job.schema.json")
+def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]) -> None:
+    """Print the JSON Schema of a document."""
+
+    kind = {SchemaOf.JOB: Job, SchemaOf.PLAN: Plan, SchemaOf.TABLE: Table}[document]
+    print(json.dumps(kind.model_json_schema(), indent=2, sort_keys=True))
+
+
+@app.command(epilog="Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1")
+def profile(
+    job: JobPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the table goes.")],
+    minutes: Annotated[float, typer.Option(min=0.05, help="Time to spend; what is left out is extrapolated.")] = 2.0,
+) -> None:
+    """Time the job's stage bodies and collectives on this machine."""
+    from meshwright.runtime.profiling import profile_job
+
+    document = read_job(job)
+    facts = resolve(document, job.parent)
+    table = profile_job(facts, minutes=minutes)
+
+    write_table(output, table)
+    failed = sum(m.status == "failed" for m in table.measurements)
+    Console().print(
+        f"{output}: {len(table.measurements)} measurements ({failed} failed) and {len(table.collectives)} collectives "
+        f"on {table.provenance.device}"
+    )
+
+
+@app.command(
+    epilog="Example: meshwright plan job.yaml --profile table.json --pin actor_generate.layout=tp1,pp2,dp1 -o plan.json"
+)
+def plan(
+    job: JobPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
+    profile: Annotated[
+        Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")
+    ] = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="Fix a choice, as stage.key=value; may be given several times.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest plan that fits, and prove how good it is."""
+    from meshwright.planner.compile import NoPlan, compile_plan
+
+    document = read_job(job)
+    facts = resolve(document, job.parent)
+    table = read_table(profile) if profile else None
+    model = cost_model(facts.cluster, facts.workload, facts.precision, table)
+    digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
+    answer = compile_plan(facts, model, pins=tuple(pin or ()), digests=digests)
+    if isinstance(answer, NoPlan):
+        show.no_plan(answer, as_json=as_json)
+        raise typer.Exit(3)
+    write_plan(output, answer)
+    if as_json:
+        print(canonical_json(answer), end="")
+    else:
+        show.plan(answer, output)
+
+
+@app.command(epilog="Example: meshwright verify plan.json")
+def verify(plan: PlanPath, as_json: AsJson = False) -> None:
+    """Check every rule of a plan without the solver; say nothing when it holds."""
+
+    found = violations(read_plan(plan))
+    if as_json:
+        print(json.dumps({"violations": found}, indent=2))
+    elif found:
+        print("\n".join(found), file=sys.stderr)
+    if found:
+        raise typer.Exit(2)
+
+
+@app.command(epilog="Example: meshwright explain plan.json")
+def explain(plan: PlanPath, as_json: AsJson = False) -> None:
+    """Say why a plan is as it is: what its step waits for, what is idle, what was guessed."""
+
+    show.explanation(explanation(read_plan(plan)), as_json=as_json)
+
+
+@app.command(epilog="Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run")
+def run(
+    plan: PlanPath,
+    job: JobPath,
+    steps: Annotated[int, typer.Option(min=1, help="PPO steps in all, those before a resume included.")],
+    out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
+    resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0 keeps the last only.")] = 0,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
+    rendezvous: Annotated[str, typer.Option(help="host:port where the machines meet.")] = "127.0.0.1:0",
+) -> None:
+    """Train with PPO as the plan says, and compare measured with predicted times."""
+    from meshwright.runtime.launch import Rendezvous
+    from meshwright.runtime.train import RunRequest, run_plan
+
+    request = RunRequest(
+        plan=read_plan(plan),
+        job=read_job(job),
+        directory=job.parent.resolve(),
+        out=out.resolve(),
+        steps=steps,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+    )
+    show.run_summary(run_plan(request, Rendezvous.parse(rendezvous, nodes)), out)
+
+
+def main() -> None:
+    """Runs the command line; an error is one sentence and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except MeshwrightError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(error.exit_code)
+    except OSError as error:
+        path = f" {error.filename}" if error.filename else ""
+        sentence = BadInput(f"cannot use{path}: {error.strerror}; check the path and its permissions.")
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(str(sentence))}")
+        sys.exit(sentence.exit_code)
+    except KeyboardInterrupt:
+        print("stopped by the user; what was written before stays.", file=sys.stderr)
+        sys.exit(RunFailed.exit_code)

@@ -1,0 +1,85 @@
+"""The models that a rank holds: one copy of a role's weights for each pool and layout that its stages use.
+
+The training stage's copy owns the weights and the optimizer; every other copy of a trained role is refit from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from meshwright.planner.job import Job
+from meshwright.planner.plan import Plan
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.stages import TRAIN_STAGE, Role
+from meshwright.runtime.bodies import Trainer
+from meshwright.runtime.mesh import Mesh, build_mesh
+from meshwright.runtime.models import Decoder, build_model
+from meshwright.runtime.refit import Refit
+from meshwright.runtime.weights import load_weights
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightCopy:
+    """One copy as this rank sees it: `model` is None outside its mesh, `trainer` where it is not trained."""
+
+    stage: str  # the stage that the copy is named for, Plan.copy_of
+    spec: ModelSpec
+    mesh: Mesh
+    model: Decoder | None
+    trainer: Trainer | None
+
+
+def build_copies(plan: Plan, job: Job, directory: Path) -> dict[str, WeightCopy]:
+    """Every copy of the plan by the stage it is named for, in the same order on every rank.
+
+    Copies that are refit at the start of a step are left with the weights they were built with.
+    """
+    names = {p.stage: plan.copy_of(p.stage) for p in plan.placements}
+    refitted = {refit.target for refit in plan.refits}
+    copies = {}
+    for name in sorted(set(names.values())):
+        placement = plan.placement(name)
+        spec = plan.facts.models.spec(placement.role)
+        mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
+        model, trainer = None, None
+        if mesh.is_member:
+            trained = TRAIN_STAGE.get(placement.role) == name
+            model = build_model(
+                spec,
+                mesh,
+                dtype=DTYPES[plan.facts.precision],
+                recompute=placement.schedule.recompute.value,
+                trainable=trained,
+            )
+            if name not in refitted:
+                load_weights(model, spec, mesh, directory / job.models.source(placement.role).path)
+            if trained:
+                trainer = _trainer(model, mesh, placement.role, job)
+        copies[name] = WeightCopy(stage=name, spec=spec, mesh=mesh, model=model, trainer=trainer)
+    return copies
+
+
+def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str, str], Refit]:
+    """The plan's refits by (source, target); every rank of the world takes part in each."""
+    refits = {}
+    for refit in plan.refits:
+        source, target = copies[refit.source], copies[refit.target]
+        refits[refit.source, refit.target] = Refit(source.model, source.mesh, target.model, target.mesh)
+    return refits
+
+
+def _trainer(model: Decoder, mesh: Mesh, role: Role, job: Job) -> Trainer:
+    rates = {Role.ACTOR: job.ppo.actor_learning_rate, Role.CRITIC: job.ppo.critic_learning_rate}
+    return Trainer(
+        model,
+        mesh,
+        learning_rate=rates[role],
+        weight_decay=job.ppo.weight_decay,
+        max_grad_norm=job.ppo.max_grad_norm,
+    )

@@ -1,0 +1,129 @@
+"""The batch as a training stage sees it: advantages and returns over all rows, cut into minibatches and micro-batches.
+
+Every training rank computes the targets of the whole batch by itself, from the same numbers in the same order, so that
+neither the layout nor the micro-batches can change them.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.planner.job import PPO
+from meshwright.profiles.model import ModelSpec
+from meshwright.runtime.advantages import response_mask
+from meshwright.runtime.batch import Batch
+from meshwright.runtime.bodies import MicroBatch
+from meshwright.runtime.logprobs import token_logprobs
+from meshwright.runtime.mesh import Mesh
+from meshwright.runtime.ppo import Share, experience_metrics, policy_loss, targets, value_loss
+
+
+class Learning:
+    """Targets of one batch, [rows, width] each, and the micro-batches cut from it."""
+
+    def __init__(self, ppo: PPO, batch: Batch, eos_token: int) -> None:
+        rows, lengths = batch.rows, batch.lengths()
+        width = max(lengths.values())
+        experience = batch.experience
+        prompts = torch.tensor([batch.prompt_length(row) for row in rows])
+        totals = torch.tensor([lengths[row] for row in rows])
+        ended = torch.tensor([int(experience.get("tokens", row)[-1]) == eos_token for row in rows])
+        self._ppo, self._lengths = ppo, lengths
+        self._tokens = experience.padded("tokens", rows, width)
+        self._scores = torch.cat([experience.get("scores", row) for row in rows])
+        self._truncated = ~ended
+        self._fields = {name: experience.padded(name, rows, width) for name in ("ref_logprobs", "values")}
+        self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
+        self._fields["mask"] = response_mask(prompts, totals - prompts, width)
+        goals = targets(
+            scores=self._scores,
+            logprobs=self._fields["old_logprobs"],
+            ref_logprobs=self._fields["ref_logprobs"],
+            values=self._fields["values"],
+            mask=self._fields["mask"],
+            truncated=self._truncated,
+            settings=ppo,
+        )
+        self._fields |= {"advantages": goals.advantages, "returns": goals.returns}
+
+    def metrics(self) -> dict[str, float]:
+        """What is reported of the batch, before any update."""
+        fields = self._fields
+        return experience_metrics(
+            self._scores, fields["old_logprobs"], fields["ref_logprobs"], fields["mask"], self._truncated
+        )
+
+    def num_tokens(self, rows: Sequence[int]) -> int:
+        """Response tokens of these rows: the denominator of their losses."""
+        return int(self._fields["mask"][list(rows)].sum())
+
+    def block(self, rows: Sequence[int]) -> MicroBatch:
+        """A micro-batch of these rows, padded to the longest of them."""
+        width = max(self._lengths[row] for row in rows)
+        index = list(rows)
+        fields = {name: values[index, :width] for name, values in self._fields.items()}
+        return MicroBatch(tokens=self._tokens[index, :width], fields=fields)
+
+
+def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], Share]:
+    """The loss that trains a model: the critic's where it has a scalar head, else the actor's."""
+    if spec.scalar_head:
+        return functools.partial(_critic_share, num_tokens=num_tokens, ppo=ppo)
+    return functools.partial(
+        _actor_share, group=mesh.groups.tp, vocab_size=spec.vocab_size, num_tokens=num_tokens, ppo=ppo
+    )
+
+
+def _actor_share(
+    output: Tensor,
+    block: MicroBatch,
+    *,
+    group: dist.ProcessGroup,
+    vocab_size: int,
+    num_tokens: int,
+    ppo: PPO,
+) -> Share:
+    """A micro-batch's share of the actor's loss, from logits [S, B, V / tp] cut over `group`."""
+    logprobs, entropy = token_logprobs(
+        output,
+        F.pad(block.tokens[:, 1:], (0, 1)).to(output.device),
+        group,
+        vocab_size=vocab_size,
+        temperature=ppo.temperature,
+        with_entropy=True,
+    )
+    fields = {name: values.to(output.device) for name, values in block.fields.items()}
+    return policy_loss(
+        logprobs,
+        fields["old_logprobs"],
+        fields["advantages"],
+        fields["mask"],
+        num_tokens=num_tokens,
+        settings=ppo,
+        entropy=entropy,
+    )
+
+
+def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PPO) -> Share:
+    """A micro-batch's share of the critic's loss, from values [B, S]."""
+    fields = {name: values.to(output.device) for name, values in block.fields.items()}
+    return value_loss(output, fields["values"], fields["returns"], fields["mask"], num_tokens=num_tokens, settings=ppo)
+
+
+def minibatches(
+    rows: Sequence[int], *, step: int, num_epochs: int, num_minibatches: int, seed: int
+) -> Iterator[list[int]]:
+    """The rows of each update of a step: every epoch visits all rows once, in an order of its own."""
+    size = len(rows) // num_minibatches
+    for epoch in range(num_epochs):
+        order = list(rows)
+        random.Random(f"{seed}/{step}/{epoch}").shuffle(order)
+        for first in range(0, len(order), size):
+            yield order[first : first + size]

@@ -1,0 +1,32 @@
+"""How much memory this process has used at most, on its device or, on a CPU, in its resident set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5): resets the peak resident set size to the current one
+
+
+def reset_peak() -> int:
+    """Forgets the peak so far; returns the bytes in use now."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    _CLEAR.write_text(_RESET_PEAK)
+    return _resident("VmRSS")
+
+
+def peak_bytes() -> int:
+    """The most bytes in use since the last reset."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return _resident("VmHWM")
+
+
+def _resident(field: str) -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024

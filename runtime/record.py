@@ -1,0 +1,188 @@
+"""What a run leaves behind: metrics and spans line by line, evaluations, and predicted beside measured times."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from meshwright.planner.plan import Plan, write_plan
+from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.trace import Span, chrome_trace, read_spans, write_spans
+from meshwright.runtime.executor import Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out prompts under the policy after `step` updates. The standard error is over prompts."""
+
+    step: int
+    num_prompts: int
+    mean_score: float
+    standard_error: float
+    mean_response_tokens: float
+    scores: tuple[float, ...]
+
+    @classmethod
+    def of(cls, step: int, scores: Mapping[int, float], lengths: Mapping[int, int]) -> Evaluation:
+        values = [scores[row] for row in sorted(scores)]
+        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        return cls(
+            step=step,
+            num_prompts=len(values),
+            mean_score=statistics.fmean(values),
+            standard_error=error,
+            mean_response_tokens=statistics.fmean(lengths.values()),
+            scores=tuple(values),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Predicted and measured seconds of one thing in a step; measured is the median over steps after the first."""
+
+    name: str
+    predicted_seconds: float
+    measured_seconds: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return (self.predicted_seconds - self.measured_seconds) / self.measured_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    steps: int
+    comparisons: tuple[Comparison, ...]
+    evaluations: tuple[Evaluation, ...]
+    tokens_per_second: float
+
+    def improvement(self) -> tuple[float, float] | None:
+        """(rise of the mean held-out score from the first to the last evaluation, standard error of the rise).
+
+        Both evaluations answer the same prompts, so the error is that of the paired differences.
+        """
+        if len(self.evaluations) < 2:
+            return None
+        first, last = self.evaluations[0], self.evaluations[-1]
+        rises = [b - a for a, b in zip(first.scores, last.scores, strict=True)]
+        error = statistics.stdev(rises) / len(rises) ** 0.5 if len(rises) > 1 else 0.0
+        return statistics.fmean(rises), error
+
+
+class Recorder:
+    """Writes the record of a run on one rank; silent on the others."""
+
+    def __init__(self, plan: Plan, out: Path, steps: int, *, is_writer: bool) -> None:
+        self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
+        self._progress: Progress | None = None
+
+    def open(self, first_step: int) -> None:
+        """Begins at a step; lines of later steps, left by a run that was cut off, are dropped."""
+        if not self._is_writer:
+            return
+        write_plan(self._out / "plan.json", self._plan)
+        for name in ("metrics.jsonl", "trace.jsonl", "evaluations.jsonl"):
+            _keep_steps_before(self._out / name, first_step)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[reward]}"),
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("PPO steps", total=self._steps, completed=first_step, reward="")
+
+    def step(self, step: int, outcomes: Sequence[Outcome], *, seconds: float) -> None:
+        """Writes the metrics and spans of one step, gathered from all ranks."""
+        metrics = _trained(outcomes)
+        generated = metrics["response_tokens"] * self._plan.facts.workload.batch_size
+        line = {"step": step, "seconds": seconds, "tokens_per_second": generated / seconds, **metrics}
+        _append(self._out / "metrics.jsonl", line)
+        write_spans(self._out / "trace.jsonl", [span for outcome in outcomes for span in outcome.spans])
+        if self._progress:
+            self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
+
+    def evaluation(self, evaluation: Evaluation, span: Span) -> None:
+        _append(self._out / "evaluations.jsonl", asdict(evaluation))
+        write_spans(self._out / "trace.jsonl", [span])
+
+    def close(self) -> RunSummary:
+        """Writes the timeline and the summary."""
+        if not self._is_writer:
+            return RunSummary(steps=self._steps, comparisons=(), evaluations=(), tokens_per_second=0.0)
+        if self._progress:
+            self._progress.stop()
+        spans = read_spans(self._out / "trace.jsonl")
+        write_atomically(self._out / "trace.chrome.json", chrome_trace(spans))
+        lines = _read(self._out / "metrics.jsonl")
+        summary = RunSummary(
+            steps=self._steps,
+            comparisons=compare(self._plan, spans, {line["step"]: line["seconds"] for line in lines}),
+            evaluations=tuple(
+                Evaluation(**{**line, "scores": tuple(line["scores"])})
+                for line in _read(self._out / "evaluations.jsonl")
+            ),
+            tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
+        )
+        write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
+        return summary
+
+
+def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
+    """Predicted beside measured: each stage (its slowest rank), all refits together, and the step."""
+    first = min(step_seconds)
+    steps = [step for step in step_seconds if step > first] or [first]
+    slowest: dict[tuple[str, int], float] = {}
+    for span in spans:
+        key = (span.instruction if span.kind == "stage" else span.kind, span.step)
+        longest = slowest.get(key, 0.0)
+        slowest[key] = longest + span.seconds if span.kind == "refit" and span.rank == 0 else max(longest, span.seconds)
+
+    def measured(name: str) -> float:
+        return statistics.median(slowest.get((name, step), 0.0) for step in steps)
+
+    rows = [
+        Comparison(name=p.stage, predicted_seconds=p.cost.total, measured_seconds=measured(p.stage))
+        for p in sorted(plan.placements, key=lambda p: p.start_seconds)
+    ]
+    if plan.refits:
+        predicted = sum(refit.cost.total for refit in plan.refits)
+        rows.append(Comparison(name="refit", predicted_seconds=predicted, measured_seconds=measured("refit")))
+    whole = statistics.median(step_seconds[step] for step in steps)
+    return (*rows, Comparison(name="step", predicted_seconds=plan.period_seconds, measured_seconds=whole))
+
+
+def _trained(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The metrics of the training stages; every rank of a stage reports the same, so the first one's are taken."""
+    metrics: dict[str, float] = {}
+    for stage in TRAIN_STAGE.values():
+        metrics |= next(outcome.metrics[stage] for outcome in outcomes if stage in outcome.metrics)
+    return metrics
+
+
+def _append(path: Path, line: Mapping[str, object]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _keep_steps_before(path: Path, first_step: int) -> None:
+    """Drops the lines of steps that will run again; the evaluation at step 0 stays."""
+    kept = [line for line in _read(path) if line["step"] < first_step]
+    if path.exists():
+        write_atomically(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in kept))

@@ -1,0 +1,178 @@
+"""A run: every rank builds its part of the plan, executes the program step by step, and rank 0 keeps the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from meshwright.planner.job import Job, resolve
+from meshwright.planner.plan import Plan
+from meshwright.planner.program import Program, lower
+from meshwright.planner.verify import verify
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Span
+from meshwright.runtime.actions import Actions
+from meshwright.runtime.batch import Batch
+from meshwright.runtime.checkpoint import latest_step, load_checkpoint, save_checkpoint
+from meshwright.runtime.copies import build_copies, build_refits
+from meshwright.runtime.data import PromptData, read_data
+from meshwright.runtime.executor import Executor, Outcome
+from meshwright.runtime.experience import Courier
+from meshwright.runtime.launch import Rendezvous, launch
+from meshwright.runtime.record import Evaluation, Recorder, RunSummary
+
+T = TypeVar("T")
+
+EVALUATED = frozenset({"actor_generate", "reward_score"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What to run and where to write; `directory` is where the job's relative paths start."""
+
+    plan: Plan
+    job: Job
+    directory: Path
+    out: Path
+    steps: int
+    resume: bool = False
+    checkpoint_every: int = 0
+
+
+def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary:
+    """Runs the plan on this node's ranks and returns what rank 0 recorded.
+
+    Raises BadInput for whatever can be known to be wrong before anything starts.
+    """
+    rendezvous = rendezvous or Rendezvous()
+    _check(request, rendezvous)
+    request.out.mkdir(parents=True, exist_ok=True)
+    results = launch(
+        _work,
+        request,
+        num_ranks=request.plan.facts.cluster.ranks_per_node,
+        rendezvous=rendezvous,
+        logs=request.out,
+    )
+    return results[min(results)]
+
+
+def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
+    plan, cluster = request.plan, request.plan.facts.cluster
+    for sentence in verify(plan):
+        raise BadInput(f"plan: {sentence}")
+    facts = resolve(request.job, request.directory)
+    for part in ("models", "workload", "precision"):
+        if getattr(facts, part) != getattr(plan.facts, part):
+            raise BadInput(f"the plan was made for another job: its {part} differ; plan this job again.")
+    if rendezvous.nodes != cluster.nodes:
+        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
+    if cluster.device.kind == "cuda" and torch.cuda.device_count() < cluster.ranks_per_node:
+        raise BadInput(
+            f"the plan uses {cluster.ranks_per_node} CUDA devices per node and this machine has "
+            f"{torch.cuda.device_count()}; run it on such a machine, or plan the job for `cluster: local`."
+        )
+    read_data(request.job, request.directory)
+    done = latest_step(request.out)
+    if done is not None and not request.resume:
+        raise BadInput(
+            f"{request.out} holds a run of {done} steps; continue it with --resume or name another directory."
+        )
+    if request.resume and done is None:
+        raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
+    if done is not None and done >= request.steps:
+        raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
+
+
+def _work(request: RunRequest) -> RunSummary:
+    """What one rank does from the first to the last step."""
+    run = _Run(request)
+    first = 0
+    if request.resume:
+        first = load_checkpoint(request.out, run.copies)
+    run.recorder.open(first)
+    if first == 0:
+        run.evaluate(0)
+    for step in range(first, request.steps):
+        run.train(step)
+        done = step + 1
+        if done == request.steps or (request.checkpoint_every and done % request.checkpoint_every == 0):
+            save_checkpoint(request.out, done, run.copies)
+    run.evaluate(request.steps)
+    return run.recorder.close()
+
+
+class _Run:
+    """One rank's models, program and clock."""
+
+    def __init__(self, request: RunRequest) -> None:
+        plan, job = request.plan, request.job
+        torch.manual_seed(job.ppo.seed)
+        self.data: PromptData = read_data(job, request.directory)
+        self.program: Program = lower(plan)
+        self.copies = build_copies(plan, job, request.directory)
+        self.began = _agree(time.time())
+        group = dist.new_group(backend="gloo")
+        assert group is not None
+        self._control = group
+        self._executor = Executor(
+            Actions(plan, job, self.data, self.copies),
+            build_refits(plan, self.copies),
+            Courier(group),
+            began=self.began,
+        )
+        self.recorder = Recorder(plan, request.out, request.steps, is_writer=dist.get_rank() == 0)
+
+    def train(self, step: int) -> None:
+        """One PPO step."""
+        dist.barrier(group=self._control)
+        start = time.time() - self.began
+        outcome = self._executor.execute(self.program, Batch(step=step, prompts=self.data.batch(step)))
+        outcomes: list[Outcome] = self._gather(outcome)
+        if outcomes:
+            self.recorder.step(step, outcomes, seconds=time.time() - self.began - start)
+
+    def evaluate(self, step: int) -> None:
+        """Scores of the held-out prompts under the present policy, always with the same draws."""
+        if not self.data.held_out:
+            return
+        start = time.time() - self.began
+        batch = Batch(step=step, prompts=self.data.held_out_batch())
+        self._executor.execute(self.program.up_to(EVALUATED), batch)
+        scores = {row: float(batch.experience.get("scores", row)) for row in batch.experience.rows("scores")}
+        lengths = {row: batch.length(row) - batch.prompt_length(row) for row in batch.experience.rows("tokens")}
+        gathered: list[tuple[Mapping[int, float], Mapping[int, int]]] = self._gather((scores, lengths))
+        if not gathered:
+            return
+        merged_scores = {row: score for part, _ in gathered for row, score in part.items()}
+        merged_lengths = {row: length for _, part in gathered for row, length in part.items()}
+        end = time.time() - self.began
+        span = Span(
+            step=step,
+            instruction="evaluate",
+            kind="evaluate",
+            rank=0,
+            start_seconds=start,
+            end_seconds=end,
+            clock="measured",
+        )
+        self.recorder.evaluation(Evaluation.of(step, merged_scores, merged_lengths), span)
+
+    def _gather(self, mine: T) -> list[T]:
+        """Every rank's object on rank 0, nothing elsewhere."""
+        gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(mine, gathered, group=self._control)
+        return [item for item in gathered or [] if item is not None]
+
+
+def _agree(seconds: float) -> float:
+    """Rank 0's number on every rank."""
+    numbers = [seconds]
+    dist.broadcast_object_list(numbers)
+    return numbers[0]
