@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
 from meshwright.planner.explain import explain as explanation
-from meshwright.planner.job import Job, read_job, resolve
+from meshwright.planner.job import Facts, Job, read_job, resolve
 from meshwright.planner.plan import Plan, read_plan, write_plan
 from meshwright.planner.verify import verify as violations
 from meshwright.profiles.documents import canonical_json, digest
@@ -47,7 +49,6 @@ class SchemaOf(StrEnum):
 @app.command(epilog="Example: meshwright schema job > job.schema.json")
 def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]) -> None:
     """Print the JSON Schema of a document."""
-
     kind = {SchemaOf.JOB: Job, SchemaOf.PLAN: Plan, SchemaOf.TABLE: Table}[document]
     print(json.dumps(kind.model_json_schema(), indent=2, sort_keys=True))
 
@@ -88,16 +89,23 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is."""
-    from meshwright.planner.compile import NoPlan, compile_plan
+    from meshwright.planner.compile import compile_plan
+    from meshwright.planner.refusal import NoPlan
 
     document = read_job(job)
     facts = resolve(document, job.parent)
     table = read_table(profile) if profile else None
-    model = cost_model(facts.cluster, facts.workload, facts.precision, table)
+
+    def model_of(facts: Facts) -> CostModel:
+        return cost_model(facts.cluster, facts.workload, facts.precision, table)
+
     digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
-    answer = compile_plan(facts, model, pins=tuple(pin or ()), digests=digests)
+    answer = compile_plan(facts, model_of(facts), pins=tuple(pin or ()), digests=digests, remodel=model_of)
     if isinstance(answer, NoPlan):
-        show.no_plan(answer, as_json=as_json)
+        if as_json:
+            print(json.dumps(asdict(answer), indent=2))
+        else:
+            show.no_plan(answer)
         raise typer.Exit(3)
     write_plan(output, answer)
     if as_json:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from meshwright.cost_models.cost import Cost, Source
 from meshwright.planner.plan import Plan, Solver
+from meshwright.planner.refusal import NoPlan
 from meshwright.runtime.record import RunSummary
 
 _GIB = 2**30
@@ -46,6 +47,18 @@ def plan(found: Plan, path: Path) -> None:
     console.print(
         f"fullest rank {_size(fullest)} of {_size(found.facts.cluster.device.memory_bytes)}; written to {path}"
     )
+
+
+def no_plan(answer: NoPlan) -> None:
+    """What binds, and the smallest changes that leave a plan."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("[bold red]no plan fits.[/]" if answer.status == "infeasible" else "[bold red]no plan found.[/]")
+    for limit in answer.limits:
+        console.print(f"  {limit.sentence}", markup=False)
+    if answer.changes:
+        console.print("any one of these changes leaves a plan:")
+    for change in answer.changes:
+        console.print(f"  {change.sentence}", markup=False)
 
 
 def run_summary(summary: RunSummary, out: Path) -> None:
