@@ -20,8 +20,11 @@ from meshwright.profiles.table import Body
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes of a weight or an activation in each precision."""
 
-_FP32_BYTES, _FP64_BYTES = 4, 8
-"""Log-probabilities are taken in fp32 when tokens are scored and in fp64 when they are sampled."""
+_SCORING_BYTES = 11 * 4
+"""Traffic per logit when tokens are scored in fp32: cast, maximum, difference, exponential, product and two sums."""
+
+_SAMPLING_BYTES = 7 * 8
+"""Traffic per logit when a token is sampled in fp64: cast, temperature, log-softmax, exponential and running sum."""
 
 _GEMM_BACKWARD = 2.0
 """Gradients of the input and of the weight, one GEMM each (Narayanan et al., arXiv:2104.04473, section 4)."""
@@ -108,7 +111,7 @@ class AnalyticShard:
         elementwise = self._size * count * self._layer_elements * self._elementwise_byte
         launches = self._efficiency.kernels_per_layer * self._launch
         samples = body in (Body.PREFILL, Body.DECODE)
-        head_gemm, ends = self._ends(count, rows if samples else count, _FP64_BYTES if samples else _FP32_BYTES)
+        head_gemm, ends = self._ends(count, rows if samples else count, _SAMPLING_BYTES if samples else _SCORING_BYTES)
         end_launches = self._efficiency.kernels_at_ends * self._launch
         if body is Body.TRAIN:
             gemm, head_gemm = gemm * (1 + _GEMM_BACKWARD), head_gemm * (1 + _GEMM_BACKWARD)
@@ -123,16 +126,12 @@ class AnalyticShard:
         elements = inner * outer + count * (inner + outer)
         return math.hypot(flops * self._gemm_flop, elements * self._gemm_byte)
 
-    def _ends(self, count: float, head_count: float, softmax_size: int) -> tuple[float, float]:
-        """Seconds of the head's GEMM, and of the embedding rows and the softmax over the vocabulary.
-
-        The logits are cast, then read for their maximum and for their sum.
-        """
+    def _ends(self, count: float, head_count: float, softmax_bytes: int) -> tuple[float, float]:
+        """Seconds of the head's GEMM, and of the embedding rows and the softmax over the vocabulary."""
         model = self._model
         outputs = 1 if model.scalar_head else model.padded_vocab_size
-        softmax_bytes = head_count * outputs * (self._size + 3 * softmax_size)
         embedding_bytes = 2 * count * model.hidden_size * self._size
-        elementwise = (softmax_bytes + embedding_bytes) * self._elementwise_byte
+        elementwise = (head_count * outputs * softmax_bytes + embedding_bytes) * self._elementwise_byte
         return self._gemm(head_count, model.hidden_size, outputs), elementwise
 
     def _optimizer(self) -> Time:

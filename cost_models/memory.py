@@ -21,17 +21,19 @@ from meshwright.profiles.workload import Workload
 _MOMENT_BYTES = 8
 """Adam's two fp32 moments per parameter."""
 
-_MAIN_WEIGHT_BYTES = 4
+_FP32_BYTES = 4
+
+_MAIN_WEIGHT_BYTES = _FP32_BYTES
 """The fp32 weight that the optimizer updates when the model computes in bf16."""
 
 _LOGSUMEXP_BYTES = 4
 """What flash attention keeps per head and token besides its output (Dao et al., arXiv:2205.14135, section 3.1)."""
 
-_LOGIT_CHUNK_TOKENS = 1024
-"""Tokens whose logits are in fp32 at once when they are scored."""
+_LOGIT_CHUNK_ELEMENTS = 2**25
+"""Logits that are in fp32 at once when tokens are scored: `runtime.logprobs.CHUNK_ELEMENTS`."""
 
-_LOGIT_CHUNK_COPIES = 2
-"""fp32 logits and their exponentials."""
+_LOGIT_CHUNK_COPIES = 4
+"""fp32 tensors of a chunk alive at once: logits or their logarithms, exponentials, a product, a gradient."""
 
 _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
@@ -169,5 +171,6 @@ class _RankMemory:
         shard = self.shard
         if not self.last or shard.scalar_head:
             return
-        chunk = min(tokens, _LOGIT_CHUNK_TOKENS) * _LOGIT_CHUNK_COPIES * 4
-        tally.add("logits", shard.padded_vocab_size * (tokens * copies * self.size + chunk))
+        elements = tokens * shard.padded_vocab_size
+        chunk_bytes = _FP32_BYTES * _LOGIT_CHUNK_COPIES * min(elements, _LOGIT_CHUNK_ELEMENTS)
+        tally.add("logits", elements * copies * self.size + chunk_bytes)

@@ -34,8 +34,8 @@ _MAX_KINDS = 8
 GRADIENT_BYTES = 4
 """Megatron's DistributedDataParallel keeps and reduces gradients in fp32 (`grad_reduce_in_fp32`)."""
 
-_LOGPROB_REDUCTIONS = 3
-"""Maximum, sum and target logit of a vocabulary-parallel log-probability, 4 bytes per token each."""
+_LOGPROB_BYTES = (4, 12)
+"""Bytes per token of the two reductions of vocabulary-parallel log-probabilities: the maximum, then three sums."""
 
 
 class MicroBatches(NamedTuple):
@@ -142,8 +142,10 @@ class Pipeline:
             exchange, source = self.network.seconds(ALL_REDUCE, tensor, hidden_bytes)
         num_exchanges = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
         per_layer = num_exchanges * exchange + 2 * trains * gathered
-        small = 0.0 if self.call.model.scalar_head else self.network.seconds(ALL_REDUCE, tensor, 4 * num_tokens)[0]
-        return per_layer, (1 + trains) * exchange + _LOGPROB_REDUCTIONS * small, source
+        at_ends = (1 + trains) * exchange
+        if not self.call.model.scalar_head:
+            at_ends += sum(self.network.seconds(ALL_REDUCE, tensor, b * num_tokens)[0] for b in _LOGPROB_BYTES)
+        return per_layer, at_ends, source
 
     def _send_seconds(self, num_tokens: int) -> tuple[float, Source]:
         """One hidden state to the next stage; sequence parallelism sends each rank's part."""

@@ -1,0 +1,77 @@
+"""Llama-2 7B on A100s, with lengths that a test can change."""
+
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.cost_models.question import Call
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.devices import device_named, network_named
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model import ModelSpec, model_from_config
+from meshwright.profiles.schedule import Recompute, Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.workload import Workload
+
+LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def llama() -> ModelSpec:
+    return model_from_config(LLAMA_2_7B, name="llama-2-7b")
+
+
+@pytest.fixture
+def a100s() -> Callable[[int], Cluster]:
+    def of(nodes: int) -> Cluster:
+        device, intra_node, host = device_named("a100-80gb")
+        return Cluster(
+            nodes=nodes,
+            ranks_per_node=8,
+            device=device,
+            intra_node=intra_node,
+            inter_node=network_named("ib-hdr-200"),
+            host=host,
+            host_memory_bytes=2**40,
+        )
+
+    return of
+
+
+@pytest.fixture
+def long_tail() -> Workload:
+    return Workload(
+        batch_size=512,
+        prompt=LengthSpec(max=512, median=128, p99=500),
+        response=LengthSpec(max=2048, median=256, p99=1800),
+        num_minibatches=2,
+    )
+
+
+@pytest.fixture
+def fixed() -> Workload:
+    """64 prompts of 100 tokens, 28 tokens generated for each."""
+    return Workload(batch_size=64, prompt=LengthSpec(max=100, fixed=100), response=LengthSpec(max=28, fixed=28))
+
+
+@pytest.fixture
+def call(llama: ModelSpec) -> Callable[..., Call]:
+    """A call of Llama-2 7B: stage, layout, micro-batch, recomputation, slots."""
+
+    def of(
+        stage: str, layout: str = "tp1", mbs: int = 1, recompute: str = "none", slots: int = 0, **changes: ModelSpec
+    ) -> Call:
+        schedule = Schedule(micro_batch_size=mbs, recompute=Recompute(recompute), generation_slots=slots)
+        model = changes.get("model", llama)
+        return Call(stage=STAGE_BY_NAME[stage], model=model, layout=Layout.parse(layout), schedule=schedule)
+
+    return of

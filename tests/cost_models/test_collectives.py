@@ -1,0 +1,75 @@
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.cost_models.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    SEND_RECEIVE,
+    Group,
+    Network,
+    groups_of,
+)
+from meshwright.cost_models.cost import Source
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.layout import Layout
+
+OPERATIONS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE)
+GROUPS = (Group(2, 2), Group(8, 8), Group(16, 8), Group(4, 1))
+
+
+@pytest.fixture
+def cluster(a100s: Callable[[int], Cluster]) -> Cluster:
+    return a100s(4)
+
+
+@pytest.fixture
+def network(cluster: Cluster) -> Network:
+    return Network(cluster, efficiency_of("cuda"))
+
+
+def test_groups_follow_the_order_of_ranks(cluster: Cluster) -> None:
+    groups = groups_of(Layout(tp=2, dp=16), cluster)
+    assert (groups.tensor, groups.data) == (Group(2, 2), Group(16, 4))
+    wide = groups_of(Layout(tp=8, pp=2, dp=2), cluster)
+    assert (wide.tensor, wide.data, wide.neighbours) == (Group(8, 8), Group(2, 1), Group(2, 1))
+    assert groups_of(Layout(tp=2, pp=2), cluster).neighbours == Group(2, 2)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_group_of_one_exchanges_nothing(network: Network, operation: str) -> None:
+    assert network.seconds(operation, Group(1, 1), 1e9)[0] == 0.0
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(cluster: Cluster) -> None:
+    free = cluster.model_copy(update={"device": cluster.device.model_copy(update={"launch_seconds": 0.0})})
+    network = Network(free, efficiency_of("cuda"))
+    for group in GROUPS:
+        halves = network.seconds(REDUCE_SCATTER, group, 1e8)[0] + network.seconds(ALL_GATHER, group, 1e8)[0]
+        assert network.seconds(ALL_REDUCE, group, 1e8)[0] == pytest.approx(halves)
+
+
+def test_a_large_all_reduce_runs_at_bus_bandwidth(network: Network) -> None:
+    """8 ranks, 1 GB: 2 x 7/8 GB over 300 GB/s x efficiency."""
+    seconds, source = network.seconds(ALL_REDUCE, Group(8, 8), 1e9)
+    assert seconds == pytest.approx(2 * 7 / 8 * 1e9 / (300e9 * efficiency_of("cuda").link_bytes), rel=0.01)
+    assert source is Source.ANALYTIC
+
+
+def test_ranks_of_one_node_drive_their_adapters_side_by_side(network: Network) -> None:
+    alone = network.seconds(ALL_REDUCE, Group(2, 1), 1e9)[0]
+    together = network.seconds(ALL_REDUCE, Group(16, 8), 1e9)[0]
+    assert together == pytest.approx(alone / 8 * (15 / 16) / (1 / 2), rel=0.02)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+@pytest.mark.parametrize("tier", ["intra_node", "inter_node"])
+def test_a_faster_link_is_never_slower(cluster: Cluster, operation: str, group: Group, tier: str) -> None:
+    link = getattr(cluster, tier)
+    for change in ({"bytes_per_second": 3 * link.bytes_per_second}, {"seconds": link.seconds / 3}):
+        faster = cluster.model_copy(update={tier: link.model_copy(update=change)})
+        before = Network(cluster, efficiency_of("cuda")).seconds(operation, group, 1e7)[0]
+        assert Network(faster, efficiency_of("cuda")).seconds(operation, group, 1e7)[0] <= before

@@ -1,0 +1,99 @@
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.cost_models.compute import AnalyticShard, element_bytes
+from meshwright.profiles.cluster import Cluster, Device
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.table import Body
+
+
+@pytest.fixture
+def shard(llama: ModelSpec, a100s: Callable[[int], Cluster]) -> Callable[..., AnalyticShard]:
+    def of(tp: int = 1, whole_share: float = 1.0, **device: object) -> AnalyticShard:
+        changed = a100s(1).device.model_copy(update=device)
+        return AnalyticShard(llama.shard(tp), changed, "bf16", efficiency_of("cuda"), whole_share)
+
+    return of
+
+
+BODIES = [
+    (Body.FORWARD, 4, 1024, 0),
+    (Body.TRAIN, 4, 1024, 0),
+    (Body.PREFILL, 4, 512, 0),
+    (Body.DECODE, 64, 1, 900),
+    (Body.OPTIMIZER, 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body[0])
+@pytest.mark.parametrize("fact", ["memory_bytes_per_second", "flops_per_second", "launch_seconds"])
+def test_a_better_device_is_never_slower(
+    shard: Callable[..., AnalyticShard], a100s: Callable[[int], Cluster], body: tuple[Body, int, int, int], fact: str
+) -> None:
+    device: Device = a100s(1).device
+    better: object = getattr(device, fact)
+    better = {k: 2 * v for k, v in better.items()} if isinstance(better, dict) else better * 2
+    if fact == "launch_seconds":
+        better = device.launch_seconds / 2
+    before, after = shard().time(*body), shard(**{fact: better}).time(*body)
+    assert after.layer <= before.layer
+    assert after.ends <= before.ends
+
+
+def test_a_large_forward_pass_is_bound_by_its_flops(shard: Callable[..., AnalyticShard], llama: ModelSpec) -> None:
+    tokens = 16 * 2048
+    gemm_seconds = 2 * tokens * llama.layer_params / (312e12 * efficiency_of("cuda").gemm_flops)
+    assert gemm_seconds < shard().time(Body.FORWARD, 16, 2048).layer < 1.5 * gemm_seconds
+
+
+def test_decoding_one_token_is_bound_by_reading_the_weights(
+    shard: Callable[..., AnalyticShard], llama: ModelSpec
+) -> None:
+    seconds = 2 * llama.layer_params / (2.039e12 * efficiency_of("cuda").gemm_bytes)
+    time = shard(launch_seconds=0.0).time(Body.DECODE, 1, 1, 16)
+    assert time.layer == pytest.approx(seconds, rel=0.02)
+
+
+def test_a_long_cache_is_read_at_the_bandwidth_of_memory(shard: Callable[..., AnalyticShard]) -> None:
+    rows, context = 64, 4000
+    cache_bytes = 2 * rows * context * 4096 * 2
+    bandwidth = 2.039e12 * efficiency_of("cuda").attention_bytes
+    assert shard().attention(rows, 1, context) == pytest.approx(cache_bytes / bandwidth, rel=0.01)
+
+
+def test_attention_grows_with_the_square_of_the_prompt(shard: Callable[..., AnalyticShard]) -> None:
+    short, long = shard().attention(1, 16384), shard().attention(1, 32768)
+    assert long / short == pytest.approx(4, rel=0.05)
+
+
+def test_training_costs_about_three_forward_passes(shard: Callable[..., AnalyticShard]) -> None:
+    forward, train = shard().time(Body.FORWARD, 4, 1024), shard().time(Body.TRAIN, 4, 1024)
+    assert 3 <= train.layer / forward.layer < 3.5
+
+
+def test_a_shard_takes_less_and_sequence_parallelism_less_again(shard: Callable[..., AnalyticShard]) -> None:
+    whole = shard().time(Body.FORWARD, 4, 1024).layer
+    half = shard(2).time(Body.FORWARD, 4, 1024).layer
+    sequence = shard(2, 0.5).time(Body.FORWARD, 4, 1024).layer
+    assert whole / 2 < half < whole
+    assert sequence < half
+
+
+def test_a_scalar_head_costs_next_to_nothing(llama: ModelSpec, a100s: Callable[[int], Cluster]) -> None:
+    def ends(scalar_head: bool) -> float:
+        model = llama.__class__(**{**llama.__dict__, "scalar_head": scalar_head})
+        shard = AnalyticShard(model, a100s(1).device, "bf16", efficiency_of("cuda"), 1.0)
+        return shard.time(Body.FORWARD, 4, 1024).ends
+
+    assert ends(True) < ends(False) / 10
+
+
+def test_an_unknown_precision_is_refused(llama: ModelSpec, a100s: Callable[[int], Cluster]) -> None:
+    with pytest.raises(BadInput, match="precision='fp8' is not known; use fp32 or bf16"):
+        element_bytes("fp8")
+    device = a100s(1).device.model_copy(update={"flops_per_second": {"fp32": 1e12}})
+    with pytest.raises(BadInput, match=r"has no peak for bf16; give flops_per_second\.bf16"):
+        AnalyticShard(llama, device, "bf16", efficiency_of("cuda"), 1.0)

@@ -1,0 +1,99 @@
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.generation import rounds_of
+from meshwright.cost_models.question import Call
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.table import Body
+from meshwright.profiles.workload import Workload
+
+
+def test_with_a_slot_for_every_row_there_are_as_many_rounds_as_the_longest_row(long_tail: Workload) -> None:
+    rounds = rounds_of(long_tail, 64, 64)
+    assert rounds.num_rounds == round(long_tail.response_lengths.expected_maximum(long_tail.batch_size))
+    assert rounds.refills.calls == 0
+
+
+@pytest.mark.parametrize(("rows", "slots"), [(64, 64), (64, 16), (64, 63), (7, 2), (1, 1)])
+def test_fixed_lengths_take_whole_waves(fixed: Workload, rows: int, slots: int) -> None:
+    rounds = rounds_of(fixed, rows, slots)
+    waves = -(-rows // slots)
+    assert rounds.num_rounds == 28 * waves
+    assert rounds.refills.calls == waves - 1
+    assert sum(window.rounds for window in rounds.windows) == pytest.approx(27 * waves)
+
+
+@pytest.mark.parametrize("slots", [1, 5, 16, 64])
+def test_every_token_but_a_rows_first_is_decoded_once(long_tail: Workload, slots: int) -> None:
+    rounds = rounds_of(long_tail, 64, slots)
+    decoded = sum(window.rounds * window.live for window in rounds.windows)
+    lengths = list(long_tail.response_lengths.strata(64))
+    lengths[-1] = round(long_tail.response_lengths.expected_maximum(long_tail.batch_size))
+    assert decoded == pytest.approx(sum(lengths) - 64)
+    assert all(window.live <= slots + 1e-9 for window in rounds.windows)
+    assert all(window.context <= long_tail.max_tokens for window in rounds.windows)
+
+
+def test_more_slots_take_fewer_rounds(long_tail: Workload) -> None:
+    rounds = [rounds_of(long_tail, 64, slots).num_rounds for slots in (1, 2, 4, 8, 16, 32, 64)]
+    assert rounds == sorted(rounds, reverse=True)
+
+
+def test_a_long_tail_takes_longer_than_its_mean(a100s: Callable[[int], Cluster], call: Callable[..., Call]) -> None:
+    tail = Workload(
+        batch_size=64, prompt=LengthSpec(max=100, fixed=100), response=LengthSpec(max=2000, median=100, p99=1500)
+    )
+    mean = round(tail.response_lengths.mean)
+    flat = tail.model_copy(update={"response": LengthSpec(max=2000, fixed=mean)})
+    question = call("actor_generate", "tp1", slots=64)
+    spread = AnalyticModel(a100s(1), tail, "bf16").seconds(question).total
+    assert spread > 1.5 * AnalyticModel(a100s(1), flat, "bf16").seconds(question).total
+
+
+def test_one_wave_on_one_rank_is_its_closed_form(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, fixed: Workload
+) -> None:
+    """A prefill of 64 x 100 tokens, then 27 decodes of 64 rows; cost is linear in context between 100 and 127."""
+    cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate", "tp1", slots=64))
+    shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency_of("cuda"), 1.0)
+
+    def one(body: Body, tokens: int, context: int) -> float:
+        time = shard.time(body, 64, tokens, context)
+        return 32 * time.layer + time.ends
+
+    expected = one(Body.PREFILL, 100, 0) + sum(one(Body.DECODE, 1, 100 + i) for i in range(27))
+    assert cost.total == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2,dp4", "pp2,dp4", "tp4,pp2"])
+def test_terms_are_positive_and_sum_to_the_total(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload, layout: str
+) -> None:
+    cost = AnalyticModel(a100s(1), long_tail, "bf16").seconds(call("actor_generate", layout, slots=32))
+    assert cost.total == pytest.approx(sum(term.amount for term in cost.terms))
+    assert all(term.amount > 0 for term in cost.terms)
+
+
+def test_a_pipeline_pays_for_groups_that_ran_dry(a100s: Callable[[int], Cluster], call: Callable[..., Call]) -> None:
+    """One row keeps one group of four alive: each token still passes all four stages."""
+    one_row = Workload(batch_size=1, prompt=LengthSpec(max=8, fixed=8), response=LengthSpec(max=100, fixed=100))
+    model = AnalyticModel(a100s(1), one_row, "bf16")
+    alone = model.seconds(call("actor_generate", "pp1", slots=1))
+    piped = model.seconds(call("actor_generate", "pp4", slots=1))
+    layers = [sum(t.amount for t in cost.terms if t.name == "decode layers") for cost in (alone, piped)]
+    assert layers[1] == pytest.approx(layers[0])
+    assert piped.total > alone.total
+
+
+def test_generating_without_slots_is_refused(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+) -> None:
+    with pytest.raises(BadInput, match="generation_slots=0 generates nothing; use 1 or more"):
+        AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate"))

@@ -1,0 +1,163 @@
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.cost import Cost, Source
+from meshwright.cost_models.pipeline import micro_batches
+from meshwright.cost_models.question import Call
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import Histogram, LengthSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.workload import Workload
+
+FORWARD_STAGES = ("reward_score", "ref_logprob", "critic_value", "actor_logprob")
+TRAIN_STAGES = ("actor_train", "critic_train")
+
+
+def amount(cost: Cost, name: str) -> float:
+    return sum(term.amount for term in cost.terms if term.name == name)
+
+
+def steady(batch_size: int) -> Workload:
+    return Workload(
+        batch_size=batch_size, prompt=LengthSpec(max=512, fixed=512), response=LengthSpec(max=512, fixed=512)
+    )
+
+
+def test_micro_batches_are_padded_to_their_longest_row() -> None:
+    lengths = Histogram((10, 20, 30, 40), (0.25, 0.25, 0.25, 0.25))
+    assert micro_batches(lengths, 4, 2) == ((1, 2, 20), (1, 2, 40))
+    assert micro_batches(lengths, 4, 1) == ((1, 1, 10), (1, 1, 20), (1, 1, 30), (1, 1, 40))
+    assert micro_batches(lengths, 4, 8) == ((1, 4, 40),)
+    assert micro_batches(lengths, 5, 2)[-1] == (1, 2, 40)
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 64, 1000])
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_no_row_is_forgotten_and_larger_micro_batches_pad_more(num_rows: int, size: int) -> None:
+    lengths = Histogram((10, 20, 300), (0.5, 0.3, 0.2))
+    found = micro_batches(lengths, num_rows, size)
+    assert sum(number for number, _, _ in found) == -(-num_rows // min(size, num_rows))
+    padded = sum(number * rows * tokens for number, rows, tokens in found)
+    assert padded >= sum(lengths.strata(num_rows)) * 0.98
+
+
+@pytest.mark.parametrize("stage", [*FORWARD_STAGES, *TRAIN_STAGES])
+@pytest.mark.parametrize("layout", ["tp1", "tp2,pp2,dp2", "tp4,dp2,sp", "pp8", "tp8,pp2,dp2,sp"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_terms_are_positive_and_sum_to_the_total(
+    *,
+    a100s: Callable[[int], Cluster],
+    call: Callable[..., Call],
+    long_tail: Workload,
+    stage: str,
+    layout: str,
+    recompute: str,
+) -> None:
+    cost = AnalyticModel(a100s(4), long_tail, "bf16").seconds(call(stage, layout, 4, recompute))
+    assert cost.total == pytest.approx(sum(term.amount for term in cost.terms))
+    assert all(term.amount > 0 for term in cost.terms)
+    assert len({term.name for term in cost.terms}) == len(cost.terms)
+    assert cost.source is Source.ANALYTIC
+
+
+@pytest.mark.parametrize("stage", ["ref_logprob", "actor_train"])
+def test_the_bubble_is_p_minus_one_stage_times_and_vanishes_with_many_micro_batches(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], stage: str
+) -> None:
+    shares = []
+    for batch_size in (4, 64, 4096):
+        cost = AnalyticModel(a100s(1), steady(batch_size), "bf16").seconds(call(stage, "pp4"))
+        busy = amount(cost, "layers") + amount(cost, "pipeline messages")
+        assert amount(cost, "pipeline bubble") / busy == pytest.approx(3 / batch_size)
+        shares.append(amount(cost, "pipeline bubble") / cost.total)
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.001
+
+
+def test_one_stage_has_no_bubble_and_no_messages(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload
+) -> None:
+    cost = AnalyticModel(a100s(1), long_tail, "bf16").seconds(call("actor_train", "dp8"))
+    assert {term.name for term in cost.terms} == {
+        "layers",
+        "embedding and head",
+        "gradient reduction",
+        "optimizer",
+        "parameter gather",
+    }
+
+
+def test_recomputation_costs_a_forward_pass_of_the_layers(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call]
+) -> None:
+    model = AnalyticModel(a100s(1), steady(64), "bf16")
+    forward = amount(model.seconds(call("actor_logprob", "tp1", 4)), "layers")
+    again = {
+        r: amount(model.seconds(call("actor_train", "tp1", 4, r)), "recomputation")
+        for r in ("none", "selective", "full")
+    }
+    assert again["none"] == 0
+    assert 0 < again["selective"] < again["full"] == pytest.approx(forward)
+
+
+def test_every_epoch_and_minibatch_updates(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+) -> None:
+    once = steady(64)
+    often = once.model_copy(update={"num_epochs": 3, "num_minibatches": 4})
+    question = call("actor_train", "dp8", 2)
+    one = AnalyticModel(a100s(1), once, "bf16").seconds(question)
+    many = AnalyticModel(a100s(1), often, "bf16").seconds(question)
+    assert amount(many, "optimizer") == pytest.approx(12 * amount(one, "optimizer"))
+    assert amount(many, "layers") == pytest.approx(3 * amount(one, "layers"))
+
+
+def test_tensor_parallel_training_exchanges_twice_what_a_forward_pass_does(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call]
+) -> None:
+    model = AnalyticModel(a100s(1), steady(64), "bf16")
+    name = "tensor-parallel collectives"
+    forward = amount(model.seconds(call("critic_value", "tp8", 4)), name)
+    train = amount(model.seconds(call("critic_train", "tp8", 4)), name)
+    full = amount(model.seconds(call("critic_train", "tp8", 4, "full")), name)
+    assert train / forward == pytest.approx(2, rel=0.05)
+    assert full / forward == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize("stage", ["ref_logprob", "actor_train"])
+def test_more_replicas_are_faster(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload, stage: str
+) -> None:
+    model = AnalyticModel(a100s(4), long_tail, "bf16")
+    times = [model.seconds(call(stage, str(Layout(dp=dp)), 2)).total for dp in (1, 2, 4, 8, 16, 32)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_published_a100_iterations_are_met_within_a_factor_of_two(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+) -> None:
+    """GPT-3 175B, 64 A100, TP8 PP8, 64 sequences of 2,048: 18.13 s with full and 13.75 s with selective recomputation
+    and sequence parallelism (Korthikanti et al., arXiv:2205.05198, tables 3 and 5)."""
+    gpt = llama.__class__(
+        **{
+            **llama.__dict__,
+            "num_layers": 96,
+            "hidden_size": 12288,
+            "num_heads": 96,
+            "num_kv_heads": 96,
+            "ffn_size": 32768,
+            "vocab_size": 51200,
+        }
+    )
+    workload = Workload(
+        batch_size=64, prompt=LengthSpec(max=1024, fixed=1024), response=LengthSpec(max=1024, fixed=1024)
+    )
+    model = AnalyticModel(a100s(8), workload, "bf16")
+    full = model.seconds(call("actor_train", "tp8,pp8", 1, "full", model=gpt)).total
+    selective = model.seconds(call("actor_train", "tp8,pp8,sp", 1, "selective", model=gpt)).total
+    assert 18.13 / 2 < full < 18.13 * 2
+    assert 13.75 / 2 < selective < 13.75 * 2
+    assert selective < full

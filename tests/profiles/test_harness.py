@@ -1,0 +1,124 @@
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.harness import LAYER_COUNTS, Sample, exchanges, measure, points
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.stages import Role
+from meshwright.profiles.table import Body, shape_of
+from meshwright.profiles.workload import Workload
+
+
+class Clock:
+    """Virtual time that a body advances."""
+
+    def __init__(self, durations: Iterator[float]) -> None:
+        self.now = 0.0
+        self.durations = durations
+        self.waits = 0
+
+    def read(self) -> float:
+        return self.now
+
+    def body(self) -> None:
+        self.now += next(self.durations)
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+def timed(durations: list[float], *, warmup: int = 0, repeats: int = 5, budget_seconds: float = 100.0) -> Sample:
+    clock = Clock(iter(durations))
+    return measure(
+        clock.body,
+        clock=clock.read,
+        synchronise=clock.wait,
+        warmup=warmup,
+        repeats=repeats,
+        budget_seconds=budget_seconds,
+    )
+
+
+def test_the_median_is_of_the_repeats_and_not_of_the_warm_up() -> None:
+    sample = timed([90.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=1, budget_seconds=1000.0)
+    assert sample == Sample(median_seconds=3.0, spread_seconds=2.0, repeats=5)
+
+
+def test_a_spent_budget_stops_the_repeats_but_never_the_first() -> None:
+    assert timed([3.0] * 9, budget_seconds=5.0).repeats == 2
+    assert timed([3.0] * 9, budget_seconds=0.0).repeats == 1
+    assert timed([3.0], budget_seconds=0.0).spread_seconds == 0.0
+
+
+def test_each_repeat_waits_for_the_device() -> None:
+    clock = Clock(iter([1.0] * 4))
+    measure(clock.body, clock=clock.read, synchronise=clock.wait, warmup=1, repeats=3, budget_seconds=9.0)
+    assert clock.waits == 1 + 3
+
+
+def test_a_failing_body_is_the_callers_to_record() -> None:
+    def broken() -> None:
+        raise MemoryError
+
+    read: Callable[[], float] = lambda: 0.0  # noqa: E731
+    with pytest.raises(MemoryError):
+        measure(broken, clock=read, synchronise=lambda: None, warmup=0, repeats=1, budget_seconds=1.0)
+
+
+def test_points_cover_the_workload_at_two_depths(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    found = points(specs, workload, cluster)
+    assert len(found) == len(set(found))
+    assert {point.num_layers for point in found} == set(LAYER_COUNTS)
+    for body in (Body.FORWARD, Body.TRAIN):
+        lengths = {point.tokens for point in found if point.body is body}
+        assert min(lengths) == workload.sequence_lengths.tokens[0]
+        assert max(lengths) == workload.sequence_lengths.maximum
+    contexts = {point.context for point in found if point.body is Body.DECODE}
+    assert min(contexts) == workload.prompt_lengths.tokens[0]
+    assert max(contexts) == workload.sequence_lengths.maximum
+    assert max(point.rows for point in found if point.body is Body.DECODE) == workload.batch_size
+
+
+def test_points_of_one_shape_and_depth_are_neighbours(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    keys = [(point.shape, point.num_layers) for point in points(specs, workload, cluster)]
+    assert sum(a != b for a, b in pairwise(keys)) == len(set(keys)) - 1
+
+
+def test_each_shape_is_timed_in_the_bodies_that_some_role_runs(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    found = points(specs, workload, cluster)
+    for tp in (1, 2):
+        actor = {point.body for point in found if point.shape == shape_of(specs[Role.ACTOR], tp)}
+        critic = {point.body for point in found if point.shape == shape_of(specs[Role.CRITIC], tp)}
+        assert actor == set(Body)
+        assert critic == {Body.FORWARD, Body.TRAIN, Body.OPTIMIZER}
+    assert len({point.shape for point in found}) == 4
+
+
+def test_a_tiny_job_has_few_points_and_fixed_lengths_have_fewer(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    fixed = Workload(batch_size=32, prompt=LengthSpec(max=16, fixed=16), response=LengthSpec(max=96, fixed=96))
+    assert len(points(specs, fixed, cluster)) < len(points(specs, workload, cluster)) <= 300
+
+
+def test_no_measured_micro_batch_is_huge(specs: dict[Role, ModelSpec], cluster: Cluster) -> None:
+    long = Workload(batch_size=64, prompt=LengthSpec(max=512, fixed=512), response=LengthSpec(max=8192, fixed=8192))
+    trained = [point for point in points(specs, long, cluster) if point.body is Body.TRAIN]
+    assert max(point.rows * point.tokens for point in trained) <= 32768
+    assert min(point.rows for point in trained) == 1
+
+
+def test_collectives_are_measured_for_every_group_that_divides_a_node(cluster: Cluster) -> None:
+    eight = cluster.model_copy(update={"ranks_per_node": 8})
+    assert {exchange.num_ranks for exchange in exchanges(eight)} == {2, 4, 8}
+    assert {e.num_ranks for e in exchanges(eight) if e.operation == "send_receive"} == {2}
+    assert exchanges(cluster.model_copy(update={"ranks_per_node": 1})) == ()

@@ -1,0 +1,82 @@
+import pytest
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.model import ModelSpec, model_from_config
+
+LAYOUTS = [Layout(), Layout(tp=2, pp=3, dp=4), Layout(tp=4, dp=2, sp=True), Layout(pp=8)]
+
+
+def llama(**keys: int) -> ModelSpec:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 30,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
+    return model_from_config(config | keys, name="llama")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_layout_is_read_back_from_its_text(layout: Layout) -> None:
+    assert Layout.parse(str(layout)) == layout
+
+
+def test_absent_axes_are_one() -> None:
+    assert Layout.parse("dp2") == Layout(dp=2)
+    assert Layout.parse("sp, tp2") == Layout(tp=2, sp=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_coordinates_and_index_are_inverse_and_use_every_rank(layout: Layout) -> None:
+    seen = set()
+    for index in range(layout.num_ranks):
+        tp, dp, pp = layout.coordinates(index)
+        assert layout.index(tp=tp, dp=dp, pp=pp) == index
+        seen.add((tp, dp, pp))
+    assert len(seen) == layout.num_ranks
+
+
+@pytest.mark.parametrize("text", ["tp", "tp2,tp4", "ep2", "tp2;pp1", "", "sp,sp,tp2"])
+def test_a_malformed_layout_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(BadInput, match="write it like 'tp2,pp1,dp2'"):
+        Layout.parse(text)
+
+
+def test_a_degree_of_zero_and_sequence_parallelism_alone_are_refused() -> None:
+    with pytest.raises(BadInput, match="pp=0 is not a degree"):
+        Layout(pp=0)
+    with pytest.raises(BadInput, match="needs tp of 2 or more"):
+        Layout(sp=True)
+
+
+def test_divisors_and_the_nearest_common_one() -> None:
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    assert nearest_divisor(5, 12, 18) == 6
+    assert nearest_divisor(7, 8, 24) == 8
+    assert nearest_divisor(3, 4) == 2
+
+
+def test_a_legal_layout_breaks_no_rule() -> None:
+    assert layout_violations(Layout(tp=8, pp=5, dp=7, sp=True), llama()) == ()
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "sentence"),
+    [
+        (Layout(tp=6), llama(), "tp=6 does not divide the 32 attention heads of llama; use tp=4."),
+        (Layout(tp=16), llama(), "tp=16 does not divide the 8 KV heads of llama; use tp=8."),
+        (
+            Layout(tp=8),
+            llama(intermediate_size=11012),
+            "tp=8 does not divide the 11012 feed-forward columns of llama; use tp=4.",
+        ),
+        (Layout(pp=4), llama(), "pp=4 does not divide the 30 layers of llama; use pp=3."),
+    ],
+)
+def test_each_broken_rule_is_one_sentence_with_a_way_out(layout: Layout, model: ModelSpec, sentence: str) -> None:
+    assert layout_violations(layout, model) == (sentence,)

@@ -1,0 +1,86 @@
+import pytest
+
+from meshwright.profiles.documents import parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import Histogram, LengthSpec
+from meshwright.profiles.workload import Workload
+
+SKEWED = Histogram((1, 2, 10), (0.5, 0.3, 0.2))
+
+
+def test_a_fixed_length_is_one_bin() -> None:
+    lengths = LengthSpec(max=9, fixed=7).resolve()
+    assert (lengths.tokens, lengths.probabilities, lengths.mean, lengths.maximum) == ((7,), (1.0,), 7.0, 7)
+
+
+def test_a_log_normal_keeps_its_median_and_is_cut_at_max() -> None:
+    lengths = LengthSpec(max=300, median=100, p99=400).resolve()
+    assert lengths.quantile(0.5) == pytest.approx(100, rel=0.03)
+    assert lengths.maximum == 300
+    assert sum(lengths.probabilities) == pytest.approx(1)
+    assert 100 < lengths.mean < 300
+
+
+def test_a_histogram_is_normalised_and_sorted_and_drops_empty_bins() -> None:
+    lengths = LengthSpec(max=5, histogram=((4, 1.0), (2, 3.0), (9, 4.0), (3, 0.0))).resolve()
+    assert lengths == Histogram((2, 4, 5), (0.375, 0.125, 0.5))
+
+
+def test_quantiles_and_survival_agree() -> None:
+    assert [SKEWED.quantile(q) for q in (0.0, 0.5, 0.51, 0.8, 1.0)] == [1, 1, 2, 2, 10]
+    assert [SKEWED.survival(n) for n in (0, 1, 2, 10)] == pytest.approx([1.0, 0.5, 0.2, 0.0])
+
+
+def test_the_expected_maximum_of_one_draw_is_the_mean_and_grows_towards_the_longest() -> None:
+    assert SKEWED.expected_maximum(1) == pytest.approx(SKEWED.mean)
+    values = [SKEWED.expected_maximum(n) for n in (1, 2, 8, 1000)]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(10)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 64, 1000])
+def test_strata_are_a_sorted_sample_with_the_distributions_mean(count: int) -> None:
+    strata = SKEWED.strata(count)
+    assert len(strata) == count
+    assert list(strata) == sorted(strata)
+    assert sum(strata) / count == pytest.approx(SKEWED.mean, abs=10 / count)
+
+
+def test_a_sum_of_lengths_adds_their_means() -> None:
+    both = SKEWED.plus(Histogram((5, 6), (0.25, 0.75)))
+    assert both.mean == pytest.approx(SKEWED.mean + 5.75)
+    assert both.maximum == 16
+    assert sum(both.probabilities) == pytest.approx(1)
+
+
+def test_a_workload_adds_prompt_and_response() -> None:
+    workload = Workload(batch_size=2, prompt=LengthSpec(max=4, fixed=3), response=LengthSpec(max=9, median=3, p99=8))
+    assert workload.max_tokens == 13
+    assert workload.mean_tokens == pytest.approx(workload.sequence_lengths.mean)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"max": 5}', "give one of: fixed, median with p99, or histogram."),
+        ('{"max": 5, "fixed": 3, "median": 2.0, "p99": 4.0}', "give one of"),
+        ('{"max": 5, "median": 2.0}', "needs median and p99 with p99 >= median"),
+        ('{"max": 5, "median": 4.0, "p99": 2.0}', "p99 >= median"),
+        ('{"max": 5, "fixed": 6}', "fixed=6 is longer than max=5"),
+        ('{"max": 5, "histogram": [[0, 1.0]]}', "lengths of 1 or more"),
+        ('{"max": 5, "histogram": [[1, 0.0]]}', "a weight that is not 0"),
+    ],
+)
+def test_a_wrong_distribution_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        parse(LengthSpec, text, "lengths")
+    assert says in str(error.value)
+
+
+def test_a_changed_copy_forgets_the_old_lengths() -> None:
+    """A copy used to keep the histogram that had been resolved before the change."""
+    workload = Workload(batch_size=2, prompt=LengthSpec(max=4, fixed=3), response=LengthSpec(max=9, fixed=9))
+    assert workload.sequence_lengths.mean == 12
+    changed = workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})
+    assert changed.sequence_lengths.mean == 4
+    assert changed == workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})

@@ -1,0 +1,28 @@
+import networkx as nx
+
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role, stage_graph
+
+
+def test_the_graph_of_a_step_has_no_cycle_and_starts_with_generation() -> None:
+    graph = stage_graph()
+    assert nx.is_directed_acyclic_graph(graph)
+    assert [name for name in graph if graph.in_degree(name) == 0] == ["actor_generate"]
+
+
+def test_every_field_that_is_read_is_written_by_exactly_one_stage() -> None:
+    written = [field for stage in STAGES for field in stage.writes]
+    assert len(written) == len(set(written))
+    assert {field for stage in STAGES for field in stage.reads} <= set(written)
+
+
+def test_edges_carry_what_the_consumer_reads() -> None:
+    graph = stage_graph()
+    assert graph.edges["actor_generate", "reward_score"]["fields"] == ("tokens",)
+    assert graph.edges["actor_generate", "actor_train"]["fields"] == ("tokens", "behaviour_logprobs")
+    assert not graph.has_edge("actor_logprob", "reward_score")
+
+
+def test_each_trained_role_has_one_training_stage() -> None:
+    assert TRAIN_STAGE == {Role.ACTOR: "actor_train", Role.CRITIC: "critic_train"}
+    assert STAGE_BY_NAME["actor_generate"].generates
+    assert not STAGE_BY_NAME["actor_train"].generates
