@@ -65,6 +65,12 @@ def backend() -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
+def synchronise() -> None:
+    """Waits until the device has done everything asked of it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def install() -> None:
     """Makes megatron-core run on this machine; without effect beyond imports where CUDA is available.
 

@@ -6,8 +6,7 @@ initialised. A group is made once per set of ranks and shared by every mesh that
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.runtime import host
 
 _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
-"""Groups made so far, by the world they belong to and their ranks, ascending."""
+"""Groups made so far, by the world they belong to and their ranks; the same keys on every rank, member or not."""
 
 
 @dataclass(frozen=True)
@@ -63,32 +62,29 @@ class Mesh:
 def build_mesh(layout: Layout, first_rank: int) -> Mesh:
     """The mesh of `layout` from `first_rank` on.
 
-    Every rank of the world calls it with the same arguments in the same order; only members communicate.
+    Collective over the world: every rank calls it with the same arguments in the same order, member or not, because
+    torch names groups by how many were made.
     """
     host.install()
-    rank = dist.get_rank()
-    if not first_rank <= rank < first_rank + layout.num_ranks:
+
+    def along(*axes: str) -> dist.ProcessGroup | None:
+        return _make(_slices(layout, first_rank, axes))
+
+    ends = [sorted({ranks[0], ranks[-1]}) for ranks in _slices(layout, first_rank, ("pp",))]
+    groups = _collection(along, _make(ends))
+    index = dist.get_rank() - first_rank
+    if not 0 <= index < layout.num_ranks:
         return Mesh(layout, first_rank, tp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
-    tp_rank, dp_rank, pp_rank = layout.coordinates(rank - first_rank)
-
-    def along(*axes: str) -> dist.ProcessGroup:
-        """The group of the ranks that differ from this one at most along `axes`."""
-        tp = range(layout.tp) if "tp" in axes else (tp_rank,)
-        dp = range(layout.dp) if "dp" in axes else (dp_rank,)
-        pp = range(layout.pp) if "pp" in axes else (pp_rank,)
-        return _group(first_rank + layout.index(tp=t, dp=d, pp=p) for t, d, p in itertools.product(tp, dp, pp))
-
-    groups = _collection(along)
-    ends = {0, layout.pp - 1}
-    at_an_end = pp_rank in ends
-    groups.embd = _group(first_rank + layout.index(tp=tp_rank, dp=dp_rank, pp=p) for p in ends) if at_an_end else None
+    tp_rank, dp_rank, pp_rank = layout.coordinates(index)
     return Mesh(layout, first_rank, tp_rank, dp_rank, pp_rank, groups)
 
 
-def _collection(along: Callable[..., dist.ProcessGroup]) -> ProcessGroupCollection:
+def _collection(
+    along: Callable[..., dist.ProcessGroup | None], ends: dist.ProcessGroup | None
+) -> ProcessGroupCollection:
     """Megatron's names for the groups, of which there are few: context and expert parallelism are not used.
 
-    The order of the calls is the order in which every member makes its groups, so none waits for another in a ring.
+    `ends` joins the first and the last stage of a pipeline, which share tied embeddings; None between them.
     """
     tp, dp, pp, alone = along("tp"), along("dp"), along("pp"), along()
     stage, replica, everyone = along("tp", "dp"), along("tp", "pp"), along("tp", "dp", "pp")
@@ -97,6 +93,7 @@ def _collection(along: Callable[..., dist.ProcessGroup]) -> ProcessGroupCollecti
     groups.dp = groups.dp_cp = groups.expt_dp = groups.intra_dp_cp = groups.intra_expt_dp = dp
     groups.pp = pp
     groups.cp = groups.ep = groups.pos_embd = alone
+    groups.embd = ends
     groups.tp_dp_cp = stage
     groups.mp = groups.tp_ep_pp = replica
     groups.intra_dist_opt = everyone
@@ -104,11 +101,25 @@ def _collection(along: Callable[..., dist.ProcessGroup]) -> ProcessGroupCollecti
     return groups
 
 
-def _group(ranks: Iterable[int]) -> dist.ProcessGroup:
-    """The group of these ranks, of which this rank is one; its members make it together the first time."""
+def _slices(layout: Layout, first_rank: int, axes: Sequence[str]) -> list[list[int]]:
+    """The ranks of the layout in sets that differ along `axes` only, each ascending."""
+    sets: dict[tuple[int, ...], list[int]] = {}
+    for index in range(layout.num_ranks):
+        tp, dp, pp = layout.coordinates(index)
+        others = tuple(place for axis, place in (("tp", tp), ("dp", dp), ("pp", pp)) if axis not in axes)
+        sets.setdefault(others, []).append(first_rank + index)
+    return list(sets.values())
+
+
+def _make(sets: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Makes the group of each set of ranks, unless it is there already; returns the one that has this rank."""
     world = dist.group.WORLD
     assert world is not None, "the world's process group is initialised before any mesh is built"
-    key = (world, tuple(sorted(ranks)))
-    if key not in _GROUPS:
-        _GROUPS[key] = dist.new_group(key[1], use_local_synchronization=True)
-    return _GROUPS[key]
+    mine = None
+    for ranks in sets:
+        key = (world, tuple(ranks))
+        if key not in _GROUPS:
+            _GROUPS[key] = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
+            mine = _GROUPS[key]
+    return mine

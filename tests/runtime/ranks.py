@@ -8,6 +8,7 @@ all are ended and the next call starts others.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import pickle
 import signal
@@ -35,7 +36,7 @@ class RankError(AssertionError):
     """A rank raised, ended or took too long; the message has its traceback."""
 
 
-def run_on_ranks(world_size: int, function: Callable[..., T], *args: Any, timeout: float = 180.0) -> list[T]:
+def run_on_ranks(world_size: int, function: Callable[..., T], *args: Any, timeout: float = 120.0) -> list[T]:
     """What `function(*args)` returned on each of `world_size` ranks; `timeout` in seconds."""
     if world_size not in _POOLS:
         _POOLS[world_size] = _Pool(world_size)
@@ -97,11 +98,15 @@ class _Pool:
                 if error:
                     raise RankError(f"rank {rank} failed\n{error}")
         if self._parent.poll() is not None:
-            output = (self._directory / "output").read_text(errors="replace")
-            raise RankError(f"a rank ended with exit code {self._parent.returncode}\n{output[-4000:]}")
+            raise RankError(f"a rank ended with exit code {self._parent.returncode}\n{self._output()}")
         if time.monotonic() > deadline:
             silent = [rank for rank, answer in enumerate(answers) if not answer.exists()]
-            raise RankError(f"no answer in time from ranks {silent}")
+            os.killpg(self._parent.pid, signal.SIGUSR1)  # all say where they are
+            time.sleep(0.5)
+            raise RankError(f"no answer in time from ranks {silent}\n{self._output()}")
+
+    def _output(self) -> str:
+        return (self._directory / "output").read_text(errors="replace")[-8000:]
 
     def close(self) -> None:
         if self._parent.poll() is None:
@@ -114,6 +119,7 @@ class _Pool:
 
 def _start(directory: Path, world_size: int) -> int:
     """Forks the ranks from one process that has imported everything slow; the exit code of the first to end."""
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     host.install()
     torch.set_num_threads(1)
     for rank in range(world_size):

@@ -1,0 +1,262 @@
+"""What a stage runs on a model: forward passes over micro-batches, and an optimizer step.
+
+The executor runs these functions and the profiler times them. Micro-batches go through megatron's pipeline schedules,
+which with one stage are a plain loop. Every rank of a replica passes the same micro-batches in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from torch import Tensor, nn
+
+from meshwright.profiles.errors import RunFailed
+from meshwright.runtime import host
+from meshwright.runtime.logprobs import token_logprobs
+from meshwright.runtime.mesh import Mesh
+from meshwright.runtime.models import Decoder
+from meshwright.runtime.ppo import Share
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together, aligned left and padded right."""
+
+    tokens: Tensor
+    """[B, S] int64."""
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+    """What a loss needs, [B, S] each; a forward pass needs none."""
+
+
+Output = Callable[[Tensor, MicroBatch], Any]
+"""What the last stage makes of the model's output for a micro-batch."""
+
+
+def forward_logprobs(
+    model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], *, temperature: float = 1.0
+) -> list[Tensor]:
+    """Log-probabilities [B, S] fp32 of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+
+    Element t is of token t + 1 given the tokens up to t; the last element, which has no next token, is zero.
+    """
+
+    def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
+        next_tokens = F.pad(micro_batch.tokens[:, 1:], (0, 1)).to(logits.device)
+        of_next, _ = token_logprobs(
+            logits, next_tokens, mesh.groups.tp, vocab_size=model.spec.vocab_size, temperature=temperature
+        )
+        return F.pad(of_next[:, :-1], (0, 1))
+
+    return _forward(model, mesh, micro_batches, logprobs)
+
+
+def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+    """The scalar head's numbers [B, S] fp32 of each micro-batch, values or scores, on the ranks of the last stage.
+
+    Elsewhere an empty list.
+    """
+    return _forward(model, mesh, micro_batches, lambda numbers, _: numbers)
+
+
+def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output) -> list[Tensor]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return run_schedule(model, mesh, micro_batches, output, forward_only=True)
+    finally:
+        model.train(training)
+
+
+def run_schedule(
+    model: nn.Module, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
+) -> list[Any]:
+    """What `output` made of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+
+    When gradients are wanted, `output` returns the loss, a count that is not used, and what to keep.
+    """
+    if not micro_batches:
+        return []
+
+    def step(remaining: Iterator[MicroBatch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+        micro_batch = next(remaining)
+        result = model(micro_batch.tokens.to(host.device()))
+        return result, lambda result, **_: output(result, micro_batch)
+
+    config: Any = model.config
+    shapes = {micro_batch.tokens.shape for micro_batch in micro_batches}
+    rows, length = micro_batches[0].tokens.shape
+    aligned = mesh.layout.tp if mesh.layout.sp else 1
+    # Only when micro-batches differ must stages tell each other the shape of every message.
+    config.variable_seq_lengths = len(shapes) > 1
+    run = get_forward_backward_func(pp_size=mesh.layout.pp, vp_size=None)
+    results: list[Any] = run(
+        forward_step_func=step,
+        data_iterator=iter(micro_batches),
+        model=model,
+        num_microbatches=len(micro_batches),
+        seq_length=length + -length % aligned,
+        micro_batch_size=rows,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+        p2p_communicator=P2PCommunicator(mesh.groups.pp, config) if mesh.layout.pp > 1 else None,
+        pg_collection=mesh.groups,
+    )
+    return results
+
+
+Loss = Callable[[Tensor, MicroBatch], Share]
+"""A micro-batch's share of the loss, already divided by a denominator that every rank knows, and of the metrics."""
+
+
+class Trainer:
+    """A model with AdamW, its moments and fp32 weights cut over the data-parallel ranks.
+
+    Gradients are summed over micro-batches and over data-parallel ranks, never averaged: with losses that are shares
+    of one global mean, neither the layout nor the micro-batches nor recomputation changes the update.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        mesh: Mesh,
+        *,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        epsilon: float = 1e-8,
+    ) -> None:
+        """Takes over the weights that `model` has now; weight decay spares norms and biases."""
+        self.mesh = mesh
+        self.model = model
+        self.ddp_model = DistributedDataParallel(
+            model.config,
+            DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
+            model,
+            pg_collection=mesh.groups,
+        )
+        dtype = model.config.params_dtype
+        config = OptimizerConfig(
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            adam_beta1=betas[0],
+            adam_beta2=betas[1],
+            adam_eps=epsilon,
+            clip_grad=max_grad_norm,
+            params_dtype=dtype,
+            bf16=dtype == torch.bfloat16,
+            use_distributed_optimizer=True,
+        )
+        self.optimizer = _distributed_optimizer(self.ddp_model, mesh, config)
+        model.config.finalize_model_grads_func = self._finalize
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> dict[str, float]:
+        """One update from this replica's micro-batches, of which there may be none while other replicas have some.
+
+        Returns the metrics summed over micro-batches and replicas, and `grad_norm` before clipping; the same on every
+        rank. Raises RunFailed, with the weights untouched, if the gradient is not finite.
+        """
+        self.ddp_model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        shares: list[dict[str, Tensor]] = []
+        if micro_batches:
+            shares = run_schedule(self.ddp_model, self.mesh, micro_batches, _kept(loss), forward_only=False)
+        else:
+            self._finalize([self.ddp_model])
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.clip_grad_norm(self.optimizer.config.clip_grad))
+        if not math.isfinite(grad_norm):
+            raise RunFailed(
+                f"the gradient norm of {self.model.spec.name} is {grad_norm}; the weights were left as they were, "
+                "look at the rewards and losses of this step."
+            )
+        self.optimizer.step_with_ready_grads()
+        return self._sum(shares) | {"grad_norm": grad_norm}
+
+    def _finalize(self, model: list[nn.Module], *_: Any, **__: Any) -> None:
+        """Sums gradients: over replicas, over sequence-parallel ranks, over both ends of tied embeddings.
+
+        Megatron would divide them by a count of tokens; they come divided.
+        """
+        finalize_model_grads(model, None, pg_collection=self.mesh.groups)
+
+    def _sum(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """The shares' sums over the mesh, from one tensor-parallel rank of each last stage, in the order of ranks."""
+        mine: dict[str, float] = {}
+        for share in shares if self.mesh.tp_rank == 0 else ():
+            for name, value in share.items():
+                mine[name] = mine.get(name, 0.0) + float(value)
+        everyone: list[dict[str, float]] = [{}] * self.mesh.layout.num_ranks
+        dist.all_gather_object(everyone, mine, group=self.mesh.groups.intra_dist_opt)
+        totals: dict[str, float] = {}
+        for part in everyone:
+            for name, total in part.items():
+                totals[name] = totals.get(name, 0.0) + total
+        return totals
+
+
+def _kept(loss: Loss) -> Output:
+    """The loss as megatron's schedules take it: with a count of tokens that nobody divides by, and what to keep."""
+
+    def output(result: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        share = loss(result, micro_batch)
+        return share.loss, torch.zeros((), dtype=torch.int, device=result.device), share.metrics
+
+    return output
+
+
+def _distributed_optimizer(model: DistributedDataParallel, mesh: Mesh, config: OptimizerConfig) -> DistributedOptimizer:
+    """Megatron's distributed optimizer over torch's AdamW.
+
+    Made here because megatron's own maker has all ranks of the world compare their parameters, and a pool cannot wait
+    for the ranks of another:
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/__init__.py
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay, "wd_mult": 1.0},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0, "wd_mult": 0.0},
+    ]
+    # What megatron's checkpoints tell groups of parameters by.
+    for group in groups:
+        group |= {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
+    adam = torch.optim.AdamW(
+        groups, lr=config.lr or 0.0, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps
+    )
+    optimizer = DistributedOptimizer(
+        adam,
+        config,
+        grad_scaler=None,
+        init_state_fn=_empty_moments,
+        model_chunks=[model],
+        per_model_buffers={0: model.buffers},
+        data_parallel_group=mesh.groups.dp,
+        data_parallel_group_gloo=None,
+        data_parallel_group_idx=mesh.groups.mp.rank(),
+        distributed_optimizer_instance_id=0,
+    )
+    optimizer.grad_stats_parallel_group = mesh.groups.intra_dist_opt
+    optimizer.tp_group = mesh.groups.tp
+    return optimizer
+
+
+def _empty_moments(optimizer: torch.optim.Optimizer, _: OptimizerConfig | None = None) -> None:
+    """Gives every parameter the moments that a checkpoint is loaded into."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+                optimizer.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)

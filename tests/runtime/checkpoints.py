@@ -1,0 +1,82 @@
+"""Tiny random Hugging Face checkpoints, and what transformers answers for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 260,  # not a multiple of the padding
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+_STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"tie_word_embeddings": False, "rope_parameters": _STRETCHED},
+    "Mistral": {"tie_word_embeddings": False, "sliding_window": None},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3": {"tie_word_embeddings": False, "head_dim": 32},
+    "Gemma": {"tie_word_embeddings": True, "head_dim": 32, "num_key_value_heads": 4},
+}
+BIASED_LLAMA = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+
+
+def write_checkpoint(
+    directory: Path, family: str = "Llama", *, head: str = "ForCausalLM", seed: int = 0, **changes: Any
+) -> Path:
+    """Saves a random model; every weight is drawn, also those that transformers starts at zero or one."""
+    transformers.utils.logging.disable_progress_bar()
+    shape = {**SHAPE, **(changes or FAMILIES[family])}
+    if head != "ForCausalLM":
+        shape["num_labels"] = 1
+    model = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**shape))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            centre = 1.0 if name.endswith("norm.weight") and family != "Gemma" else 0.0
+            parameter.copy_(centre + 0.1 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(directory)
+    return directory
+
+
+def tokens(rows: int = 3, length: int = 21, *, seed: int = 1) -> Tensor:
+    """[rows, length] random tokens; the length is not a multiple of any tp."""
+    return torch.randint(0, SHAPE["vocab_size"], (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def expected_logprobs(directory: Path, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """[B, S] as runtime.bodies.forward_logprobs has them: element t is of token t + 1, the last is zero."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    logprobs = (model(ids).logits / temperature).log_softmax(-1)
+    of_next = logprobs[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return torch.nn.functional.pad(of_next, (0, 1))
+
+
+@torch.no_grad()
+def expected_scores(directory: Path, ids: Tensor) -> Tensor:
+    """[B, S], the score head on every token."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
+    return model.score(model.model(ids).last_hidden_state).squeeze(-1)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
