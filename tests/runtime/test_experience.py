@@ -1,0 +1,62 @@
+"""Experience: shares are balanced and complete, and what is sent arrives as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.planner.program import Receive, Send
+from meshwright.runtime.experience import Courier, Experience, micro_batches, share
+from tests.runtime.ranks import run_on_ranks
+
+
+@given(st.dictionaries(st.integers(0, 40), st.integers(1, 99), min_size=1), st.integers(1, 5))
+def test_replicas_share_all_rows_and_each_row_once(lengths: dict[int, int], num_replicas: int) -> None:
+    shares = [share(tuple(lengths), lengths, replica, num_replicas) for replica in range(num_replicas)]
+    assert sorted(row for part in shares for row in part) == sorted(lengths)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert all([lengths[row] for row in part] == sorted(lengths[row] for row in part) for part in shares)
+
+
+def test_rows_of_like_length_are_spread_over_replicas() -> None:
+    lengths = dict(enumerate([5, 50, 6, 60, 7, 70]))
+    assert share((0, 1, 2, 3, 4, 5), lengths, 0, 2) == (0, 4, 3)
+    assert share((0, 1, 2, 3, 4, 5), lengths, 1, 2) == (2, 1, 5)
+
+
+def test_micro_batches_keep_the_order_and_the_last_may_be_small() -> None:
+    assert micro_batches((4, 1, 3, 2, 0), 2) == ((4, 1), (3, 2), (0,))
+
+
+def test_a_packed_field_unpacks_to_the_same_rows() -> None:
+    sent, received = Experience(), Experience()
+    sent.put("tokens", 3, torch.tensor([1, 2, 3]))
+    sent.put("tokens", 10, torch.tensor([4]))
+    sent.put("scores", 3, torch.tensor([0.5]))
+    received.unpack(sent.pack(("tokens", "scores")))
+    assert received.rows("tokens") == (3, 10)
+    assert torch.equal(received.get("tokens", 3), torch.tensor([1, 2, 3]))
+    assert torch.equal(received.padded("tokens", (10, 3), 4), torch.tensor([[4, 0, 0, 0], [1, 2, 3, 0]]))
+    assert float(received.get("scores", 3)) == 0.5
+
+
+def exchange() -> tuple[int, ...]:
+    """Ranks 0 and 1 own a row each; ranks 1 and 2 want both."""
+    courier, experience, rank = Courier(dist.group.WORLD), Experience(), dist.get_rank()
+    if rank < 2:
+        experience.put("scores", rank, torch.tensor([float(rank)]))
+    names = {"producer": "reward_score", "consumer": "actor_train", "fields": ("scores",)}
+    if rank < 2:
+        courier.send(Send(**names, ranks=(0, 1), targets=(1, 2)), experience, tag=7)
+    if rank > 0:
+        courier.receive(Receive(**names, ranks=(1, 2), owners=(0, 1)), experience, tag=7)
+    courier.flush()
+    return experience.rows("scores")
+
+
+@pytest.mark.slow
+def test_every_target_ends_up_with_the_rows_of_every_owner() -> None:
+    assert run_on_ranks(3, exchange) == [(0,), (0, 1), (0, 1)]

@@ -1,0 +1,66 @@
+"""The launcher: results come back by rank, and a failure is one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.runtime.launch import Rendezvous, launch
+
+pytestmark = pytest.mark.slow
+
+
+def rank_times_ten() -> int:
+    return dist.get_rank() * 10
+
+
+def fail_on_rank_one(kind: str) -> None:
+    if dist.get_rank() == 1:
+        if kind == "bad input":
+            raise BadInput("weights are missing; give a directory that has them.")
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("a surprise\nwith a second line")
+    dist.barrier()
+
+
+def test_results_come_back_by_rank() -> None:
+    assert launch(rank_times_ten, num_ranks=2) == {0: 0, 1: 10}
+
+
+def test_bad_input_found_by_a_rank_is_raised_as_it_is() -> None:
+    with pytest.raises(BadInput, match="weights are missing; give a directory that has them"):
+        launch(fail_on_rank_one, "bad input", num_ranks=2)
+
+
+def test_a_failure_is_one_sentence_and_leaves_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="rank 1 failed: ValueError: a surprise; the traceback") as caught:
+        launch(fail_on_rank_one, "surprise", num_ranks=2, logs=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "fail_on_rank_one" in (tmp_path / "failure.log").read_text()
+
+
+def test_a_killed_rank_is_named_with_its_signal() -> None:
+    with pytest.raises(RunFailed, match="rank 1 ended with SIGKILL"):
+        launch(fail_on_rank_one, "killed", num_ranks=2)
+
+
+def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"127.0.0.1:{port} cannot be used"):
+            launch(rank_times_ten, num_ranks=1, rendezvous=Rendezvous(port=port))
+
+
+@pytest.mark.parametrize("text", ["localhost", "localhost:", ":29500", "localhost:99999", "localhost:port"])
+def test_a_rendezvous_is_host_and_port(text: str) -> None:
+    with pytest.raises(BadInput, match="host:port"):
+        Rendezvous.parse(text, nodes=1)
