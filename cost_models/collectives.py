@@ -54,23 +54,31 @@ class Network:
         self._intra = cluster.intra_node.bytes_per_second * efficiency.link_bytes
         self._inter = cluster.inter_node.bytes_per_second * efficiency.link_bytes
         self._curves = _curves(table) if table else {}
+        self._rings: dict[tuple[str, Group], tuple[float, float]] = {}
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
         """Seconds of one operation on a tensor of `num_bytes` (see `Exchange`); nothing for a group of one."""
         if group.size == 1 or num_bytes <= 0:
             return 0.0, Source.ANALYTIC
-        curve = self._curves.get((operation, group.size)) if group.size <= group.per_node else None
-        return curve.at(num_bytes) if curve else (self._ring(operation, group, num_bytes), Source.ANALYTIC)
+        curve = self._curves.get((operation, group.size)) if self._curves and group.size <= group.per_node else None
+        if curve:
+            return curve.at(num_bytes)
+        known = self._rings.get((operation, group))
+        if known is None:
+            known = self._rings[operation, group] = self._ring(operation, group)
+        latency, seconds_per_byte = known
+        return latency + num_bytes * seconds_per_byte, Source.ANALYTIC
 
-    def _ring(self, operation: str, group: Group, num_bytes: float) -> float:
+    def _ring(self, operation: str, group: Group) -> tuple[float, float]:
+        """Latency, and seconds per byte."""
         num_nodes = -(-group.size // group.per_node)
         bandwidth = self._intra if num_nodes == 1 else min(self._intra, group.per_node * self._inter)
         hops = (num_nodes - 1) * self._cluster.inter_node.seconds
         hops += (group.size - num_nodes) * self._cluster.intra_node.seconds
         if operation == SEND_RECEIVE:
-            return self._launch + hops + num_bytes / bandwidth
+            return self._launch + hops, 1 / bandwidth
         passes = 2 if operation == ALL_REDUCE else 1
-        return self._launch + passes * (hops + num_bytes * (group.size - 1) / group.size / bandwidth)
+        return self._launch + passes * hops, passes * (group.size - 1) / group.size / bandwidth
 
 
 def _curves(table: Table) -> dict[tuple[str, int], Curve]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, SEND_RECEIVE, Groups, Network
 from meshwright.cost_models.compute import Shard
-from meshwright.cost_models.cost import Cost, Tally
+from meshwright.cost_models.cost import Cost, Tally, least_trusted
 from meshwright.cost_models.question import Call
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
@@ -88,7 +89,6 @@ def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
 class _Passes(NamedTuple):
     """`number` passes of one group of `rows` rows through one pipeline stage."""
 
-    body: Body
     number: float
     rows: float
     tokens: float
@@ -109,35 +109,57 @@ class Generation:
         """Prefills and decode rounds; compute and collectives of the slowest pipeline stage."""
         pp = self.call.layout.pp
         num_groups = min(pp, num_slots)
-        tally = Tally()
-        for window in rounds.windows:
-            live_groups = min(num_groups, max(1.0, window.live))
-            number = window.rounds * max(live_groups, pp)
-            rows = max(1.0, window.live) / live_groups
-            self._add(tally, _Passes(Body.DECODE, number, rows, 1, window.context))
+        decodes = [_decode_passes(window, num_groups, pp) for window in rounds.windows]
         first, refills = rounds.first, rounds.refills
-        self._add(tally, _Passes(Body.PREFILL, first.calls * pp, first.rows / num_groups, first.tokens, 0))
+        prefills = [_Passes(first.calls * pp, first.rows / num_groups, first.tokens, 0)]
         if refills.calls:
-            self._add(tally, _Passes(Body.PREFILL, refills.calls, refills.rows, refills.tokens, 0))
+            prefills.append(_Passes(refills.calls, refills.rows, refills.tokens, 0))
+        tally = Tally()
+        if decodes:
+            self._add(tally, Body.DECODE, decodes)
+        self._add(tally, Body.PREFILL, prefills)
         return tally.cost()
 
-    def _add(self, tally: Tally, passes: _Passes) -> None:
-        body, number, rows, tokens, context = passes
-        layout, model, size = self.call.layout, self.call.model, self.element_bytes
-        num_layers = model.num_layers / layout.pp
-        time = self.shard.time(body, rows, tokens, context)
-        tally.add(f"{body} layers", number * num_layers * time.layer, time.source)
-        tally.add(f"{body} embedding and head", number * time.ends, time.source)
-        hidden_bytes = rows * tokens * model.hidden_size * size
-        reduced, source = self.network.seconds(ALL_REDUCE, self.groups.tensor, hidden_bytes)
-        tally.add("tensor-parallel collectives", number * (2 * num_layers + 1) * reduced, source)
-        logits_bytes = rows * model.padded_vocab_size * size
-        gathered, source = self.network.seconds(ALL_GATHER, self.groups.tensor, logits_bytes)
-        tally.add("logits gather", number * gathered, source)
-        if layout.pp > 1:
+    def _add(self, tally: Tally, body: Body, passes: Sequence[_Passes]) -> None:
+        """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""
+        model = self.call.model
+        num_layers = model.num_layers / self.call.layout.pp
+        total = total_rows = total_tokens = layer = ends = 0.0
+        sources = set()
+        for number, rows, tokens, context in passes:
+            time = self.shard.time(body, rows, tokens, context)
+            layer += number * time.layer
+            ends += number * time.ends
+            total += number
+            total_rows += number * rows
+            total_tokens += number * rows * tokens
+            sources.add(time.source)
+        source = least_trusted(sources)
+        tally.add(f"{body.value} layers", num_layers * layer, source)
+        tally.add(f"{body.value} embedding and head", ends, source)
+        self._add_exchanges(tally, total, total_rows / total, total_tokens / total)
+
+    def _add_exchanges(self, tally: Tally, number: float, rows: float, tokens: float) -> None:
+        """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back."""
+        model, pp, size = self.call.model, self.call.layout.pp, self.element_bytes
+        hidden_bytes = tokens * model.hidden_size * size
+        if self.groups.tensor.size > 1:
+            reduced, source = self.network.seconds(ALL_REDUCE, self.groups.tensor, hidden_bytes)
+            tally.add("tensor-parallel collectives", number * (2 * model.num_layers / pp + 1) * reduced, source)
+            logits_bytes = rows * model.padded_vocab_size * size
+            gathered, source = self.network.seconds(ALL_GATHER, self.groups.tensor, logits_bytes)
+            tally.add("logits gather", number * gathered, source)
+        if pp > 1:
             sent, source = self.network.seconds(SEND_RECEIVE, self.groups.neighbours, hidden_bytes)
             back, _ = self.network.seconds(SEND_RECEIVE, self.groups.neighbours, rows * _DRAWN_BYTES)
-            tally.add("pipeline messages", number * (sent + (layout.pp - 1) * back), source)
+            tally.add("pipeline messages", number * (sent + (pp - 1) * back), source)
+
+
+def _decode_passes(window: Window, num_groups: int, pp: int) -> _Passes:
+    """A window's turns: max(m, p) passes a round, the live sequences spread over m groups."""
+    live = max(1.0, window.live)
+    live_groups = min(num_groups, live)
+    return _Passes(window.rounds * max(live_groups, pp), live / live_groups, 1, window.context)
 
 
 def _shuffled(lengths: list[int] | tuple[int, ...], turn: float) -> list[int]:
@@ -169,7 +191,7 @@ def _run(responses: list[int], prompts: list[int], num_slots: int) -> _Run:
     rounds = np.diff(np.concatenate([[0], np.cumsum(decoding > 0)])[bounds]).astype(float)
     row_rounds = np.diff(np.concatenate([[0], np.cumsum(decoding)])[bounds]).astype(float)
     low, high = np.maximum(start + 1, bounds[:-1, None]), np.minimum(end, bounds[1:, None])
-    context = np.where(low < high, prompt - start + (low + high - 1) / 2, 0).max(axis=1)
+    context = np.where(low < high, prompt - start + (low + high - 1) / 2 - 1, 0).max(axis=1)
     return _Run(num_rounds, len(set(starts)) - 1, rounds, row_rounds, context * rounds)
 
 

@@ -41,22 +41,25 @@ _SAMPLING_BYTES = 16
 
 def memory(call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> Memory:
     """Bytes of one stage under one choice; `shard` is `call.model.shard(call.layout.tp)`."""
+    first, last = stage_params(call.model, call.layout.tp, call.layout.pp)
     if call.layout.pp == 1:
-        return _RankMemory(call, shard, workload, element_bytes, first=True, last=True).memory()
-    first = _RankMemory(call, shard, workload, element_bytes, first=True, last=False).memory()
-    last = _RankMemory(call, shard, workload, element_bytes, first=False, last=True).memory()
-    return first if first.peak_bytes > last.peak_bytes else last
+        return _RankMemory(call, shard, workload, element_bytes, first, True).memory()
+    answers = [
+        _RankMemory(call, shard, workload, element_bytes, first, False).memory(),
+        _RankMemory(call, shard, workload, element_bytes, last, True).memory(),
+    ]
+    return max(answers, key=lambda answer: answer.peak_bytes)
 
 
 @dataclass(frozen=True)
 class _RankMemory:
-    """A rank of the first pipeline stage, of the last, or of the only one."""
+    """A rank of the first pipeline stage, of the last, or of the only one, which is the last too."""
 
     call: Call
     shard: ModelSpec
     workload: Workload
     size: int
-    first: bool
+    num_params: float
     last: bool
 
     def memory(self) -> Memory:
@@ -66,11 +69,6 @@ class _RankMemory:
     @property
     def num_layers(self) -> float:
         return self.call.model.num_layers / self.call.layout.pp
-
-    @property
-    def num_params(self) -> float:
-        first, last = stage_params(self.call.model, self.call.layout.tp, self.call.layout.pp)
-        return first if self.first else last
 
     def _resident(self) -> Cost:
         """Weights, and for training fp32 gradients whole and optimizer state over dp.

@@ -21,7 +21,7 @@ from meshwright.cost_models.collectives import (
     Network,
 )
 from meshwright.cost_models.compute import AnalyticShard, Shard
-from meshwright.cost_models.cost import Cost, Source, Tally
+from meshwright.cost_models.cost import Cost, Source, Tally, least_trusted
 from meshwright.cost_models.params import stage_params
 from meshwright.cost_models.question import Call
 from meshwright.profiles.lengths import Histogram
@@ -56,6 +56,16 @@ def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> t
     return tuple(MicroBatches(b - a, rows, round(sum(padded[a:b]) / (b - a))) for a, b in pairwise(bounds))
 
 
+class _Compute(NamedTuple):
+    """Seconds of one layer, of the ends, and of one layer computed again, over all micro-batches."""
+
+    layer: float
+    ends: float
+    again: float
+    source: Source
+    again_source: Source
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """One pass over a batch by one data-parallel replica."""
@@ -68,30 +78,42 @@ class Pipeline:
     element_bytes: int
 
     def seconds(self, batches: tuple[MicroBatches, ...]) -> Cost:
-        """Forward-only or 1F1B over the micro-batches, without the optimizer."""
-        tally, busy = Tally(), 0.0
-        for batch in batches:
-            busy += self._add(tally, batch)
+        """Forward-only or 1F1B over the micro-batches, without the optimizer.
+
+        Exchanges are costed at the mean micro-batch: they are linear in its tokens.
+        """
+        trains, pp = self.call.stage.trains, self.call.layout.pp
         num_batches = sum(batch.number for batch in batches)
-        tally.add("pipeline bubble", (self.call.layout.pp - 1) * busy / num_batches)
+        mean_tokens = sum(number * rows * tokens for number, rows, tokens in batches) / num_batches
+        per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
+        send, send_source = self._send_seconds(mean_tokens)
+        num_layers = self.call.model.num_layers / pp
+        compute = self._compute_seconds(batches)
+        tally = Tally()
+        tally.add("layers", num_layers * compute.layer, compute.source)
+        tally.add("embedding and head", compute.ends, compute.source)
+        tally.add("recomputation", num_layers * compute.again, compute.again_source)
+        tally.add("tensor-parallel collectives", num_batches * (num_layers * per_layer + at_ends), tensor_source)
+        tally.add("pipeline messages", num_batches * (1 + trains) * send, send_source)
+        if pp > 1:
+            busy = num_layers * ((compute.layer + compute.again) / num_batches + per_layer) + (1 + trains) * send
+            tally.add("pipeline bubble", (pp - 1) * busy, compute.source)
         return tally.cost()
 
-    def _add(self, tally: Tally, batch: MicroBatches) -> float:
-        """Adds some equal micro-batches; returns the seconds that a stage without embedding and head is busy."""
-        number, rows, tokens = batch
-        trains = self.call.stage.trains
-        num_layers = number * self.call.model.num_layers / self.call.layout.pp
-        time = self.shard.time(Body.TRAIN if trains else Body.FORWARD, rows, tokens)
-        again, again_source = self._recomputed(rows, tokens)
-        per_layer, at_ends, tensor_source = self._tensor_seconds(rows * tokens)
-        send, send_source = self._send_seconds(rows * tokens)
-        send *= number * (1 + trains)
-        tally.add("layers", num_layers * time.layer, time.source)
-        tally.add("embedding and head", number * time.ends, time.source)
-        tally.add("recomputation", num_layers * again, again_source)
-        tally.add("tensor-parallel collectives", num_layers * per_layer + number * at_ends, tensor_source)
-        tally.add("pipeline messages", send, send_source)
-        return num_layers * (time.layer + again + per_layer) + send
+    def _compute_seconds(self, batches: tuple[MicroBatches, ...]) -> _Compute:
+        """Seconds per layer and at the ends, summed over the micro-batches."""
+        body = Body.TRAIN if self.call.stage.trains else Body.FORWARD
+        layer = ends = again = 0.0
+        sources, again_sources = set(), set()
+        for number, rows, tokens in batches:
+            time = self.shard.time(body, rows, tokens)
+            repeated, again_source = self._recomputed(rows, tokens)
+            layer += number * time.layer
+            ends += number * time.ends
+            again += number * repeated
+            sources.add(time.source)
+            again_sources.add(again_source)
+        return _Compute(layer, ends, again, least_trusted(sources), least_trusted(again_sources))
 
     def update_seconds(self) -> Cost:
         """One optimizer update: gradient reduce-scatter, sharded step, parameter all-gather, none of it overlapped.
@@ -122,7 +144,7 @@ class Pipeline:
         time = self.shard.time(Body.FORWARD, rows, tokens)
         return time.layer, time.source
 
-    def _tensor_seconds(self, num_tokens: int) -> tuple[float, float, Source]:
+    def _tensor_seconds(self, num_tokens: float) -> tuple[float, float, Source]:
         """Tensor-parallel seconds of one micro-batch: per layer, and at embedding and head.
 
         A layer makes two exchanges of the hidden state forward and two backward (Shoeybi et al., arXiv:1909.08053,
@@ -147,7 +169,7 @@ class Pipeline:
             at_ends += sum(self.network.seconds(ALL_REDUCE, tensor, b * num_tokens)[0] for b in _LOGPROB_BYTES)
         return per_layer, at_ends, source
 
-    def _send_seconds(self, num_tokens: int) -> tuple[float, Source]:
+    def _send_seconds(self, num_tokens: float) -> tuple[float, Source]:
         """One hidden state to the next stage; sequence parallelism sends each rank's part."""
         layout = self.call.layout
         if layout.pp == 1:

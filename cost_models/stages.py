@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from meshwright.cost_models import transfer
-from meshwright.cost_models.collectives import Network, groups_of
+from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard, element_bytes
 from meshwright.cost_models.cost import Cost, Memory, total
 from meshwright.cost_models.generation import Generation, Rounds, rounds_of
@@ -19,6 +19,7 @@ from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
@@ -69,7 +70,7 @@ class StageModel:
         generation = Generation(
             call=call,
             shard=shard,
-            groups=groups_of(call.layout, self._cluster),
+            groups=self._groups(call.layout),
             network=self._network,
             element_bytes=self._size,
         )
@@ -84,12 +85,15 @@ class StageModel:
             call=call,
             shard=shard,
             analytic=analytic,
-            groups=groups_of(call.layout, self._cluster),
+            groups=self._groups(call.layout),
             network=self._network,
             element_bytes=self._size,
         )
         once = pipeline.seconds(self._micro_batches(num_rows, call.schedule.micro_batch_size))
         return total([once, pipeline.update_seconds()]).scaled(updates) if trains else once
+
+    def _groups(self, layout: Layout) -> Groups:
+        return self._once(("groups", layout), lambda: groups_of(layout, self._cluster))
 
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
         layout = call.layout

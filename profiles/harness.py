@@ -170,7 +170,7 @@ def _grid(body: Body, workload: Workload) -> Iterator[tuple[int, int, int]]:
     longest = longest_prompt + workload.response_lengths.maximum
     lengths = {
         Body.PREFILL: _between(shortest_prompt, longest_prompt),
-        Body.DECODE: _between(shortest_prompt, longest),
+        Body.DECODE: _between(shortest_prompt, longest - 1),  # the last token drawn is never cached
     }.get(body, _between(shortest, longest))
     for rows in _ladder(min(workload.batch_size, _MAX_ROWS[body])):
         for length in lengths:

@@ -16,11 +16,11 @@ def test_a_warm_question_is_answered_in_microseconds(
     questions = [call(stage, "tp2,pp2,dp2", 4, slots=16) for stage in ("actor_generate", "actor_train", "ref_logprob")]
 
     def sweep() -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for question in questions:
             model.seconds(question)
             model.memory(question)
-        return (time.perf_counter() - start) / (2 * len(questions))
+        return (time.thread_time() - start) / (2 * len(questions))
 
     sweep()
     assert min(sweep() for _ in range(20)) < 50e-6
