@@ -1,0 +1,161 @@
+"""Moving weights from one layout to another, between the same ranks, nested ones, or disjoint pools.
+
+Megatron plans which slices go where; the transfers are made here, because megatron's end in a barrier of the world
+and a pool that has no part in a refit has other work to do.
+https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/resharding/execution.py
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.resharding.planner import build_centralized_reshard_plan
+from megatron.core.resharding.utils import TransferOp
+from torch import Tensor, nn
+
+from meshwright.runtime.mesh import Mesh
+from meshwright.runtime.models import Decoder
+from meshwright.runtime.stored import EMBEDDING, OUTPUT, global_name
+
+BUCKET_BYTES = 64 * 2**20
+"""How much one rank sends to another at once."""
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A slice of a parameter, named as in the whole model, on its way between two ranks of the world."""
+
+    parameter: str
+    source: int
+    target: int
+    source_slices: Slices
+    target_slices: Slices
+
+
+class Refit:
+    """The copying of a source model's weights into a target model of the same shape and dtype."""
+
+    def __init__(self, source: Decoder | None, source_mesh: Mesh, target: Decoder | None, target_mesh: Mesh) -> None:
+        """Collective over the world; a rank passes None for the side whose mesh it is not in."""
+        self._source, self._target = _Side(source, source_mesh), _Side(target, target_mesh, tied_twice=True)
+        plan = build_centralized_reshard_plan(self._source, self._target)
+        concerned = sorted({*source_mesh.ranks, *target_mesh.ranks})
+        self._group = dist.new_group(concerned)
+        everyones: list[list[Transfer]] = [[]] * len(concerned)
+        if dist.get_rank() in concerned:
+            mine = [_nearest(op, source_mesh, target_mesh) for op in plan.recv_ops]
+            dist.all_gather_object(everyones, mine, group=self._group)
+        self._share_out([transfer for transfers in everyones for transfer in transfers])
+
+    def _share_out(self, transfers: Sequence[Transfer]) -> None:
+        """Keeps this rank's part: copies within the rank, and buckets by peer, cut alike on both sides."""
+        rank = dist.get_rank()
+        sends: dict[int, list[Transfer]] = defaultdict(list)
+        receipts: dict[int, list[Transfer]] = defaultdict(list)
+        for transfer in transfers:
+            if transfer.source == rank != transfer.target:
+                sends[transfer.target].append(transfer)
+            if transfer.target == rank != transfer.source:
+                receipts[transfer.source].append(transfer)
+        self._copies = [transfer for transfer in transfers if transfer.source == transfer.target == rank]
+        self._sends = {peer: _buckets(sends[peer], self._source.outgoing) for peer in sends}
+        self._receipts = {peer: _buckets(receipts[peer], self._target.incoming) for peer in receipts}
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Copies the weights as they are now. The ranks of both meshes call it; on others it does nothing."""
+        for transfer in self._copies:
+            self._target.incoming(transfer).copy_(self._source.outgoing(transfer))
+        num_rounds = max((len(buckets) for buckets in (*self._sends.values(), *self._receipts.values())), default=0)
+        for number in range(num_rounds):
+            self._exchange(
+                {peer: buckets[number] for peer, buckets in self._sends.items() if number < len(buckets)},
+                {peer: buckets[number] for peer, buckets in self._receipts.items() if number < len(buckets)},
+            )
+
+    def _exchange(self, sends: Mapping[int, list[Transfer]], receipts: Mapping[int, list[Transfer]]) -> None:
+        """Sends one bucket to each peer and receives one, each a flat tensor of its slices in order."""
+        messages, arriving = [], []
+        for peer, bucket in sends.items():
+            flat = torch.cat([self._source.outgoing(transfer).flatten() for transfer in bucket])
+            messages.append(dist.P2POp(dist.isend, flat, peer, group=self._group))
+        for peer, bucket in receipts.items():
+            views = [self._target.incoming(transfer) for transfer in bucket]
+            buffer = views[0].new_empty(sum(view.numel() for view in views))
+            messages.append(dist.P2POp(dist.irecv, buffer, peer, group=self._group))
+            arriving.append((views, buffer))
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        for views, buffer in arriving:
+            for view, part in zip(views, buffer.split([view.numel() for view in views]), strict=True):
+                view.copy_(part.view(view.shape))
+
+
+class _Side:
+    """One model of a refit as megatron's planner sees it: parameters named as in the whole model."""
+
+    def __init__(self, model: Decoder | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
+        """With `tied_twice` the copy of a tied embedding on the last stage is a parameter too, of the same name."""
+        self.pg_collection = mesh.groups if mesh.is_member else ProcessGroupCollection()
+        self._parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters() if model is not None else ():
+            assert model is not None
+            if name == OUTPUT and model.share_embeddings_and_output_weights:
+                if tied_twice:
+                    self._parameters[EMBEDDING] = parameter
+            else:
+                first_layer = mesh.pp_rank * (model.spec.num_layers // mesh.layout.pp)
+                self._parameters[global_name(name, first_layer)] = parameter
+
+    def named_parameters(self, recurse: bool = True) -> Iterable[tuple[str, nn.Parameter]]:
+        assert recurse
+        return self._parameters.items()
+
+    def named_modules(self) -> Iterable[tuple[str, nn.Module]]:
+        """None: the planner would look among them for the layers' numbers, which the names have already."""
+        return ()
+
+    def outgoing(self, transfer: Transfer) -> Tensor:
+        return self._parameters[transfer.parameter].data[transfer.source_slices]
+
+    def incoming(self, transfer: Transfer) -> Tensor:
+        return self._parameters[transfer.parameter].data[transfer.target_slices]
+
+
+def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh) -> Transfer:
+    """What this rank is to receive, from itself if it can, else from the replica that other replicas do not ask.
+
+    The planner may name the same replica for all; any other that holds the same shard is as good.
+    """
+    rank = dist.get_rank()
+    layout = source_mesh.layout
+    tp, _, pp = layout.coordinates(op.peer_rank - source_mesh.first_rank)
+    replicas = [source_mesh.first_rank + layout.index(tp=tp, dp=dp, pp=pp) for dp in range(layout.dp)]
+    return Transfer(
+        parameter=op.param_name,
+        source=rank if rank in replicas else replicas[target_mesh.dp_rank % layout.dp],
+        target=rank,
+        source_slices=op.peer_slice,
+        target_slices=op.my_slice,
+    )
+
+
+def _buckets(transfers: Sequence[Transfer], view: Callable[[Transfer], Tensor]) -> list[list[Transfer]]:
+    """The transfers between two ranks, in their order, in buckets of at most `BUCKET_BYTES` or one transfer."""
+    buckets: list[list[Transfer]] = []
+    held = BUCKET_BYTES
+    for transfer in transfers:
+        size = view(transfer).nbytes
+        if held + size > BUCKET_BYTES:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(transfer)
+        held += size
+    return buckets
