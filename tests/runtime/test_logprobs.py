@@ -1,0 +1,74 @@
+"""The cut log-softmax agrees with torch's whole one, in value and in gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import meshwright.runtime.logprobs as module
+from meshwright.profiles.layout import Layout
+from meshwright.runtime.logprobs import token_logprobs
+from meshwright.runtime.mesh import build_mesh
+from tests.runtime.ranks import run_on_ranks
+
+LENGTH, ROWS, PADDED = 6, 3, 64
+
+
+def _inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whole logits [S, B, V], targets [B, S], and weights [B, S] of two terms of a loss."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 4 * torch.randn(LENGTH, ROWS, PADDED, generator=generator)
+    targets = torch.randint(0, 30, (ROWS, LENGTH), generator=generator)
+    return logits, targets, *torch.randn(2, ROWS, LENGTH, generator=generator)
+
+
+def _cut(tp: int, vocab_size: int, temperature: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Log-probabilities, entropies and this rank's gradient; three tokens at a time are held in fp32."""
+    mesh = build_mesh(Layout(tp=tp), 0)
+    if not mesh.is_member:
+        return None
+    logits, targets, first, second = _inputs()
+    shard = logits.chunk(tp, dim=-1)[mesh.tp_rank].clone().requires_grad_()
+    before, module.CHUNK_ELEMENTS = module.CHUNK_ELEMENTS, 3 * shard.shape[-1]
+    logprobs, entropies = token_logprobs(
+        shard, targets, mesh.groups.tp, vocab_size=vocab_size, temperature=temperature, with_entropy=True
+    )
+    assert entropies is not None
+    (logprobs * first + entropies * second).sum().backward()
+    module.CHUNK_ELEMENTS = before
+    assert shard.grad is not None
+    return logprobs.detach(), entropies.detach(), shard.grad
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(("vocab_size", "temperature"), [(64, 1.0), (50, 0.7), (30, 1.3)])  # 30: two ranks only pad
+def test_it_agrees_with_the_whole_softmax(tp: int, vocab_size: int, temperature: float) -> None:
+    logits, targets, first, second = _inputs()
+    logits.requires_grad_()
+    whole = (logits[..., :vocab_size] / temperature).log_softmax(-1).transpose(0, 1)
+    logprobs = whole.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    entropies = -(whole.exp() * whole).sum(-1)
+    (logprobs * first + entropies * second).sum().backward()
+    assert logits.grad is not None
+    answers = [answer for answer in run_on_ranks(4, _cut, tp, vocab_size, temperature) if answer]
+    for cut_logprobs, cut_entropies, _ in answers:
+        torch.testing.assert_close(cut_logprobs, logprobs.detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(cut_entropies, entropies.detach(), atol=1e-5, rtol=1e-5)
+    gradient = torch.cat([answer[2] for answer in answers], dim=-1)
+    torch.testing.assert_close(gradient, logits.grad, atol=1e-5, rtol=1e-5)
+
+
+def _in_bf16() -> tuple[torch.dtype, torch.dtype]:
+    group = build_mesh(Layout(), dist.get_rank()).groups.tp
+    logits, targets, *_ = _inputs()
+    logits = logits.bfloat16().requires_grad_()
+    logprobs, _ = token_logprobs(logits, targets, group, vocab_size=PADDED)
+    logprobs.sum().backward()
+    assert logits.grad is not None
+    return logprobs.dtype, logits.grad.dtype
+
+
+def test_bf16_logits_give_fp32_logprobs_and_a_bf16_gradient() -> None:
+    assert run_on_ranks(1, _in_bf16) == [(torch.float32, torch.bfloat16)]
