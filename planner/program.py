@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan import Placement, Plan, Refit
 from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
 
 
@@ -107,23 +107,28 @@ class Program:
 
 
 def lower(plan: Plan) -> Program:
-    """The program of a verified synchronous plan: refits, then each stage in order of its start.
+    """The program of a verified synchronous plan: refits and stages in order of their start.
 
     A stage's output goes to a rank once, before the first stage there that reads it.
     """
-    order = sorted(plan.placements, key=lambda p: (p.start_seconds, list(STAGE_BY_NAME).index(p.stage)))
-    world = tuple(range(plan.facts.cluster.num_ranks))
-    instructions: list[Instruction] = [
-        MoveWeights(source=refit.source, target=refit.target, ranks=world)
-        for refit in sorted(plan.refits, key=lambda r: (r.start_seconds, r.target))
-    ]
-    deliveries = _deliveries(plan, [p.stage for p in order])
-    for placement in order:
-        stage = placement.stage
-        instructions += [d.receive for d in deliveries if d.consumer == stage]
-        instructions.append(RunStage(stage=stage, ranks=tuple(plan.pool_of(stage).ranks)))
-        instructions += [d.send for d in deliveries if d.producer == stage]
+    names = list(STAGE_BY_NAME)
+    tasks: list[Refit | Placement] = [*plan.refits, *plan.placements]
+    tasks.sort(key=lambda t: (t.start_seconds, isinstance(t, Placement), names.index(_stage(t))))
+    deliveries = _deliveries(plan, [task.stage for task in tasks if isinstance(task, Placement)])
+    instructions: list[Instruction] = []
+    for task in tasks:
+        if isinstance(task, Refit):
+            ranks = {*plan.pool_of(task.source).ranks, *plan.pool_of(task.target).ranks}
+            instructions.append(MoveWeights(source=task.source, target=task.target, ranks=tuple(sorted(ranks))))
+            continue
+        instructions += [d.receive for d in deliveries if d.consumer == task.stage]
+        instructions.append(RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks)))
+        instructions += [d.send for d in deliveries if d.producer == task.stage]
     return Program(tuple(instructions))
+
+
+def _stage(task: Refit | Placement) -> str:
+    return task.target if isinstance(task, Refit) else task.stage
 
 
 def owners(plan: Plan, stage: str) -> tuple[int, ...]:

@@ -67,12 +67,15 @@ def test_a_send_and_its_receive_share_a_tag_that_no_other_pair_has(plan: Plan) -
     assert len({program.tag(*pair) for pair in pairs}) == len(pairs)
 
 
-def test_refits_come_first_and_all_ranks_take_part() -> None:
-    program = lower(plan_of(0, *PINS[0]))
-    moves = [i for i in program.instructions if isinstance(i, MoveWeights)]
-    assert any(move.target == "actor_generate" and move.source == "actor_train" for move in moves)
-    assert program.instructions[: len(moves)] == tuple(moves)
-    assert all(move.ranks == (0, 1, 2, 3) for move in moves)
+def test_a_refit_involves_the_ranks_of_both_pools_and_precedes_its_stage(plan: Plan) -> None:
+    instructions = lower(plan).instructions
+    moves = [i for i in instructions if isinstance(i, MoveWeights)]
+    assert {(move.source, move.target) for move in moves} == {(refit.source, refit.target) for refit in plan.refits}
+    for move in moves:
+        assert set(move.ranks) == {*plan.pool_of(move.source).ranks, *plan.pool_of(move.target).ranks}
+        runs = {i.stage: instructions.index(i) for i in instructions if isinstance(i, RunStage)}
+        assert instructions.index(move) < runs[move.target]
+        assert instructions.index(move) < runs[move.source]
 
 
 def test_the_owners_are_the_last_pipeline_stage_of_each_replica() -> None:
