@@ -1,0 +1,141 @@
+"""Makes a plan of what was picked for each stage and the order in which the ranks take the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.question import CostModel, Move
+from meshwright.planner.edges import Handover
+from meshwright.planner.evaluate import evaluate, name_of
+from meshwright.planner.frontier import Candidate
+from meshwright.planner.job import Facts
+from meshwright.planner.pins import Ranks
+from meshwright.planner.plan import Edge, Placement, Plan, Pool, Refit, Solver
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE
+
+_I = TypeVar("_I", Placement, Refit)
+_PARAMETER_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What one stage was given."""
+
+    ranks: Ranks
+    candidate: Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a plan comes from: what it was asked, and how it was found."""
+
+    digests: Mapping[str, str]
+    pins: tuple[str, ...]
+    solver: Solver
+
+
+def assemble(
+    facts: Facts,
+    model: CostModel,
+    *,
+    handovers: Sequence[Handover],
+    picks: Mapping[str, Pick],
+    order: Sequence[str],
+    origin: Origin,
+) -> Plan:
+    """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`."""
+    pools = _pools(picks)
+    draft = Plan(
+        schema_version=1,
+        digests=dict(origin.digests),
+        facts=facts,
+        staleness=0,
+        pins=origin.pins,
+        solver=origin.solver,
+        pools=tuple(pools[ranks] for ranks in sorted(pools)),
+        placements=tuple(_placement(s.name, pools[picks[s.name].ranks].name, picks[s.name].candidate) for s in STAGES),
+        edges=tuple(_edge(handover) for handover in handovers),
+        refits=(),
+        period_seconds=1.0,
+        peak_bytes_per_rank=(0,) * facts.cluster.num_ranks,
+    )
+    refits = tuple(_refit(facts, model, draft, target) for target in copies_to_refit(draft))
+    return evaluate(_ordered(draft.model_copy(update={"refits": refits}), order))
+
+
+def copies_to_refit(plan: Plan) -> tuple[str, ...]:
+    """The stages that own a copy of a trained role's weights which is not the training copy."""
+    return tuple(s.name for s in STAGES if s.role in TRAIN_STAGE and not s.trains and plan.copy_of(s.name) == s.name)
+
+
+def _pools(picks: Mapping[str, Pick]) -> dict[Ranks, Pool]:
+    return {
+        ranks: Pool(
+            name=f"ranks {ranks.first_rank}-{ranks.first_rank + ranks.num_ranks - 1}",
+            first_rank=ranks.first_rank,
+            num_ranks=ranks.num_ranks,
+        )
+        for ranks in (pick.ranks for pick in picks.values())
+    }
+
+
+def _placement(stage: str, pool: str, candidate: Candidate) -> Placement:
+    return Placement(
+        stage=stage,
+        pool=pool,
+        layout=candidate.layout,
+        schedule=candidate.schedule,
+        start_seconds=0.0,
+        end_seconds=0.0,
+        cost=candidate.seconds,
+        resident=candidate.resident,
+        transient=candidate.transient,
+    )
+
+
+def _edge(handover: Handover) -> Edge:
+    return Edge(
+        producer=handover.producer,
+        consumer=handover.consumer,
+        fields=handover.fields,
+        bytes=handover.num_bytes,
+        cost=handover.cost,
+    )
+
+
+def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
+    role = plan.placement(target).role
+    source, spec = TRAIN_STAGE[role], facts.models.spec(role)
+    cost: Cost = model.move_seconds(
+        Move(
+            model=spec,
+            source=plan.placement(source).layout,
+            target=plan.placement(target).layout,
+            overlap=len(set(plan.pool_of(source).ranks) & set(plan.pool_of(target).ranks)),
+        )
+    )
+    return Refit(
+        role=role,
+        source=source,
+        target=target,
+        start_seconds=0.0,
+        end_seconds=0.0,
+        bytes=float(spec.num_params * _PARAMETER_BYTES[facts.precision]),
+        cost=cost,
+    )
+
+
+def _ordered(plan: Plan, order: Sequence[str]) -> Plan:
+    """The plan with positions in the order as provisional times."""
+    position = {name: float(index) for index, name in enumerate(order)}
+
+    def placed(item: _I) -> _I:
+        at = position[name_of(item)]
+        return item.model_copy(update={"start_seconds": at, "end_seconds": at})
+
+    return plan.model_copy(
+        update={"placements": tuple(map(placed, plan.placements)), "refits": tuple(map(placed, plan.refits))}
+    )

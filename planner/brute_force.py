@@ -1,0 +1,58 @@
+"""The oracle: the best answer to a small problem by trying every choice and every order.
+
+It shares the problem's own arithmetic (durations, memory) with nobody else's search. Only for a handful of calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from meshwright.planner.solver.problem import Option, Problem
+
+
+def best_makespan(problem: Problem) -> int | None:
+    """The least ticks in which all tasks end, or None when no choice of options fits in memory."""
+    best: int | None = None
+    names = [call.name for call in problem.calls]
+    for options in itertools.product(*(call.options for call in problem.calls)):
+        picked = dict(zip(names, options, strict=True))
+        if max(problem.memory(picked), default=0) <= problem.device_blocks:
+            found = _best_order(problem, picked, best)
+            best = found if best is None else min(best, found)
+    return best
+
+
+def least_memory(problem: Problem) -> int | None:
+    """The least blocks a device can have so that some choice of options fits, or None when a call has no option."""
+    names = [call.name for call in problem.calls]
+    return min(
+        (
+            max(problem.memory(dict(zip(names, options, strict=True))))
+            for options in itertools.product(*(call.options for call in problem.calls))
+        ),
+        default=None,
+    )
+
+
+def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | None) -> int:
+    """The least makespan over all orders of the tasks; an order that cannot beat `bound` is not finished."""
+    limit = problem.horizon + 1 if bound is None else bound
+    places = {name: option.place for name, option in picked.items()}
+    ticks = {task.name: problem.duration(task, picked) for task in problem.tasks}
+    ranks = {task.name: problem.occupied(task, places) if ticks[task.name] else frozenset() for task in problem.tasks}
+    waits = {name: [(p.before, p.lag) for p in problem.precedences if p.after == name] for name in ticks}
+
+    def extend(ends: dict[str, int], free: dict[int, int], best: int) -> int:
+        if len(ends) == len(ticks):
+            return min(best, max(ends.values()))
+        for name, duration in ticks.items():
+            if name in ends or any(before not in ends for before, _ in waits[name]):
+                continue
+            ready = max((ends[before] + lag for before, lag in waits[name]), default=0)
+            end = max(ready, max((free[rank] for rank in ranks[name]), default=0)) + duration
+            if end < best:
+                best = extend({**ends, name: end}, {**free, **dict.fromkeys(ranks[name], end)}, best)
+        return best
+
+    return extend({}, dict.fromkeys(range(problem.num_ranks), 0), limit)

@@ -1,0 +1,130 @@
+"""What a plan takes: its times by list scheduling in its own order, its period, and the bytes on every rank.
+
+It reads placements, edges and refits, and knows nothing of how they were found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from meshwright.planner.plan import Placement, Plan, Refit
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+WEIGHTS = "weights"
+"""The term of resident bytes that the owner of a copy holds for all stages that share it."""
+
+Item: TypeAlias = Placement | Refit
+_I = TypeVar("_I", Placement, Refit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Something that occupies ranks for a time. `after` gives what it waits for, each with a lag in seconds."""
+
+    name: str
+    ranks: frozenset[int]
+    seconds: float
+    after: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Times:
+    """When a task runs, in seconds since the start of the step."""
+
+    start: float
+    end: float
+
+
+def evaluate(plan: Plan) -> Plan:
+    """The plan with the times, the period and the peak bytes that follow from its choices and its order."""
+    times = list_schedule(tasks(plan))
+    placements = tuple(_timed(p, times[name_of(p)]) for p in plan.placements)
+    refits = tuple(_timed(r, times[name_of(r)]) for r in plan.refits)
+    return plan.model_copy(
+        update={
+            "placements": tuple(sorted(placements, key=lambda p: list(STAGE_BY_NAME).index(p.stage))),
+            "refits": tuple(sorted(refits, key=lambda r: list(STAGE_BY_NAME).index(r.target))),
+            "period_seconds": max(t.end for t in times.values()),
+            "peak_bytes_per_rank": peak_bytes(plan),
+        }
+    )
+
+
+def items(plan: Plan) -> tuple[Item, ...]:
+    """All that occupies ranks during a step."""
+    return (*plan.refits, *plan.placements)
+
+
+def name_of(item: Item) -> str:
+    """The name of the task that a placement or a refit is."""
+    return item.stage if isinstance(item, Placement) else f"refit {item.target}"
+
+
+def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
+    """The ranks that a stage occupies, or that a refit occupies: those of both pools."""
+    if isinstance(item, Placement):
+        return frozenset(plan.pool(item.pool).ranks)
+    return frozenset(plan.pool_of(item.source).ranks) | frozenset(plan.pool_of(item.target).ranks)
+
+
+def tasks(plan: Plan) -> tuple[Task, ...]:
+    """The refits and stages of one step in the order of their start."""
+    names = list(STAGE_BY_NAME)
+    ordered = sorted(
+        items(plan),
+        key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), names.index(_stage(i))),
+    )
+    return tuple(
+        Task(name=name_of(item), ranks=ranks_of(plan, item), seconds=item.cost.total, after=_after(plan, item))
+        for item in ordered
+    )
+
+
+def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
+    """Each task as early as its ranks and what it waits for allow, ranks taking the tasks in this order."""
+    free: dict[int, float] = {}
+    times: dict[str, Times] = {}
+    for task in order:
+        ready = max((times[name].end + lag for name, lag in task.after), default=0.0)
+        start = max(ready, max((free.get(rank, 0.0) for rank in task.ranks), default=0.0) if task.seconds else 0.0)
+        times[task.name] = Times(start, start + task.seconds)
+        if task.seconds:
+            free.update(dict.fromkeys(task.ranks, start + task.seconds))
+    return times
+
+
+def peak_bytes(plan: Plan) -> tuple[int, ...]:
+    """Bytes on every rank at its worst instant: each copy once, and the largest transient of the stages that use it."""
+    return tuple(_bytes_on(plan, rank) for rank in range(plan.facts.cluster.num_ranks))
+
+
+def resident_bytes(plan: Plan, placement: Placement) -> float:
+    """Bytes that a stage keeps on its ranks, without weights that another stage's copy already holds."""
+    if plan.copy_of(placement.stage) == placement.stage:
+        return placement.resident.total
+    return math.fsum(term.amount for term in placement.resident.terms if term.name != WEIGHTS)
+
+
+def _bytes_on(plan: Plan, rank: int) -> int:
+    here = [p for p in plan.placements if rank in plan.pool(p.pool).ranks]
+    resident = math.fsum(resident_bytes(plan, p) for p in here)
+    return math.ceil(resident + max((p.transient.total for p in here), default=0.0))
+
+
+def _after(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
+    if isinstance(item, Refit):
+        return ()
+    inputs = [(edge.producer, edge.cost.total) for edge in plan.edges if edge.consumer == item.stage]
+    copy = plan.copy_of(item.stage)
+    return (*inputs, *((name_of(refit), 0.0) for refit in plan.refits if refit.target == copy))
+
+
+def _stage(item: Item) -> str:
+    return item.stage if isinstance(item, Placement) else item.target
+
+
+def _timed(item: _I, times: Times) -> _I:
+    return item.model_copy(update={"start_seconds": times.start, "end_seconds": times.end})

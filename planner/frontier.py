@@ -1,0 +1,114 @@
+"""The exact Pareto set of each stage: choices that no other choice beats in seconds and in every kind of bytes.
+
+A stage whose weights other stages may share, or are refit to, keeps the choices of each layout apart: the layout then
+decides more than the stage's own cost. Positions of a pool do not matter here, only its size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.question import Call, CostModel
+from meshwright.planner.evaluate import WEIGHTS
+from meshwright.planner.job import Facts
+from meshwright.planner.pins import Pin, Ranks
+from meshwright.planner.space import Choice, choices, pools
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
+
+DOMINATED = "another choice is no slower and no larger"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A legal choice and what it costs: seconds per step, bytes on the fullest rank."""
+
+    layout: Layout
+    schedule: Schedule
+    seconds: Cost
+    resident: Cost
+    transient: Cost
+
+    @cached_property
+    def weights_bytes(self) -> float:
+        return sum(term.amount for term in self.resident.terms if term.name == WEIGHTS)
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        return self.resident.total + self.transient.total
+
+    @cached_property
+    def amounts(self) -> tuple[float, float, float, float]:
+        """What has to be small: seconds, resident bytes without weights, weights, transient bytes."""
+        resident = self.resident.total
+        return self.seconds.total, resident - self.weights_bytes, self.weights_bytes, self.transient.total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """What is left of one stage's choices: by pool size, with the pools it may use and the counts of what was left out.
+
+    `smallest` is the least peak of any legal choice, fitting or not.
+    """
+
+    stage: Stage
+    pools: tuple[Ranks, ...]
+    candidates: Mapping[int, tuple[Candidate, ...]]
+    rejected: Counter[str]
+    smallest: Candidate | None
+
+
+def frontier(facts: Facts, model: CostModel, stage: Stage, pins: Sequence[Pin], limit_bytes: float | None) -> Frontier:
+    """The frontier of one stage; without `limit_bytes`, choices of any size are kept."""
+    rejected: Counter[str] = Counter()
+    mine = [pin for pin in pins if pin.stage == stage.name]
+    found = pools(facts, stage, mine)
+    smallest: Candidate | None = None
+    candidates = {}
+    for size in sorted({ranks.num_ranks for ranks in found}):
+        costed = [_costed(facts, model, stage, choice) for choice in choices(facts, stage, size, mine, rejected)]
+        smallest = min((*costed, *([smallest] if smallest else [])), key=lambda c: c.peak_bytes, default=None)
+        fitting = [c for c in costed if limit_bytes is None or c.peak_bytes <= limit_bytes]
+        kept = _undominated_by_layout(fitting) if stage.role in TRAIN_STAGE else undominated(fitting)
+        rejected["larger than the device"] += len(costed) - len(fitting)
+        rejected[DOMINATED] += len(fitting) - len(kept)
+        candidates[size] = kept
+    return Frontier(stage=stage, pools=found, candidates=candidates, rejected=+rejected, smallest=smallest)
+
+
+def frontiers(facts: Facts, model: CostModel, pins: Sequence[Pin], limit_bytes: float | None) -> tuple[Frontier, ...]:
+    """The frontier of every stage, in the order of the stages."""
+    return tuple(frontier(facts, model, stage, pins, limit_bytes) for stage in STAGES)
+
+
+def undominated(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates that no other beats; of equals the first stays."""
+    kept: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: c.amounts):
+        if not any(all(a <= b for a, b in zip(k.amounts, candidate.amounts, strict=True)) for k in kept):
+            kept.append(candidate)
+    return tuple(kept)
+
+
+def _undominated_by_layout(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    groups: dict[Layout, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.layout, []).append(candidate)
+    return tuple(kept for layout in groups for kept in undominated(groups[layout]))
+
+
+def _costed(facts: Facts, model: CostModel, stage: Stage, choice: Choice) -> Candidate:
+    call = Call(stage=stage, model=facts.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule)
+    memory = model.memory(call)
+    return Candidate(
+        layout=choice.layout,
+        schedule=choice.schedule,
+        seconds=model.seconds(call),
+        resident=memory.resident,
+        transient=memory.transient,
+    )

@@ -1,0 +1,118 @@
+"""Poses the search as a `Problem`: seconds become ticks and bytes become blocks here and nowhere else.
+
+Ticks are rounded down, so that a bound in ticks is a bound in seconds; blocks are rounded up, so that what fits in
+blocks fits in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.cost_models.question import CostModel, Move
+from meshwright.planner.edges import Handover
+from meshwright.planner.frontier import Candidate, Frontier
+from meshwright.planner.job import Facts
+from meshwright.planner.pins import Ranks
+from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
+
+BLOCK_BYTES = 2**20
+_TICKS_PER_STEP = 10**6
+"""Ticks in about one step: the bound is then good to a few millionths."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posed:
+    """The problem, how long its tick is, and the candidate and pool behind each option of each call."""
+
+    problem: Problem
+    tick_seconds: float
+    behind: Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
+
+
+def refit_name(target: str) -> str:
+    """The name of the task that brings the trained weights to a stage's copy."""
+    return f"refit {target}"
+
+
+def refit_targets() -> tuple[str, ...]:
+    """The stages of trained roles that do not train: their copies, where they have one, are refit."""
+    return tuple(stage.name for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains)
+
+
+def pose(facts: Facts, model: CostModel, frontiers: Sequence[Frontier], handovers: Sequence[Handover]) -> Posed:
+    """The problem of one synchronous step."""
+    tick = _tick_seconds(frontiers)
+    behind = {
+        f.stage.name: tuple((ranks, c) for ranks in f.pools for c in f.candidates[ranks.num_ranks]) for f in frontiers
+    }
+    calls = tuple(Call(name, tuple(_option(tick, *pair) for pair in pairs)) for name, pairs in behind.items())
+    refits = tuple(_transfer(facts, model, tick, behind, target) for target in refit_targets())
+    problem = Problem(
+        num_ranks=facts.cluster.num_ranks,
+        device_blocks=facts.cluster.device.memory_bytes // BLOCK_BYTES,
+        calls=calls,
+        tasks=(*refits, *(Run(name=name, call=name) for name in behind)),
+        precedences=(
+            *(Precedence(refit_name(target), target) for target in refit_targets()),
+            *(Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick)) for h in handovers),
+        ),
+        copies=tuple(_sharers(role) for role in TRAIN_STAGE),
+    )
+    return Posed(problem=problem, tick_seconds=tick, behind=behind)
+
+
+def _sharers(role: Role) -> tuple[str, ...]:
+    """The stages of a trained role, the one that trains first: it owns the copy that others may share."""
+    trained = TRAIN_STAGE[role]
+    return (trained, *(s.name for s in STAGES if s.role == role and s.name != trained))
+
+
+def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
+    """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks."""
+    fastest = [min((c.seconds.total for f in fs.candidates.values() for c in f), default=0.0) for fs in frontiers]
+    step = math.fsum(fastest) or 1.0
+    return float(10.0 ** (math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)))
+
+
+def _option(tick: float, ranks: Ranks, candidate: Candidate) -> Option:
+    weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
+    return Option(
+        place=Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout)),
+        ticks=math.floor(candidate.seconds.total / tick),
+        resident_blocks=weights + math.ceil((candidate.resident.total - candidate.weights_bytes) / BLOCK_BYTES),
+        shared_blocks=weights,
+        transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES),
+    )
+
+
+def _transfer(
+    facts: Facts,
+    model: CostModel,
+    tick: float,
+    behind: Mapping[str, tuple[tuple[Ranks, Candidate], ...]],
+    target: str,
+) -> Transfer:
+    """The refit of one stage from the training stage of its role, between every two layouts they may have."""
+    role = STAGE_BY_NAME[target].role
+    source, spec = TRAIN_STAGE[role], facts.models.spec(role)
+    ticks: dict[tuple[str, str, int], int] = {}
+    overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
+    for one in dict.fromkeys(candidate.layout for _, candidate in behind[source]):
+        for other in dict.fromkeys(candidate.layout for _, candidate in behind[target]):
+            for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
+                seconds = model.move_seconds(Move(model=spec, source=one, target=other, overlap=overlap)).total
+                ticks[str(one), str(other), overlap] = math.floor(seconds / tick)
+    return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
+
+
+def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """How many ranks pools of two sizes can have in common."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for one in dict.fromkeys(sources):
+        for other in dict.fromkeys(targets):
+            place, there = (Place(r.first_rank, r.num_ranks, "") for r in (one, other))
+            found.setdefault((one.num_ranks, other.num_ranks), set()).add(place.overlap(there))
+    return {sizes: tuple(sorted(overlaps)) for sizes, overlaps in found.items()}

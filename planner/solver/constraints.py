@@ -1,0 +1,173 @@
+"""The rules of the model: one function per rule, in the order and with the letters of `model.py`."""
+
+from __future__ import annotations
+
+from ortools.sat.python import cp_model
+
+from meshwright.planner.solver.problem import Problem, Run, Transfer
+from meshwright.planner.solver.symmetry import Swap, swaps
+from meshwright.planner.solver.variables import Variables, places
+from meshwright.planner.solver.windows import windows
+
+
+def add_choice_constraints(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """The rules about what is picked, whenever it runs."""
+    _one_option_per_call(model, problem, x)
+    _a_place_is_where_the_option_is(model, problem, x)
+    _atoms_are_covered_by_the_option(model, problem, x)
+    _a_shared_copy_has_an_earlier_owner(model, problem, x)
+    _siblings_are_filled_from_the_left(model, problem, x)
+
+
+def add_time_constraints(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """The rules about when tasks run."""
+    _a_run_takes_its_options_ticks(model, problem, x)
+    _a_transfer_takes_its_places_ticks(model, problem, x)
+    _a_task_ends_after_its_ticks(model, problem, x)
+    _tasks_wait_for_their_predecessors(model, problem, x)
+    _a_rank_does_one_task_at_a_time(model, problem, x)
+    _work_fits_between_its_neighbours(model, problem, x)
+
+
+def add_memory_constraints(
+    model: cp_model.CpModel, problem: Problem, x: Variables, device: cp_model.LinearExprT
+) -> None:
+    """On every atom the copies that live there, and any one call's transient memory, fit in `device` blocks."""
+    for atom, ranks in enumerate(problem.atoms):
+        resident = []
+        transient: dict[str, list[cp_model.LinearExprT]] = {}
+        for call in problem.calls:
+            for index, option in enumerate(call.options):
+                if ranks.start in option.place.ranks:
+                    resident.append(option.resident_blocks * x.pick[call.name, index])
+                    transient.setdefault(call.name, []).append(option.transient_blocks * x.pick[call.name, index])
+            for place in places(call):
+                if ranks.start in place.ranks and (call.name, place) in x.shares:
+                    blocks = next(o.shared_blocks for o in call.options if o.place == place)
+                    resident.append(-blocks * x.shares[call.name, place])
+        held = model.new_int_var(-(2**40), 2**40, f"resident[{atom}]")
+        model.add(held == sum(resident))
+        for terms in transient.values():
+            model.add(held + sum(terms) <= device)
+
+
+def _one_option_per_call(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """Each call picks exactly one of its options."""
+    for call in problem.calls:
+        model.add_exactly_one(x.pick[call.name, index] for index in range(len(call.options)))
+
+
+def _a_place_is_where_the_option_is(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A call is at a place exactly when it picked an option there."""
+    for call in problem.calls:
+        for place in places(call):
+            if (call.name, place) in x.at:
+                here = [x.pick[call.name, i] for i, option in enumerate(call.options) if option.place == place]
+                model.add(sum(here) == x.at[call.name, place])
+
+
+def _atoms_are_covered_by_the_option(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A call covers an atom exactly when its option's ranks contain it."""
+    for call in problem.calls:
+        for atom, ranks in enumerate(problem.atoms):
+            over = [x.pick[call.name, i] for i, o in enumerate(call.options) if ranks.start in o.place.ranks]
+            model.add(sum(over) == x.covers[call.name, atom])
+
+
+def _a_shared_copy_has_an_earlier_owner(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A call shares a copy only at its own place, and only when an earlier call of its group is there too."""
+    for (call, place), shared in x.shares.items():
+        owners = [x.at[owner, place] for owner in problem.owners(call) if (owner, place) in x.at]
+        model.add_implication(shared, x.at[call, place])
+        model.add_bool_or(*owners, ~shared)
+
+
+def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """Of two interchangeable blocks of ranks, the first call that is inside either is inside the left one."""
+
+    def inside(call: str, block: range) -> list[cp_model.IntVar]:
+        return [
+            x.pick[call, index]
+            for index, option in enumerate(problem.options(call))
+            if block.start <= option.place.ranks.start and option.place.ranks.stop <= block.stop
+        ]
+
+    def fill(swap: Swap) -> None:
+        earlier: list[cp_model.IntVar] = []
+        for call in problem.calls:
+            model.add(sum(inside(call.name, swap.right)) <= sum(earlier))
+            earlier += inside(call.name, swap.left)
+
+    for swap in swaps(problem):
+        fill(swap)
+
+
+def _a_run_takes_its_options_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A run lasts as long as its call's option says."""
+    for task in problem.tasks:
+        if isinstance(task, Run):
+            options = problem.options(task.call)
+            model.add(x.ticks[task.name] == sum(o.ticks * x.pick[task.call, i] for i, o in enumerate(options)))
+
+
+def _a_transfer_takes_its_places_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A transfer lasts as long as its two places say, and no time at all when its target shares a copy."""
+    for task in problem.tasks:
+        if not isinstance(task, Transfer):
+            continue
+        model.add(x.ticks[task.name] == 0).only_enforce_if(~x.happens[task.name])
+        source, target = (next(c for c in problem.calls if c.name == name) for name in (task.source, task.target))
+        for place in places(source):
+            moved = sum(
+                ticks * (x.at[target.name, there] - x.shares.get((target.name, there), 0))
+                for there in places(target)
+                if (ticks := task.ticks_between(place, there))
+            )
+            model.add(x.ticks[task.name] >= moved).only_enforce_if(x.at[source.name, place])
+
+
+def _a_task_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A task that started is not interrupted, and the step ends after it."""
+    for task in problem.tasks:
+        model.add(x.end[task.name] == x.start[task.name] + x.ticks[task.name])
+        model.add(x.makespan >= x.end[task.name])
+
+
+def _tasks_wait_for_their_predecessors(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """A task starts after what it waits for has ended and been handed over."""
+    for before, after, lag in problem.precedences:
+        model.add(x.start[after] >= x.end[before] + lag)
+
+
+def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """On every atom the tasks that occupy it do not overlap in time."""
+    for atom in range(len(problem.atoms)):
+        intervals = []
+        for task in problem.tasks:
+            if isinstance(task, Run):
+                here = x.covers[task.call, atom]
+            else:
+                here = model.new_bool_var(f"occupies[{task.name},{atom}]")
+                ends = {"source": [task.source], "target": [task.target], "both": [task.source, task.target]}
+                for call in ends[task.occupies]:
+                    model.add_bool_or(here, ~x.happens[task.name], ~x.covers[call, atom])
+            parts = x.start[task.name], x.ticks[task.name], x.end[task.name]
+            intervals.append(model.new_optional_interval_var(*parts, here, f"{task.name}@{atom}"))
+        model.add_no_overlap(intervals)
+
+
+def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """Redundant, for the bound: between two tasks, an atom has time for all its work that must lie between them."""
+    options = {call.name: call.options for call in problem.calls}
+    for ranks in problem.atoms:
+        work = {
+            task.name: sum(
+                o.ticks * x.pick[task.call, i] for i, o in enumerate(options[task.call]) if ranks.start in o.place.ranks
+            )
+            for task in problem.tasks
+            if isinstance(task, Run)
+        }
+        for window in windows(problem):
+            opens = x.end[window.after] if window.after else 0
+            closes = x.start[window.before] if window.before else x.makespan
+            model.add(closes - opens >= sum(work[name] for name in window.between if name in work))

@@ -1,0 +1,228 @@
+"""The problem the search solves, as data. It has never heard of a solver, of stages or of seconds.
+
+A call picks one option: ranks, a layout, a duration and memory. A task occupies ranks for a time: a run of a call, or a
+transfer of weights between the choices of two calls. Times are whole ticks, memory is whole blocks; what they stand for
+is decided where the problem is posed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
+
+MAX_SUM = 2**31 - 1
+"""No sum of coefficients may pass this: beyond it CP-SAT 9.15 can certify a wrong optimum (or-tools#5293)."""
+
+
+class Place(NamedTuple):
+    """Ranks and a layout. Calls that may share a copy of their weights do so exactly when they are at one place."""
+
+    first_rank: int
+    num_ranks: int
+    layout: str
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_ranks)
+
+    def overlap(self, other: Place) -> int:
+        """The number of ranks that are in both."""
+        return len(range(max(self.ranks.start, other.ranks.start), min(self.ranks.stop, other.ranks.stop)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One way to run a call. `shared_blocks` is the part of `resident_blocks` that a shared copy saves."""
+
+    place: Place
+    ticks: int
+    resident_blocks: int = 0
+    shared_blocks: int = 0
+    transient_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A decision: every run of the call uses the one option that is picked."""
+
+    name: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A task: the call's option, on its ranks, for its ticks."""
+
+    name: str
+    call: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A task: weights go from the place of `source` to the place of `target`.
+
+    It occupies the source's ranks, the target's, or both together. `ticks` is keyed by both layouts and the number of
+    ranks in both places; a key that is absent takes no time, and so does a target that shares a copy.
+    """
+
+    name: str
+    source: str
+    target: str
+    occupies: Literal["source", "target", "both"]
+    ticks: Mapping[tuple[str, str, int], int]
+
+    def ticks_between(self, source: Place, target: Place) -> int:
+        return self.ticks.get((source.layout, target.layout, source.overlap(target)), 0)
+
+
+Task: TypeAlias = Run | Transfer
+
+
+class Precedence(NamedTuple):
+    """`after` starts no earlier than `lag` ticks past the end of `before`."""
+
+    before: str
+    after: str
+    lag: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Pick one option per call and an order of the tasks, so that the last task ends as early as possible.
+
+    `copies` lists groups of calls in order of ownership: a call at the same place as an earlier one of its group shares
+    that one's copy. Memory on a rank: the resident blocks of every copy on it, and the largest transient of its calls.
+    """
+
+    num_ranks: int
+    device_blocks: int
+    calls: tuple[Call, ...]
+    tasks: tuple[Task, ...]
+    precedences: tuple[Precedence, ...] = ()
+    copies: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        for call in self.calls:
+            _check_options(call, self.num_ranks)
+        if self.horizon > MAX_SUM:
+            raise ValueError(f"the durations add up to {self.horizon} ticks, above {MAX_SUM}; use a longer tick.")
+        try:
+            _ = self.order
+        except CycleError as error:
+            raise ValueError(f"the precedences go in a circle: {' -> '.join(error.args[1])}.") from None
+
+    def _check_names(self) -> None:
+        for what, names in (("call", [c.name for c in self.calls]), ("task", [t.name for t in self.tasks])):
+            if len(set(names)) < len(names):
+                raise ValueError(f"two {what}s share a name: {sorted(names)}.")
+        used = {task.call for task in self.tasks if isinstance(task, Run)}
+        used |= {name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target)}
+        used |= {name for group in self.copies for name in group}
+        if unknown := used - {call.name for call in self.calls}:
+            raise ValueError(f"there is no call named {sorted(unknown)}.")
+        ends = {name for precedence in self.precedences for name in (precedence.before, precedence.after)}
+        if unknown := ends - {task.name for task in self.tasks}:
+            raise ValueError(f"there is no task named {sorted(unknown)}.")
+
+    @cached_property
+    def horizon(self) -> int:
+        """Ticks within which every schedule without idle time ends."""
+        longest = {call.name: max((o.ticks for o in call.options), default=0) for call in self.calls}
+        runs = sum(longest[task.call] for task in self.tasks if isinstance(task, Run))
+        transfers = sum(max(t.ticks.values(), default=0) for t in self.tasks if isinstance(t, Transfer))
+        return runs + transfers + sum(precedence.lag for precedence in self.precedences)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The names of the tasks, each after those it waits for."""
+        sorter: TopologicalSorter[str] = TopologicalSorter({task.name: () for task in self.tasks})
+        for precedence in self.precedences:
+            sorter.add(precedence.after, precedence.before)
+        return tuple(sorter.static_order())
+
+    @cached_property
+    def atoms(self) -> tuple[range, ...]:
+        """The ranks in the largest consecutive groups that every option covers wholly or not at all."""
+        edges = {0, self.num_ranks}
+        for call in self.calls:
+            for option in call.options:
+                edges.update((option.place.ranks.start, option.place.ranks.stop))
+        cuts = sorted(edges)
+        return tuple(range(a, b) for a, b in pairwise(cuts))
+
+    def options(self, call: str) -> tuple[Option, ...]:
+        return next(c.options for c in self.calls if c.name == call)
+
+    def owners(self, call: str) -> tuple[str, ...]:
+        """The calls whose copy this one shares when it is at the same place."""
+        group = next((g for g in self.copies if call in g), (call,))
+        return group[: group.index(call)]
+
+    def occupied(self, task: Task, places: Mapping[str, Place]) -> frozenset[int]:
+        """The ranks that a task occupies when its calls are at these places."""
+        if isinstance(task, Run):
+            return frozenset(places[task.call].ranks)
+        source, target = frozenset(places[task.source].ranks), frozenset(places[task.target].ranks)
+        return {"source": source, "target": target, "both": source | target}[task.occupies]
+
+    def duration(self, task: Task, picked: Mapping[str, Option]) -> int:
+        """The ticks that a task takes with these options."""
+        if isinstance(task, Run):
+            return picked[task.call].ticks
+        target = picked[task.target].place
+        if any(picked[owner].place == target for owner in self.owners(task.target)):
+            return 0
+        return task.ticks_between(picked[task.source].place, target)
+
+    def memory(self, picked: Mapping[str, Option]) -> tuple[int, ...]:
+        """The blocks that each atom's ranks hold at the worst instant."""
+        return tuple(self._blocks(picked, atom.start) for atom in self.atoms)
+
+    def _blocks(self, picked: Mapping[str, Option], rank: int) -> int:
+        here = {name: option for name, option in picked.items() if rank in option.place.ranks}
+        resident = sum(
+            option.resident_blocks - option.shared_blocks * self._shares(name, picked) for name, option in here.items()
+        )
+        return resident + max((option.transient_blocks for option in here.values()), default=0)
+
+    def _shares(self, call: str, picked: Mapping[str, Option]) -> bool:
+        return any(picked[owner].place == picked[call].place for owner in self.owners(call))
+
+
+def ends_of(problem: Problem, picked: Mapping[str, Option], order: Iterable[str]) -> dict[str, int]:
+    """When each task ends if the ranks take the tasks in this order, each as early as it can."""
+    tasks = {task.name: task for task in problem.tasks}
+    waits: dict[str, list[tuple[str, int]]] = {name: [] for name in tasks}
+    for before, after, lag in problem.precedences:
+        waits[after].append((before, lag))
+    places = {name: option.place for name, option in picked.items()}
+    free = dict.fromkeys(range(problem.num_ranks), 0)
+    ends: dict[str, int] = {}
+    for name in order:
+        ticks = problem.duration(tasks[name], picked)
+        ranks = problem.occupied(tasks[name], places) if ticks else frozenset()
+        ready = max((ends[before] + lag for before, lag in waits[name]), default=0)
+        ends[name] = max(ready, max((free[rank] for rank in ranks), default=0)) + ticks
+        free.update(dict.fromkeys(ranks, ends[name]))
+    return ends
+
+
+def _check_options(call: Call, num_ranks: int) -> None:
+    shared: dict[Place, int] = {}
+    for option in call.options:
+        place = option.place
+        if place.first_rank < 0 or place.num_ranks < 1 or place.ranks.stop > num_ranks:
+            raise ValueError(f"{call.name}: ranks {place.ranks} are not within the {num_ranks} ranks.")
+        if min(option.ticks, option.resident_blocks, option.transient_blocks) < 0:
+            raise ValueError(f"{call.name}: an option has a negative duration or memory.")
+        if not 0 <= option.shared_blocks <= option.resident_blocks:
+            raise ValueError(
+                f"{call.name}: {option.shared_blocks} of {option.resident_blocks} blocks cannot be shared."
+            )
+        if shared.setdefault(place, option.shared_blocks) != option.shared_blocks:
+            raise ValueError(f"{call.name}: copies of two sizes at {place}.")

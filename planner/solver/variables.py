@@ -1,0 +1,79 @@
+"""The variables of the model, with the letters of `model.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ortools.sat.python import cp_model
+
+from meshwright.planner.solver.problem import Call, Place, Problem, Run, Task, Transfer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """Calls are named, options are counted within their call, atoms and tasks are counted within the problem."""
+
+    pick: Mapping[tuple[str, int], cp_model.IntVar]  # x[c, o]: call c uses its option o
+    at: Mapping[tuple[str, Place], cp_model.IntVar]  # y[c, p]: call c is at place p
+    covers: Mapping[tuple[str, int], cp_model.IntVar]  # z[c, a]: call c's ranks contain atom a
+    shares: Mapping[tuple[str, Place], cp_model.IntVar]  # s[c, p]: call c uses an earlier call's copy at place p
+    happens: Mapping[str, cp_model.IntVar]  # h[t]: transfer t takes time
+    start: Mapping[str, cp_model.IntVar]
+    ticks: Mapping[str, cp_model.IntVar]
+    end: Mapping[str, cp_model.IntVar]
+    makespan: cp_model.IntVar
+
+
+def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
+    """Every variable of the problem, without the rules that tie them."""
+    tied = {name for group in problem.copies for name in group}
+    for task in problem.tasks:
+        tied |= {task.source, task.target} if isinstance(task, Transfer) else set()
+    horizon = problem.horizon
+    return Variables(
+        pick={
+            (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
+            for call in problem.calls
+            for index in range(len(call.options))
+        },
+        at={
+            (c.name, p): model.new_bool_var(f"y[{c.name},{p}]")
+            for c in problem.calls
+            if c.name in tied
+            for p in places(c)
+        },
+        covers={
+            (call.name, atom): model.new_bool_var(f"z[{call.name},{atom}]")
+            for call in problem.calls
+            for atom in range(len(problem.atoms))
+        },
+        shares=_shares(model, problem),
+        happens={t.name: model.new_bool_var(f"h[{t.name}]") for t in problem.tasks if isinstance(t, Transfer)},
+        start={task.name: model.new_int_var(0, horizon, f"start[{task.name}]") for task in problem.tasks},
+        ticks={t.name: model.new_int_var(*_range(problem, t), f"ticks[{t.name}]") for t in problem.tasks},
+        end={task.name: model.new_int_var(0, horizon, f"end[{task.name}]") for task in problem.tasks},
+        makespan=model.new_int_var(0, horizon, "makespan"),
+    )
+
+
+def places(call: Call) -> tuple[Place, ...]:
+    """The places of a call's options, each once."""
+    return tuple(dict.fromkeys(option.place for option in call.options))
+
+
+def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Place], cp_model.IntVar]:
+    by_name = {call.name: set(places(call)) for call in problem.calls}
+    return {
+        (call.name, place): model.new_bool_var(f"s[{call.name},{place}]")
+        for call in problem.calls
+        for place in places(call)
+        if any(place in by_name[owner] for owner in problem.owners(call.name))
+    }
+
+
+def _range(problem: Problem, task: Task) -> tuple[int, int]:
+    if isinstance(task, Run):
+        ticks = [option.ticks for option in problem.options(task.call)]
+        return min(ticks), max(ticks)
+    return 0, max(task.ticks.values(), default=0)

@@ -1,0 +1,110 @@
+"""The choices of one stage on a pool of one size, before anything is known of their cost.
+
+Every choice that is left out is counted under the sentence that says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.job import Facts
+from meshwright.planner.pins import Pin, Ranks
+from meshwright.planner.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedules
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout, divisors
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+
+PINNED = "fixed otherwise by a pin"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a stage may run on a pool of `layout.num_ranks` ranks."""
+
+    layout: Layout
+    schedule: Schedule
+
+
+def choices(
+    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], rejected: Counter[str]
+) -> Iterator[Choice]:
+    """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`."""
+    for layout in _layouts(num_ranks):
+        broken = layout_rules(facts, stage, layout)
+        if broken:
+            rejected[broken[0]] += 1
+            continue
+        for schedule in schedules(facts, stage, layout):
+            choice = Choice(layout, schedule)
+            if _agrees(choice, pins):
+                yield choice
+            else:
+                rejected[PINNED] += 1
+
+
+def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
+    """The pools that a stage may run on."""
+    cluster = facts.cluster
+    pinned = [pin.value for pin in pins if pin.stage == stage.name and pin.key == "pool"]
+    every = (Ranks(first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
+    return tuple(ranks for ranks in every if not pinned or ranks == pinned[0])
+
+
+def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
+    """Raises BadInput for the first pin that no legal choice agrees with, naming the nearest legal value."""
+    for name in dict.fromkeys(pin.stage for pin in pins):
+        stage, mine = STAGE_BY_NAME[name], [pin for pin in pins if pin.stage == name]
+        for pin in mine:
+            if isinstance(pin.value, Ranks):
+                _refuse(pin, pool_violations(facts.cluster, pin.value.first_rank, pin.value.num_ranks))
+            if isinstance(pin.value, Layout):
+                _refuse(pin, layout_rules(facts, stage, pin.value))
+        _check_together(facts, stage, mine)
+
+
+def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
+    """Adds the pins one by one to the legal choices, and refuses the first that leaves none."""
+    sizes = sorted({ranks.num_ranks for ranks in pools(facts, stage, pins)})
+    left = [choice for size in sizes for choice in choices(facts, stage, size, (), Counter())]
+    for pin in pins:
+        if pin.key == "pool":
+            continue
+        agreeing = [choice for choice in left if _agrees(choice, (pin,))]
+        if left and not agreeing:
+            legal = min((_value(choice, pin.key) for choice in left), key=lambda value: _distance(value, pin.value))
+            _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
+        left = agreeing
+
+
+def _refuse(pin: Pin, broken: Sequence[str]) -> None:
+    if broken:
+        raise BadInput(f"pin {str(pin)!r}: {broken[0]}")
+
+
+def _layouts(num_ranks: int) -> Iterator[Layout]:
+    """Every way to write `num_ranks` as tp x pp x dp, with sequence parallelism off and on."""
+    for tp in divisors(num_ranks):
+        for pp in divisors(num_ranks // tp):
+            for sp in (False, True)[: 2 if tp > 1 else 1]:
+                yield Layout(tp=tp, pp=pp, dp=num_ranks // (tp * pp), sp=sp)
+
+
+def _agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
+    return all(pin.key == "pool" or _value(choice, pin.key) == pin.value for pin in pins)
+
+
+def _value(choice: Choice, key: str) -> object:
+    return choice.layout if key == "layout" else getattr(choice.schedule, key)
+
+
+def _distance(value: object, wanted: object) -> tuple[float, str]:
+    """How far a legal value is from the wanted one; among equals the first in writing."""
+    if isinstance(value, int) and isinstance(wanted, int):
+        return abs(value - wanted), f"{value:09d}"
+    if isinstance(value, Layout) and isinstance(wanted, Layout):
+        axes = ("tp", "pp", "dp", "sp")
+        return sum(abs(getattr(value, axis) - getattr(wanted, axis)) for axis in axes), str(value)
+    return 0.0, str(value)

@@ -1,0 +1,147 @@
+"""Small facts and toy cost models for the planner's tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from meshwright.cost_models.cost import Cost, Memory, Term
+from meshwright.cost_models.question import Call, Move
+from meshwright.planner.job import Facts, RoleModels
+from meshwright.profiles.cluster import Cluster, Device, Link
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.workload import Workload
+
+
+def model_spec(name: str, *, num_heads: int = 4, num_layers: int = 4, hidden_size: int = 64) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        architecture="LlamaForCausalLM",
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        ffn_size=4 * hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        vocab_size=256,
+        max_positions=512,
+        tied_embeddings=False,
+        activation="silu",
+        norm_epsilon=1e-6,
+        scalar_head=name in ("critic", "reward"),
+    )
+
+
+def small_facts(
+    *,
+    nodes: int = 1,
+    ranks_per_node: int = 4,
+    memory_bytes: int = 2**30,
+    batch_size: int = 16,
+    num_minibatches: int = 1,
+    response: int = 128,
+    num_heads: int = 4,
+) -> Facts:
+    """Four tiny models on a few ranks."""
+    link = Link(seconds=1e-5, bytes_per_second=1e10)
+    device = Device(
+        name="toy",
+        kind="cpu",
+        memory_bytes=memory_bytes,
+        memory_bytes_per_second=1e11,
+        flops_per_second={"fp32": 1e12, "bf16": 2e12},
+        launch_seconds=1e-6,
+        source="made up for tests",
+    )
+    return Facts(
+        models=RoleModels(**{r: model_spec(r, num_heads=num_heads) for r in ("actor", "critic", "ref", "reward")}),
+        cluster=Cluster(
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            device=device,
+            intra_node=link,
+            inter_node=link,
+            host=link,
+            host_memory_bytes=2**36,
+        ),
+        precision="bf16",
+        workload=Workload(
+            batch_size=batch_size,
+            prompt=LengthSpec(max=64, fixed=64),
+            response=LengthSpec(max=response, fixed=response),
+            num_minibatches=num_minibatches,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """A cost model by simple formulas: work divides over ranks, tp and pp lose a little, memory divides by tp x pp."""
+
+    facts: Facts
+
+    def seconds(self, call: Call) -> Cost:
+        layout, workload = call.layout, self.facts.workload
+        tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
+        work = call.model.num_params * tokens * 1e-10 * (3 if call.stage.trains else 1)
+        loss = 1 + 0.1 * (layout.tp - 1) + 0.05 * (layout.pp - 1) + 0.2 * (call.schedule.recompute is Recompute.FULL)
+        small = 1 + 0.3 / call.schedule.micro_batch_size
+        if call.stage.generates:
+            small = 1 + 4 / call.schedule.generation_slots
+        return Cost(
+            (Term("compute", work * small / layout.num_ranks), Term("losses", work * (loss - 1) / layout.num_ranks))
+        )
+
+    def memory(self, call: Call) -> Memory:
+        layout, schedule = call.layout, call.schedule
+        shard = call.model.num_params / (layout.tp * layout.pp)
+        resident = [Term("weights", 2 * shard)]
+        if call.stage.trains:
+            resident.append(Term("optimizer", 12 * shard / layout.dp + 4 * shard))
+        rows = schedule.generation_slots or schedule.micro_batch_size
+        saved = {Recompute.NONE: 1.0, Recompute.SELECTIVE: 0.6, Recompute.FULL: 0.1}[schedule.recompute]
+        tokens = self.facts.workload.prompt.max + self.facts.workload.response.max
+        activations = rows * tokens * call.model.hidden_size * call.model.num_layers * 8 * saved / layout.tp
+        return Memory(resident=Cost(tuple(resident)), transient=Cost((Term("activations", activations),)))
+
+    def move_seconds(self, move: Move) -> Cost:
+        if move.source == move.target and move.overlap == move.source.num_ranks:
+            return Cost()
+        return Cost((Term("transfer", move.model.num_params * 2 / 1e9 * (1 if move.overlap else 2)),))
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        return Cost((Term("handover", 1e-5 + num_bytes / 1e10),))
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """Costs drawn from a seed and the question's text, so that equal questions have equal answers."""
+
+    seed: int
+    memory_scale: float
+
+    def _draw(self, *parts: object) -> float:
+        return random.Random(f"{self.seed} {parts}").random()
+
+    def seconds(self, call: Call) -> Cost:
+        share = 1 / call.layout.num_ranks**0.7
+        draws = (self._draw("s", i, call.stage.name, call.layout, call.schedule) for i in range(2))
+        return Cost(tuple(Term(f"part {i}", (0.5 + draw) * share) for i, draw in enumerate(draws)))
+
+    def memory(self, call: Call) -> Memory:
+        weights = (0.5 + self._draw("w", call.model.name, call.layout)) / (call.layout.tp * call.layout.pp)
+        other = self._draw("o", call.stage.name, call.layout, call.schedule) * call.stage.trains
+        transient = self._draw("t", call.stage.name, call.layout, call.schedule)
+        scale = self.memory_scale
+        return Memory(
+            resident=Cost((Term("weights", weights * scale), Term("other", other * scale))),
+            transient=Cost((Term("activations", transient * scale),)),
+        )
+
+    def move_seconds(self, move: Move) -> Cost:
+        return Cost((Term("transfer", 0.2 * self._draw("m", move.source, move.target, move.overlap)),))
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        return Cost((Term("handover", 0.01 * self._draw("h", num_bytes)),))

@@ -1,0 +1,66 @@
+"""Small random problems for the solver's tests."""
+
+from __future__ import annotations
+
+import random
+
+from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
+
+
+def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:
+    """Calls over aligned pools, a random order, copies shared by the first two calls and a refit between them."""
+    rng = random.Random(seed)
+    names = [f"call{i}" for i in range(num_calls)]
+    calls = tuple(Call(name, _options(rng, num_ranks, num_options)) for name in names)
+    precedences = [
+        Precedence(before, after, rng.randrange(3))
+        for i, before in enumerate(names)
+        for after in names[i + 1 :]
+        if rng.random() < 0.4
+    ]
+    tasks: list[Run | Transfer] = [Run(name=name, call=name) for name in names]
+    copies: tuple[tuple[str, ...], ...] = ()
+    if rng.random() < 0.7:
+        copies = ((names[-1], names[0], names[1]) if num_calls > 3 else (names[-1], names[0]),)
+        for target in copies[0][1:]:
+            occupies = rng.choice(("both", "both", "source", "target"))
+            ticks = {
+                (a, b, n): rng.randrange(5)
+                for a in "PQ"
+                for b in "PQ"
+                for n in range(num_ranks + 1)
+                if (a, n) != (b, 0)
+            }
+            tasks.append(Transfer(name=f"to {target}", source=names[-1], target=target, occupies=occupies, ticks=ticks))
+            precedences.append(Precedence(f"to {target}", target))
+    return Problem(
+        num_ranks=num_ranks,
+        device_blocks=rng.choice((8, 12, 16, 24, 100)),
+        calls=calls,
+        tasks=tuple(tasks),
+        precedences=tuple(precedences),
+        copies=copies,
+    )
+
+
+def _options(rng: random.Random, num_ranks: int, num_options: int) -> tuple[Option, ...]:
+    """All positions of a few random sizes, so that ranks are interchangeable as in a real cluster."""
+    sizes = [2**k for k in range(num_ranks.bit_length())]
+    found = []
+    while len(found) < num_options:
+        size, layout, shared = rng.choice(sizes), rng.choice("PQ"), rng.randrange(4)
+        ticks, resident, transient = rng.randrange(1, 12), rng.randrange(6), rng.randrange(6)
+        firsts = range(0, num_ranks, size) if rng.random() < 0.6 else [rng.randrange(0, num_ranks, size)]
+        for first in firsts:
+            place = Place(first, size, layout)
+            known = next((o.shared_blocks for o in found if o.place == place), shared)
+            found.append(
+                Option(
+                    place=place,
+                    ticks=ticks,
+                    resident_blocks=resident + known,
+                    shared_blocks=known,
+                    transient_blocks=transient,
+                )
+            )
+    return tuple(found)

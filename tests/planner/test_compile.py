@@ -1,0 +1,47 @@
+"""From facts to a plan that verifies, or to a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.evaluate import evaluate
+from meshwright.planner.plan import Plan
+from meshwright.planner.verify import verify
+from meshwright.profiles.documents import canonical_json, parse
+from tests.planner.jobs import RandomModel, ToyModel, small_facts
+
+
+def planned(seed: int = 0, **kw: int) -> Plan:
+    facts = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**30, **kw)
+    plan = compile_plan(facts, RandomModel(seed, 2**27))
+    assert isinstance(plan, Plan)
+    return plan
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_compiled_plan_verifies_and_the_evaluator_reproduces_it(seed: int) -> None:
+    plan = planned(seed)
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+    assert plan.solver.status == "optimal"
+    assert plan.solver.gap < 1e-4
+
+
+def test_the_same_facts_give_the_same_bytes() -> None:
+    assert canonical_json(planned(1)) == canonical_json(planned(1))
+
+
+def test_reading_a_written_plan_gives_an_equal_plan() -> None:
+    plan = planned(2)
+    assert parse(Plan, canonical_json(plan), "plan") == plan
+
+
+def test_a_pinned_choice_is_kept() -> None:
+    facts = small_facts(ranks_per_node=2, batch_size=4)
+    pins = ("actor_train.layout=tp2,sp", "actor_generate.pool=1:1", "actor_train.recompute=full")
+    plan = compile_plan(facts, ToyModel(facts), pins=pins)
+    assert isinstance(plan, Plan)
+    assert str(plan.placement("actor_train").layout) == "tp2,pp1,dp1,sp"
+    assert list(plan.pool_of("actor_generate").ranks) == [1]
+    assert plan.pins == tuple(sorted(pin.replace("tp2,sp", "tp2,pp1,dp1,sp") for pin in pins))

@@ -1,0 +1,92 @@
+"""The solver agrees with brute force, in whole ticks, on every small random problem."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.brute_force import least_memory as least_memory_by_brute_force
+from meshwright.planner.solver.model import Limits, least_memory, picked_options, solve
+from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer, ends_of
+from tests.planner.problems import random_problem
+
+SHAPES = ({"num_ranks": 4, "num_calls": 4, "num_options": 4}, {"num_ranks": 8, "num_calls": 3, "num_options": 6})
+
+
+def problem(seed: int) -> Problem:
+    return random_problem(seed, **SHAPES[seed % 2])
+
+
+@pytest.mark.parametrize("seed", range(64))
+def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
+    asked = problem(seed)
+    result = solve(asked, Limits())
+    assert result.objective == best_makespan(asked), f"seed {seed}"
+    assert result.status == ("infeasible" if result.answer is None else "optimal")
+
+
+@pytest.mark.parametrize("seed", range(0, 64, 4))
+def test_an_answer_keeps_its_word(seed: int) -> None:
+    asked = problem(seed)
+    result = solve(asked, Limits())
+    if result.answer is None:
+        return
+    picked = picked_options(asked, result.answer)
+    order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
+    assert max(ends_of(asked, picked, order).values()) == result.objective, f"seed {seed}"
+    assert max(asked.memory(picked)) <= asked.device_blocks, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(0, 64, 8))
+def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
+    asked = problem(seed)
+    assert least_memory(asked, Limits()) == least_memory_by_brute_force(asked), f"seed {seed}"
+
+
+def test_the_same_problem_has_the_same_answer() -> None:
+    asked = random_problem(7, num_ranks=8, num_calls=4, num_options=12)
+    assert solve(asked, Limits()) == solve(asked, Limits())
+
+
+def test_a_call_without_options_is_infeasible() -> None:
+    asked = Problem(num_ranks=1, device_blocks=1, calls=(Call("a", ()),), tasks=(Run(name="a", call="a"),))
+    assert solve(asked, Limits()).status == "infeasible"
+    assert least_memory(asked, Limits()) is None
+
+
+def option(first: int, num: int, ticks: int, layout: str = "L", **memory: int) -> Option:
+    return Option(place=Place(first, num, layout), ticks=ticks, **memory)
+
+
+def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
+    """Alone, b is fastest at layout M (3 ticks); with the transfer of 5 from a, sharing a's copy at L (6) wins."""
+    transfer = Transfer(name="a to b", source="a", target="b", occupies="both", ticks={("L", "M", 1): 5})
+    asked = Problem(
+        num_ranks=1,
+        device_blocks=10,
+        calls=(Call("a", (option(0, 1, 4),)), Call("b", (option(0, 1, 6), option(0, 1, 3, "M")))),
+        tasks=(transfer, Run(name="b", call="b"), Run(name="a", call="a")),
+        precedences=(Precedence("a to b", "b"), Precedence("b", "a", 1)),
+        copies=(("a", "b"),),
+    )
+    assert solve(asked, Limits()).objective == 11
+    dear = dataclasses.replace(transfer, ticks={("L", "M", 1): 1})
+    assert solve(dataclasses.replace(asked, tasks=(dear, *asked.tasks[1:])), Limits()).objective == 9
+
+
+def test_a_problem_refuses_what_it_cannot_mean() -> None:
+    run = Run(name="a", call="a")
+    with pytest.raises(ValueError, match="not within the 1 ranks"):
+        Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (option(0, 2, 1),)),), tasks=(run,))
+    with pytest.raises(ValueError, match="go in a circle"):
+        Problem(
+            num_ranks=1,
+            device_blocks=1,
+            calls=(Call("a", (option(0, 1, 1),)),),
+            tasks=(run, Run(name="b", call="a")),
+            precedences=(Precedence("a", "b"), Precedence("b", "a")),
+        )
+    with pytest.raises(ValueError, match="use a longer tick"):
+        Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (option(0, 1, 2**31),)),), tasks=(run,))
