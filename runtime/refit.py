@@ -37,10 +37,12 @@ class Transfer:
     target: int
     source_slices: Slices
     target_slices: Slices
+    dtype: torch.dtype
+    """The target's; the source converts."""
 
 
 class Refit:
-    """The copying of a source model's weights into a target model of the same shape and dtype."""
+    """The copying of a source model's weights into a target model of the same shape, converted to its dtype."""
 
     def __init__(self, source: Decoder | None, source_mesh: Mesh, target: Decoder | None, target_mesh: Mesh) -> None:
         """Collective over the world; a rank passes None for the side whose mesh it is not in."""
@@ -50,7 +52,7 @@ class Refit:
         self._group = dist.new_group(concerned)
         everyones: list[list[Transfer]] = [[]] * len(concerned)
         if dist.get_rank() in concerned:
-            mine = [_nearest(op, source_mesh, target_mesh) for op in plan.recv_ops]
+            mine = [_nearest(op, source_mesh, target_mesh, self._target.dtype) for op in plan.recv_ops]
             dist.all_gather_object(everyones, mine, group=self._group)
         self._share_out([transfer for transfers in everyones for transfer in transfers])
 
@@ -68,6 +70,11 @@ class Refit:
         self._sends = {peer: _buckets(sends[peer], self._source.outgoing) for peer in sends}
         self._receipts = {peer: _buckets(receipts[peer], self._target.incoming) for peer in receipts}
 
+    @property
+    def num_messages(self) -> int:
+        """Messages that this rank sends or receives in one run."""
+        return sum(len(buckets) for buckets in (*self._sends.values(), *self._receipts.values()))
+
     @torch.no_grad()
     def run(self) -> None:
         """Copies the weights as they are now. The ranks of both meshes call it; on others it does nothing."""
@@ -84,7 +91,7 @@ class Refit:
         """Sends one bucket to each peer and receives one, each a flat tensor of its slices in order."""
         messages, arriving = [], []
         for peer, bucket in sends.items():
-            flat = torch.cat([self._source.outgoing(transfer).flatten() for transfer in bucket])
+            flat = torch.cat([self._source.outgoing(transfer).flatten().to(transfer.dtype) for transfer in bucket])
             messages.append(dist.P2POp(dist.isend, flat, peer, group=self._group))
         for peer, bucket in receipts.items():
             views = [self._target.incoming(transfer) for transfer in bucket]
@@ -104,6 +111,7 @@ class _Side:
     def __init__(self, model: Decoder | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
         """With `tied_twice` the copy of a tied embedding on the last stage is a parameter too, of the same name."""
         self.pg_collection = mesh.groups if mesh.is_member else ProcessGroupCollection()
+        self.dtype: torch.dtype = model.config.params_dtype if model is not None else torch.float32
         self._parameters: dict[str, nn.Parameter] = {}
         for name, parameter in model.named_parameters() if model is not None else ():
             assert model is not None
@@ -129,7 +137,7 @@ class _Side:
         return self._parameters[transfer.parameter].data[transfer.target_slices]
 
 
-def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh) -> Transfer:
+def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> Transfer:
     """What this rank is to receive, from itself if it can, else from the replica that other replicas do not ask.
 
     The planner may name the same replica for all; any other that holds the same shard is as good.
@@ -144,6 +152,7 @@ def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh) -> Transfer:
         target=rank,
         source_slices=op.peer_slice,
         target_slices=op.my_slice,
+        dtype=dtype,
     )
 
 
@@ -152,7 +161,7 @@ def _buckets(transfers: Sequence[Transfer], view: Callable[[Transfer], Tensor]) 
     buckets: list[list[Transfer]] = []
     held = BUCKET_BYTES
     for transfer in transfers:
-        size = view(transfer).nbytes
+        size = view(transfer).numel() * transfer.dtype.itemsize
         if held + size > BUCKET_BYTES:
             buckets.append([])
             held = 0
