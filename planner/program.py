@@ -6,6 +6,7 @@ send in the order, so ranks that follow the order cannot wait for each other in 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -91,28 +92,14 @@ class Program:
         pairs = [(i.producer, i.consumer) for i in self.instructions if isinstance(i, Send)]
         return pairs.index((producer, consumer))
 
-    def up_to(self, stages: frozenset[str]) -> Program:
-        """The part of the program that these stages need: their refits, themselves, and hand-overs among them."""
 
-        def kept(instruction: Instruction) -> bool:
-            match instruction:
-                case MoveWeights(target=target):
-                    return target in stages
-                case RunStage(stage=stage):
-                    return stage in stages
-                case Send(producer=producer, consumer=consumer) | Receive(producer=producer, consumer=consumer):
-                    return producer in stages and consumer in stages
-
-        return Program(tuple(i for i in self.instructions if kept(i)))
-
-
-def lower(plan: Plan) -> Program:
-    """The program of a verified synchronous plan: refits and stages in order of their start.
+def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program:
+    """The program of these stages of a verified synchronous plan: their refits and they, in order of their start.
 
     A stage's output goes to a rank once, before the first stage there that reads it.
     """
     names = list(STAGE_BY_NAME)
-    tasks: list[Refit | Placement] = [*plan.refits, *plan.placements]
+    tasks: list[Refit | Placement] = [t for t in (*plan.refits, *plan.placements) if _stage(t) in stages]
     tasks.sort(key=lambda t: (t.start_seconds, isinstance(t, Placement), names.index(_stage(t))))
     deliveries = _deliveries(plan, [task.stage for task in tasks if isinstance(task, Placement)])
     instructions: list[Instruction] = []

@@ -162,6 +162,7 @@ class Trainer:
         )
         self.optimizer = _distributed_optimizer(self.ddp_model, mesh, config)
         model.config.finalize_model_grads_func = self._finalize
+        self._clear_gradients()
 
     def train_step(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> dict[str, float]:
         """One update from this replica's micro-batches, of which there may be none while other replicas have some.
@@ -169,13 +170,21 @@ class Trainer:
         Returns the metrics summed over micro-batches and replicas, and `grad_norm` before clipping; the same on every
         rank. Raises RunFailed, with the weights untouched, if the gradient is not finite.
         """
-        self.ddp_model.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        shares: list[dict[str, Tensor]] = []
+        shares = self.accumulate(micro_batches, loss)
+        return self._sum(shares) | {"grad_norm": self.update()}
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
+        """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's losses."""
         if micro_batches:
-            shares = run_schedule(self.ddp_model, self.mesh, micro_batches, _kept(loss), forward_only=False)
-        else:
-            self._finalize([self.ddp_model])
+            return run_schedule(self.ddp_model, self.mesh, micro_batches, _kept(loss), forward_only=False)
+        self._finalize([self.ddp_model])
+        return []
+
+    def update(self) -> float:
+        """Clips the gradients, steps, and leaves the gradients at zero; returns their norm before clipping.
+
+        Raises RunFailed, with the weights untouched, if the gradient is not finite.
+        """
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.clip_grad_norm(self.optimizer.config.clip_grad))
         if not math.isfinite(grad_norm):
@@ -184,7 +193,12 @@ class Trainer:
                 "look at the rewards and losses of this step."
             )
         self.optimizer.step_with_ready_grads()
-        return self._sum(shares) | {"grad_norm": grad_norm}
+        self._clear_gradients()
+        return grad_norm
+
+    def _clear_gradients(self) -> None:
+        self.ddp_model.zero_grad_buffer()
+        self.optimizer.zero_grad()
 
     def _finalize(self, model: list[nn.Module], *_: Any, **__: Any) -> None:
         """Sums gradients: over replicas, over sequence-parallel ranks, over both ends of tied embeddings.
@@ -240,7 +254,7 @@ def _distributed_optimizer(model: DistributedDataParallel, mesh: Mesh, config: O
         adam,
         config,
         grad_scaler=None,
-        init_state_fn=_empty_moments,
+        init_state_fn=_start_moments,
         model_chunks=[model],
         per_model_buffers={0: model.buffers},
         data_parallel_group=mesh.groups.dp,
@@ -250,13 +264,17 @@ def _distributed_optimizer(model: DistributedDataParallel, mesh: Mesh, config: O
     )
     optimizer.grad_stats_parallel_group = mesh.groups.intra_dist_opt
     optimizer.tp_group = mesh.groups.tp
+    _start_moments(adam)
     return optimizer
 
 
-def _empty_moments(optimizer: torch.optim.Optimizer, _: OptimizerConfig | None = None) -> None:
-    """Gives every parameter the moments that a checkpoint is loaded into."""
+def _start_moments(optimizer: torch.optim.Optimizer, _: OptimizerConfig | None = None) -> None:
+    """Gives every parameter its moments, which AdamW would make in its first update and checkpoints ask for before."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
-                optimizer.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
-                optimizer.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
+                optimizer.state[parameter] |= {
+                    "step": torch.zeros(()),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }

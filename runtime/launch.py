@@ -12,6 +12,7 @@ import os
 import socket
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,13 @@ T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(minutes=15)
 """A collective that waits longer than this has lost a partner."""
+
+_NOISE = (
+    r"(?s).*`torch.distributed.\w+` is deprecated",  # megatron-core's own calls
+    r"(?s).*full scope is deprecated",  # said by every megatron configuration
+    r"(?s).*\.grad attribute of a Tensor that is not a leaf",  # megatron-core reads it to clear it
+)
+"""Warnings of libraries about themselves, which a user can do nothing about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +107,8 @@ def launch(
 def _rank_main(entry: Callable[..., T], args: tuple[Any, ...], failures: str) -> T:
     """What each process runs: join the process group, call, leave. On a CPU a rank is one core."""
     torch.set_num_threads(1)
+    for message in _NOISE:
+        warnings.filterwarnings("ignore", message=message)
     rank = int(os.environ["RANK"])
     try:
         if torch.cuda.is_available():

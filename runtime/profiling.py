@@ -188,17 +188,18 @@ def _exchange_body(exchange: Exchange, group: dist.ProcessGroup | None) -> Calla
         case "reduce_scatter":
             return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
         case "send_receive":
-            return lambda: _ping_pong(whole)
+            return lambda: _send_receive(whole)
 
 
-def _ping_pong(message: Tensor) -> None:
-    """Half of this is one message; ranks 0 and 1 take part."""
+def _send_receive(message: Tensor) -> None:
+    """One message from rank 0 to rank 1, and a byte back that says it has arrived."""
+    receipt = torch.zeros(1, dtype=torch.uint8, device=message.device)
     if dist.get_rank() == 0:
         dist.send(message, 1)
-        dist.recv(message, 1)
+        dist.recv(receipt, 1)
     else:
         dist.recv(message, 0)
-        dist.send(message, 0)
+        dist.send(receipt, 0)
 
 
 def _together(body: Callable[[], object], *, repeats: int, budget_seconds: float) -> Sample:

@@ -13,23 +13,23 @@ import torch.distributed as dist
 
 from meshwright.planner.job import Job, resolve
 from meshwright.planner.plan import Plan
-from meshwright.planner.program import Program, lower
+from meshwright.planner.program import lower
 from meshwright.planner.verify import verify
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
 from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
-from meshwright.runtime.checkpoint import latest_step, load_checkpoint, save_checkpoint
 from meshwright.runtime.copies import build_copies, build_refits
 from meshwright.runtime.data import PromptData, read_data
 from meshwright.runtime.executor import Executor, Outcome
 from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import Rendezvous, launch
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary
+from meshwright.runtime.resume import latest_step, load_step, save_step
 
 T = TypeVar("T")
 
-EVALUATED = frozenset({"actor_generate", "reward_score"})
+EVALUATED = ("actor_generate", "reward_score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _work(request: RunRequest) -> RunSummary:
     run = _Run(request)
     first = 0
     if request.resume:
-        first = load_checkpoint(request.out, run.copies)
+        first = load_step(request.out, run.copies)
     run.recorder.open(first)
     if first == 0:
         run.evaluate(0)
@@ -103,7 +103,7 @@ def _work(request: RunRequest) -> RunSummary:
         run.train(step)
         done = step + 1
         if done == request.steps or (request.checkpoint_every and done % request.checkpoint_every == 0):
-            save_checkpoint(request.out, done, run.copies)
+            save_step(request.out, done, run.copies)
     run.evaluate(request.steps)
     return run.recorder.close()
 
@@ -115,7 +115,7 @@ class _Run:
         plan, job = request.plan, request.job
         torch.manual_seed(job.ppo.seed)
         self.data: PromptData = read_data(job, request.directory)
-        self.program: Program = lower(plan)
+        self._program, self._evaluation = lower(plan), lower(plan, EVALUATED)
         self.copies = build_copies(plan, job, request.directory)
         self.began = _agree(time.time())
         group = dist.new_group(backend="gloo")
@@ -133,7 +133,7 @@ class _Run:
         """One PPO step."""
         dist.barrier(group=self._control)
         start = time.time() - self.began
-        outcome = self._executor.execute(self.program, Batch(step=step, prompts=self.data.batch(step)))
+        outcome = self._executor.execute(self._program, Batch(step=step, prompts=self.data.batch(step)))
         outcomes: list[Outcome] = self._gather(outcome)
         if outcomes:
             self.recorder.step(step, outcomes, seconds=time.time() - self.began - start)
@@ -144,7 +144,7 @@ class _Run:
             return
         start = time.time() - self.began
         batch = Batch(step=step, prompts=self.data.held_out_batch())
-        self._executor.execute(self.program.up_to(EVALUATED), batch)
+        self._executor.execute(self._evaluation, batch)
         scores = {row: float(batch.experience.get("scores", row)) for row in batch.experience.rows("scores")}
         lengths = {row: batch.length(row) - batch.prompt_length(row) for row in batch.experience.rows("tokens")}
         gathered: list[tuple[Mapping[int, float], Mapping[int, int]]] = self._gather((scores, lengths))

@@ -1,0 +1,54 @@
+"""Where a run stands on disk: one checkpoint per saved step, of which the last is continued from.
+
+Prompts, draws and minibatches follow from the seed and the step, so trainers and the step are all there is to save.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+
+from meshwright.runtime.bodies import Trainer
+from meshwright.runtime.checkpoint import load_trainers, save_trainers
+from meshwright.runtime.copies import WeightCopy
+
+_STEP = re.compile(r"step-([0-9]+)")
+
+
+def latest_step(out: Path) -> int | None:
+    """Updates that the newest whole checkpoint of a run has seen; None where there is no checkpoint."""
+    steps = [int(match[1]) for path in (out / "checkpoints").glob("step-*") if (match := _STEP.fullmatch(path.name))]
+    return max(steps, default=None)
+
+
+def save_step(out: Path, step: int, copies: Mapping[str, WeightCopy]) -> None:
+    """Saves the trainers after `step` updates, then removes older checkpoints. Collective over the world."""
+    target = _path(out, step)
+    if dist.get_rank() == 0:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    save_trainers(target, _trainers(copies))
+    if dist.get_rank() == 0:
+        for path in target.parent.glob("step-*"):
+            if path != target:
+                shutil.rmtree(path)
+
+
+def load_step(out: Path, copies: Mapping[str, WeightCopy]) -> int:
+    """Fills the trainers from the newest checkpoint and returns its step. Collective over the world."""
+    step = latest_step(out)
+    assert step is not None, "the launcher has looked before"
+    load_trainers(_path(out, step), _trainers(copies))
+    return step
+
+
+def _path(out: Path, step: int) -> Path:
+    return out / "checkpoints" / f"step-{step:06d}"
+
+
+def _trainers(copies: Mapping[str, WeightCopy]) -> dict[str, Trainer]:
+    return {name: copy.trainer for name, copy in copies.items() if copy.trainer is not None}
