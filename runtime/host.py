@@ -79,10 +79,6 @@ def install() -> None:
     # Megatron overlaps communication by launching kernels in this order, and says so with a warning otherwise.
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what megatron-core says while it is imported: optional extras, old names
-        for name in _MODULES:
-            importlib.import_module(name)
     if torch.cuda.is_available():
         return
     _take_cpu_generator_for_cuda()
@@ -165,10 +161,11 @@ def _take_cpu_generator_for_cuda() -> None:
 
 
 def _answer_tensor_methods() -> None:
-    """Calls of `Tensor.cuda()` and comparisons of `Tensor.type()` sit in three functions; they run under answers.
+    """Calls of `Tensor.cuda()` and comparisons of `Tensor.type()` sit in four functions; they run under answers.
 
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/models/common/language_module/language_module.py#L244
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L361
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L1089
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/clip_grads.py#L167
     """
     language = sys.modules["megatron.core.models.common.language_module.language_module"]
@@ -177,6 +174,7 @@ def _answer_tensor_methods() -> None:
     for owner, name in (
         (language.LanguageModule, "setup_embeddings_and_output_layer"),
         (distributed.DistributedOptimizer, "__init__"),
+        (distributed.DistributedOptimizer, "get_parameter_state_dp_zero"),
         (optimizer, "clip_grad_by_total_norm_fp32"),
     ):
         function = getattr(owner, name)
@@ -203,3 +201,10 @@ class _TensorMethodsAnswerCuda(TorchFunctionMode):
         if func is torch.Tensor.type and isinstance(answer, str):
             return answer.replace("torch.", "torch.cuda.", 1)
         return answer
+
+
+with warnings.catch_warnings():
+    # Before any other file imports megatron-core, which then warns of optional extras and old names.
+    warnings.simplefilter("ignore")
+    for _name in _MODULES:
+        importlib.import_module(_name)

@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
@@ -84,6 +85,24 @@ class Decoder(GPTModel):
             return output.squeeze(2).transpose(0, 1).contiguous()
         output[..., self._num_real_columns() :] = -torch.inf
         return output
+
+    def tie_embeddings_and_output_weights_state_dict(
+        self, sharded_state_dict: dict[str, Any], output_layer_weight_key: str, first_stage_word_emb_key: str, _: Any
+    ) -> None:
+        """Stores the last stage's copy of tied embeddings as the first stage's.
+
+        Megatron's asks for the global data-parallel rank:
+        https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/models/common/language_module/language_module.py#L352
+        """
+        if self.post_process and not self.pre_process:
+            sharded_state_dict[output_layer_weight_key] = make_tp_sharded_tensor_for_checkpoint(
+                tensor=self.shared_embedding_or_output_weight(),
+                key=first_stage_word_emb_key,
+                replica_id=(1, 0, self.mesh.dp_rank),  # a copy, which is not written
+                allow_shape_mismatch=True,
+                tp_group=self.mesh.groups.tp,
+                dp_cp_group=self.mesh.groups.dp_cp,
+            )
 
     def _num_real_columns(self) -> int:
         """How many of this rank's logits belong to tokens; the rest pad the vocabulary."""

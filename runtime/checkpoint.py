@@ -1,0 +1,90 @@
+"""Trainers on disk: weights, fp32 weights, moments and update counts, in a format that survives a change of layout.
+
+The parts that are not tensors are pickles: read checkpoints of your own runs only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedObject
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime import host
+from meshwright.runtime.bodies import Trainer
+
+
+def save_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
+    """Writes the trainers that the ranks of the world hold, each under its own name, into a new directory.
+
+    Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of. The
+    directory appears when it is whole, so a save that was cut short is never read. Raises BadInput if it exists.
+    """
+    host.install()
+    if directory.exists():
+        raise BadInput(f"{directory} exists already; give a new directory for the checkpoint.")
+    partial = directory.with_name(f"{directory.name}.partial")
+    dist.barrier()  # until every rank has looked, nothing may appear
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)  # what an earlier, cut-short save left
+        partial.mkdir(parents=True)
+    dist.barrier()
+    state = {name: _state(name, trainer, is_loading=False) for name, trainer in trainers.items()}
+    dist_checkpointing.save(state, str(partial))
+    if dist.get_rank() == 0:
+        partial.rename(directory)
+    dist.barrier()
+
+
+def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
+    """Fills trainers from a directory that `save_trainers` wrote, whatever the layouts they had then.
+
+    Collective over the world. Raises BadInput if the directory is not such a checkpoint.
+    """
+    host.install()
+    if not directory.is_dir():
+        raise BadInput(f"there is no checkpoint {directory}; give a directory that a run has saved.")
+    wanted = {name: _state(name, trainer, is_loading=True) for name, trainer in trainers.items()}
+    try:
+        loaded = dist_checkpointing.load(wanted, str(directory))
+    except CheckpointingException as error:
+        raise BadInput(f"checkpoint {directory} cannot be read: {error}.") from error
+    for name, trainer in trainers.items():
+        weights = {key.removeprefix(f"{name}."): value for key, value in loaded[name]["model"].items()}
+        trainer.model.load_state_dict(weights)
+        _load_optimizer(trainer.optimizer, **loaded[name]["optimizer"])
+
+
+def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
+    """A trainer's state as megatron's sharded tensors and objects, with keys that begin with `name`."""
+    groups = trainer.mesh.groups
+    metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
+    model = trainer.model.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
+    optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
+    param_state = optimizer.pop("param_state")
+    # Megatron would write these from rank 0 of the world, which may hold no trainer, or another.
+    replica = (0, groups.mp.rank(), groups.dp.rank())
+    settings = ShardedObject(f"{name}.settings", optimizer, (1,), (0,), replica_id=replica)
+    return {"model": model, "optimizer": {"settings": settings, "param_state": param_state}}
+
+
+def _load_optimizer(optimizer: DistributedOptimizer, *, settings: dict[str, Any], param_state: dict[str, Any]) -> None:
+    """Megatron's loading, but for the count of updates of torch's AdamW.
+
+    It looks for the count among the tensors, where it did not save it, and gives all parameters one tensor to count
+    in, so that each update would count once per parameter:
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L818
+    """
+    optimizer.load_state_dict(settings)
+    of_parameters = optimizer.optimizer.state.values()
+    counts = [state.pop("step") for state in of_parameters]
+    optimizer.load_parameter_state_from_fully_reshardable(param_state)
+    for state, count in zip(of_parameters, counts, strict=True):
+        state["step"] = count.clone()

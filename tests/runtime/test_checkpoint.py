@@ -1,0 +1,117 @@
+"""A trainer that is saved and loaded, in another layout or on other ranks, goes on as if it had not been."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model import read_model
+from meshwright.runtime.bodies import Trainer
+from meshwright.runtime.checkpoint import load_trainers, save_trainers
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.models import build_model
+from meshwright.runtime.weights import load_weights
+from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.test_bodies import blocks, language_loss, value_loss
+
+Places = dict[str, tuple[str, int]]  # layout and first rank of each trainer
+Norms = dict[str, list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Some updates, from the models' first weights or from `read`, saved to `written` if it is given."""
+
+    places: Places
+    num_updates: int
+    dtype: torch.dtype = torch.float32
+    read: Path | None = None
+    written: Path | None = None
+
+
+def _updates(models: Path, run: Run) -> Norms:
+    """Loss and gradient norm of every update of the trainers that this rank holds."""
+    trainers, meshes = {}, {}
+    for name, (layout, first_rank) in run.places.items():
+        mesh = build_mesh(Layout.parse(layout), first_rank)
+        if mesh.is_member:
+            spec = read_model(models / name)
+            model = build_model(spec, mesh, dtype=run.dtype, trainable=True)
+            if run.read is None:
+                load_weights(model, spec, mesh, models / name)
+            trainers[name] = Trainer(model, mesh, learning_rate=1e-2, weight_decay=0.1)
+            meshes[name] = mesh
+    if run.read is not None:
+        load_trainers(run.read, trainers)
+    seen: Norms = {name: [] for name in trainers}
+    for name, trainer in trainers.items():
+        loss = functools.partial(
+            value_loss if trainer.model.spec.scalar_head else language_loss, trainer.model.spec, meshes[name]
+        )
+        for _ in range(run.num_updates):
+            metrics = trainer.train_step(blocks(2, meshes[name]), loss)
+            seen[name] += [metrics["loss"], metrics["grad_norm"]]
+    if run.written is not None:
+        save_trainers(run.written, trainers)
+    return seen
+
+
+FIRST: Places = {"actor": ("tp2,sp", 0), "critic": ("dp2", 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "then",
+    [
+        FIRST,
+        {"actor": ("pp2", 2), "critic": ("tp1", 0)},
+        {"actor": ("tp2,pp2", 0), "critic": ("tp2,dp2", 0)},
+    ],
+)
+def test_a_loaded_trainer_goes_on_where_it_was(tmp_path: Path, then: Places, dtype: torch.dtype) -> None:
+    write_checkpoint(tmp_path / "actor", "Qwen2")
+    write_checkpoint(tmp_path / "critic", head="ForSequenceClassification")
+    saved = tmp_path / "saved"
+    whole = _merge(tmp_path, Run(places=FIRST, num_updates=5, dtype=dtype))
+    start = _merge(tmp_path, Run(places=FIRST, num_updates=2, dtype=dtype, written=saved))
+    rest = _merge(tmp_path, Run(places=then, num_updates=3, dtype=dtype, read=saved))
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    for name in FIRST:
+        assert start[name] + rest[name] == pytest.approx(whole[name], rel=tolerance), name
+
+
+def _merge(models: Path, run: Run) -> Norms:
+    return {name: values for seen in run_on_ranks(4, _updates, models, run) for name, values in seen.items()}
+
+
+@pytest.mark.slow
+def test_a_trainer_is_saved_before_its_first_update(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "actor")
+    places: Places = {"actor": ("dp2", 0)}
+    _merge(tmp_path, Run(places=places, num_updates=0, written=tmp_path / "saved"))
+    again = _merge(tmp_path, Run(places=places, num_updates=1, read=tmp_path / "saved"))
+    known = _merge(tmp_path, Run(places=places, num_updates=1))
+    assert again["actor"] == pytest.approx(known["actor"], rel=1e-5)
+    assert not (tmp_path / "saved.partial").exists()
+
+
+def _complaint(directory: Path) -> str:
+    try:
+        load_trainers(directory, {})
+    except BadInput as error:
+        return str(error)
+    return "nothing was said"
+
+
+def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    assert "there is no checkpoint" in run_on_ranks(1, _complaint, tmp_path / "missing")[0]
+    (tmp_path / "empty").mkdir()
+    assert "cannot be read" in run_on_ranks(1, _complaint, tmp_path / "empty")[0]
