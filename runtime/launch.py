@@ -35,6 +35,7 @@ _PATIENCE = datetime.timedelta(minutes=15)
 _NOISE = (
     r"(?s).*`torch.distributed.\w+` is deprecated",  # megatron-core's own calls
     r"(?s).*full scope is deprecated",  # said by every megatron configuration
+    r"(?s).*using transformer_engine as the transformer implementation",  # it is not
     r"(?s).*\.grad attribute of a Tensor that is not a leaf",  # megatron-core reads it to clear it
 )
 """Warnings of libraries about themselves, which a user can do nothing about."""

@@ -162,6 +162,12 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
     return (*rows, Comparison(name="step", predicted_seconds=plan.period_seconds, measured_seconds=whole))
 
 
+def elapsed_seconds(out: Path) -> float:
+    """When the last span that a run has written ended, in seconds since its start; 0 without a trace."""
+    path = out / "trace.jsonl"
+    return max((span.end_seconds for span in read_spans(path)), default=0.0) if path.exists() else 0.0
+
+
 def _trained(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The metrics of the training stages; every rank of a stage reports the same, so the first one's are taken."""
     metrics: dict[str, float] = {}

@@ -24,7 +24,7 @@ from meshwright.runtime.data import PromptData, read_data
 from meshwright.runtime.executor import Executor, Outcome
 from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import Rendezvous, launch
-from meshwright.runtime.record import Evaluation, Recorder, RunSummary
+from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds
 from meshwright.runtime.resume import latest_step, load_step, save_step
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
 
 def _work(request: RunRequest) -> RunSummary:
     """What one rank does from the first to the last step."""
-    run = _Run(request)
+    run = Run(request)
     first = 0
     if request.resume:
         first = load_step(request.out, run.copies)
@@ -108,7 +108,7 @@ def _work(request: RunRequest) -> RunSummary:
     return run.recorder.close()
 
 
-class _Run:
+class Run:
     """One rank's models, program and clock."""
 
     def __init__(self, request: RunRequest) -> None:
@@ -117,7 +117,7 @@ class _Run:
         self.data: PromptData = read_data(job, request.directory)
         self._program, self._evaluation = lower(plan), lower(plan, EVALUATED)
         self.copies = build_copies(plan, job, request.directory)
-        self.began = _agree(time.time())
+        self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
         group = dist.new_group(backend="gloo")
         assert group is not None
         self._control = group
@@ -129,14 +129,16 @@ class _Run:
         )
         self.recorder = Recorder(plan, request.out, request.steps, is_writer=dist.get_rank() == 0)
 
-    def train(self, step: int) -> None:
-        """One PPO step."""
+    def train(self, step: int) -> Batch:
+        """One PPO step; returns what this rank holds of its experience."""
         dist.barrier(group=self._control)
         start = time.time() - self.began
-        outcome = self._executor.execute(self._program, Batch(step=step, prompts=self.data.batch(step)))
+        batch = Batch(step=step, prompts=self.data.batch(step))
+        outcome = self._executor.execute(self._program, batch)
         outcomes: list[Outcome] = self._gather(outcome)
         if outcomes:
             self.recorder.step(step, outcomes, seconds=time.time() - self.began - start)
+        return batch
 
     def evaluate(self, step: int) -> None:
         """Scores of the held-out prompts under the present policy, always with the same draws."""

@@ -1,0 +1,73 @@
+"""A small PPO job on random checkpoints, planned under pins, for tests that run it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+import yaml
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.job import read_job, resolve
+from meshwright.planner.plan import Plan
+from meshwright.runtime.train import RunRequest
+from tests.runtime.checkpoints import edit_config, write_checkpoint
+
+VOCAB_SIZE = 32
+EOS = 1
+
+
+def write_job(directory: Path, *, num_ranks: int, **ppo: float) -> Path:
+    """A job with an actor, a reward model and prompts; the other two roles start from their weights."""
+    if not (directory / "actor").exists():
+        for role, head in (("actor", "ForCausalLM"), ("reward", "ForSequenceClassification")):
+            write_checkpoint(directory / role, head=head, vocab_size=VOCAB_SIZE)
+            edit_config(directory / role, eos_token_id=EOS)
+        _write_prompts(directory)
+    job = {
+        "models": {
+            "actor": {"path": "actor"},
+            "critic": {"path": "reward"},
+            "ref": {"path": "actor"},
+            "reward": {"path": "reward"},
+        },
+        "cluster": {"device": "local", "ranks_per_node": num_ranks},
+        "precision": "fp32",
+        "workload": {
+            "batch_size": 16,
+            "prompt": {"max": 8, "fixed": 6},
+            "response": {"max": 24, "median": 12, "p99": 24},
+            "num_minibatches": 2,
+        },
+        "ppo": {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4, "entropy_coefficient": 0.01, **ppo},
+        "data": {"prompts": "prompts.jsonl", "held_out": "prompts.jsonl", "tokenizer": "tokenizer"},
+    }
+    path = directory / f"job-{num_ranks}.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def request(path: Path, out: Path, *pins: str, steps: int = 3, resume: bool = False) -> RunRequest:
+    """What to run: the best plan under the pins, by analytic costs."""
+    job = read_job(path)
+    facts = resolve(job, path.parent)
+    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None), pins=pins)
+    assert isinstance(plan, Plan)
+    return RunRequest(plan=plan, job=job, directory=path.parent, out=out, steps=steps, resume=resume)
+
+
+def _write_prompts(directory: Path) -> None:
+    words = [f"w{number}" for number in range(VOCAB_SIZE - 2)]
+    vocabulary = {"<unk>": 0, "<eos>": EOS, **{word: number + 2 for number, word in enumerate(words)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (directory / "tokenizer").mkdir()
+    tokenizer.save(str(directory / "tokenizer" / "tokenizer.json"))
+    draw = random.Random(0)
+    prompts: Sequence[str] = [" ".join(draw.choices(words, k=draw.randint(3, 8))) for _ in range(40)]
+    lines = [json.dumps({"id": f"p{number}", "prompt": prompt}) for number, prompt in enumerate(prompts)]
+    (directory / "prompts.jsonl").write_text("\n".join(lines) + "\n")

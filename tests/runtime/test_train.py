@@ -1,0 +1,153 @@
+"""A run: the plan changes nothing but time, and a run that was stopped goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import read_spans
+from meshwright.runtime.launch import launch
+from meshwright.runtime.train import Run, RunRequest, run_plan
+from tests.runtime.small_job import request, write_job
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+TOLERANCE = 1e-4
+FIELDS = ("tokens", "behaviour_logprobs", "proximal_logprobs", "ref_logprobs", "values", "scores")
+FOUR_RANKS = (
+    "actor_train.layout=tp2,dp2",
+    "actor_generate.layout=tp1,pp2,dp2",
+    "actor_logprob.layout=tp2,pp2",
+    "ref_logprob.layout=tp2,sp",
+    "critic_train.layout=pp2,dp2",
+    "critic_train.recompute=full",
+    "critic_value.layout=tp2,sp",
+    "reward_score.layout=dp4",
+)
+
+Held = dict[str, dict[int, Tensor]]
+
+
+def experience_of_steps(asked: RunRequest) -> list[Held]:
+    """Per step, what this rank holds of the experience."""
+    run = Run(asked)
+    run.recorder.open(0)
+    held = []
+    for step in range(asked.steps):
+        experience = run.train(step).experience
+        held.append({field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS})
+    run.recorder.close()
+    return held
+
+
+def run_steps(asked: RunRequest) -> tuple[list[Held], list[dict[str, Any]]]:
+    """Per step, the experience of all ranks together and the metrics."""
+    asked.out.mkdir(parents=True)
+    by_rank = launch(experience_of_steps, asked, num_ranks=asked.plan.facts.cluster.num_ranks, logs=asked.out)
+    steps: list[Held] = [{field: {} for field in FIELDS} for _ in range(asked.steps)]
+    for held in by_rank.values():
+        for step, fields in enumerate(held):
+            for field, rows in fields.items():
+                steps[step][field] |= rows
+    return steps, read_lines(asked.out / "metrics.jsonl")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture(scope="module")
+def one_rank(directory: Path) -> tuple[list[Held], list[dict[str, Any]]]:
+    return run_steps(request(write_job(directory, num_ranks=1), directory / "one", steps=STEPS))
+
+
+@pytest.fixture(scope="module")
+def four_ranks(directory: Path) -> tuple[list[Held], list[dict[str, Any]]]:
+    return run_steps(request(write_job(directory, num_ranks=4), directory / "four", *FOUR_RANKS, steps=STEPS))
+
+
+def test_four_ranks_in_six_layouts_hold_the_experience_of_one_rank(
+    one_rank: tuple[list[Held], Any], four_ranks: tuple[list[Held], Any]
+) -> None:
+    for one, four in zip(one_rank[0], four_ranks[0], strict=True):
+        for field in FIELDS:
+            assert sorted(one[field]) == sorted(four[field]) == list(range(16))
+            for row in range(16):
+                torch.testing.assert_close(four[field][row], one[field][row], atol=TOLERANCE, rtol=0)
+
+
+def test_four_ranks_in_six_layouts_have_the_losses_of_one_rank(
+    one_rank: tuple[Any, list[dict[str, Any]]], four_ranks: tuple[Any, list[dict[str, Any]]]
+) -> None:
+    assert len(one_rank[1]) == len(four_ranks[1]) == STEPS
+    for one, four in zip(one_rank[1], four_ranks[1], strict=True):
+        for name in one.keys() - {"seconds", "tokens_per_second"}:
+            assert four[name] == pytest.approx(one[name], abs=TOLERANCE), name
+
+
+def test_the_weights_move_so_that_agreement_means_something(one_rank: tuple[list[Held], Any]) -> None:
+    first, last = one_rank[0][0], one_rank[0][-1]
+    apart = [(last["proximal_logprobs"][r] - last["ref_logprobs"][r]).abs().max() for r in range(16)]
+    together = [(first["proximal_logprobs"][r] - first["ref_logprobs"][r]).abs().max() for r in range(16)]
+    assert max(together) < 1e-5
+    assert max(apart) > 100 * TOLERANCE
+
+
+def test_the_first_update_starts_from_the_policy_that_sampled(
+    one_rank: tuple[list[Held], list[dict[str, Any]]],
+) -> None:
+    for step in one_rank[0]:
+        for row in range(16):
+            response = step["behaviour_logprobs"][row] != 0
+            gap = (step["behaviour_logprobs"][row] - step["proximal_logprobs"][row])[response]
+            assert float(gap.abs().max()) < 1e-4
+
+
+def test_a_resumed_run_equals_one_that_was_never_stopped(directory: Path) -> None:
+    path = write_job(directory, num_ranks=2)
+    pins = ("actor_train.layout=tp1,dp2", "critic_train.pool=1:1")
+    whole = request(path, directory / "whole", *pins, steps=3)
+    parts = replace(whole, out=directory / "parts", steps=2)
+    run_plan(whole)
+    run_plan(parts)
+    summary = run_plan(replace(parts, steps=3, resume=True))
+    for one, other in zip(
+        read_lines(whole.out / "metrics.jsonl"), read_lines(parts.out / "metrics.jsonl"), strict=True
+    ):
+        for name in one.keys() - {"seconds", "tokens_per_second"}:
+            assert other[name] == pytest.approx(one[name], abs=1e-6), name
+    assert [evaluation.step for evaluation in summary.evaluations] == [0, 3]
+    spans = read_spans(parts.out / "trace.jsonl")
+    ends = [max(s.end_seconds for s in spans if s.step == step and s.kind == "stage") for step in range(3)]
+    assert ends == sorted(ends)
+
+
+def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(directory: Path, tmp_path: Path) -> None:
+    asked = request(write_job(directory, num_ranks=1), tmp_path / "out", steps=2)
+    (asked.out / "checkpoints" / "step-000002").mkdir(parents=True)
+    with pytest.raises(BadInput, match="holds a run of 2 steps; continue it with --resume"):
+        run_plan(asked)
+    with pytest.raises(BadInput, match="has 2 already; ask for more"):
+        run_plan(replace(asked, resume=True))
+    with pytest.raises(BadInput, match="no checkpoint to resume from"):
+        run_plan(replace(asked, out=tmp_path / "nothing", resume=True))
+
+
+def test_a_plan_of_another_job_is_refused(directory: Path, tmp_path: Path) -> None:
+    asked = request(write_job(directory, num_ranks=1), tmp_path / "out")
+    workload = asked.job.workload.model_copy(update={"batch_size": 8})
+    with pytest.raises(BadInput, match="its workload differ"):
+        run_plan(replace(asked, job=asked.job.model_copy(update={"workload": workload})))
