@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.problem import Problem, Run, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, Problem, Run, Transfer
 from meshwright.planner.solver.symmetry import Swap, swaps
 from meshwright.planner.solver.variables import Variables, places
 from meshwright.planner.solver.windows import windows
@@ -45,7 +45,7 @@ def add_memory_constraints(
                 if ranks.start in place.ranks and (call.name, place) in x.shares:
                     blocks = next(o.shared_blocks for o in call.options if o.place == place)
                     resident.append(-blocks * x.shares[call.name, place])
-        held = model.new_int_var(-(2**40), 2**40, f"resident[{atom}]")
+        held = model.new_int_var(0, MAX_SUM, f"resident[{atom}]")
         model.add(held == sum(resident))
         for terms in transient.values():
             model.add(held + sum(terms) <= device)
