@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from meshwright.planner.evaluate import items
 from meshwright.planner.plan import Placement, Plan, Refit
 from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
 
@@ -99,7 +100,7 @@ def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program
     A stage's output goes to a rank once, before the first stage there that reads it.
     """
     names = list(STAGE_BY_NAME)
-    tasks: list[Refit | Placement] = [t for t in (*plan.refits, *plan.placements) if _stage(t) in stages]
+    tasks = [item for item in items(plan) if _stage(item) in stages]
     tasks.sort(key=lambda t: (t.start_seconds, isinstance(t, Placement), names.index(_stage(t))))
     deliveries = _deliveries(plan, [task.stage for task in tasks if isinstance(task, Placement)])
     instructions: list[Instruction] = []

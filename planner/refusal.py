@@ -18,8 +18,6 @@ from meshwright.planner.job import Facts
 from meshwright.planner.pins import Pin
 from meshwright.planner.pose import BLOCK_BYTES, pose
 from meshwright.planner.solver.model import Limits, least_memory
-from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.workload import Workload
 
 _GIB = 2**30
 _MOST_RANKS = 16
@@ -169,5 +167,5 @@ def _more_nodes(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]
 def _with_response(facts: Facts, longest: int) -> Facts:
     response = facts.workload.response
     fixed = None if response.fixed is None else min(response.fixed, longest)
-    cut = LengthSpec(**{**dict(response), "max": longest, "fixed": fixed})
-    return facts.model_copy(update={"workload": Workload(**{**dict(facts.workload), "response": cut})})
+    cut = response.model_copy(update={"max": longest, "fixed": fixed})
+    return facts.model_copy(update={"workload": facts.workload.model_copy(update={"response": cut})})

@@ -22,7 +22,7 @@ from meshwright.planner.explain import explain as explanation
 from meshwright.planner.job import Facts, Job, read_job, resolve
 from meshwright.planner.plan import Plan, read_plan, write_plan
 from meshwright.planner.verify import verify as violations
-from meshwright.profiles.documents import canonical_json, digest
+from meshwright.profiles.documents import Document, canonical_json, digest
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table, read_table, write_table
 from meshwright.runtime import show
@@ -49,8 +49,8 @@ class SchemaOf(StrEnum):
 @app.command(epilog="Example: meshwright schema job > job.schema.json")
 def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]) -> None:
     """Print the JSON Schema of a document."""
-    kind = {SchemaOf.JOB: Job, SchemaOf.PLAN: Plan, SchemaOf.TABLE: Table}[document]
-    print(json.dumps(kind.model_json_schema(), indent=2, sort_keys=True))
+    kinds: dict[SchemaOf, type[Document]] = {SchemaOf.JOB: Job, SchemaOf.PLAN: Plan, SchemaOf.TABLE: Table}
+    print(json.dumps(kinds[document].model_json_schema(), indent=2, sort_keys=True))
 
 
 @app.command(epilog="Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1")
@@ -131,7 +131,11 @@ def verify(plan: PlanPath, as_json: AsJson = False) -> None:
 def explain(plan: PlanPath, as_json: AsJson = False) -> None:
     """Say why a plan is as it is: what its step waits for, what is idle, what was guessed."""
 
-    show.explanation(explanation(read_plan(plan)), as_json=as_json)
+    found = explanation(read_plan(plan))
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        show.explanation(found)
 
 
 @app.command(epilog="Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run")

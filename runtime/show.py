@@ -4,43 +4,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.cost_models.cost import Cost, Source
-from meshwright.planner.plan import Plan, Solver
+from meshwright.cost_models.cost import Source
+from meshwright.planner.evaluate import items
+from meshwright.planner.explain import Explanation
+from meshwright.planner.plan import Plan, Refit, Solver
 from meshwright.planner.refusal import NoPlan
+from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.runtime.record import RunSummary
 
 _GIB = 2**30
+_MIB = 2**20
+_MOST_RANKS = 16
 
 
 def plan(found: Plan, path: Path) -> None:
     """The plan as a table, and how good it is."""
     console = Console()
-    table = Table(title=f"plan for {found.facts.cluster.num_ranks} x {found.facts.cluster.device.name}")
-    for heading in ("stage", "ranks", "layout", "schedule", "start s", "seconds", "source"):
-        table.add_column(heading, justify="right" if heading in ("start s", "seconds") else "left")
-    for refit in found.refits:
-        name = f"refit {refit.role.value}"
-        table.add_row(name, "", f"{refit.source} -> {refit.target}", "", *_timing(refit.start_seconds, refit.cost))
-    for placement in sorted(found.placements, key=lambda p: p.start_seconds):
-        ranks = found.pool(placement.pool).ranks
-        schedule = placement.schedule
-        words = [
-            f"{schedule.generation_slots} slots"
-            if schedule.generation_slots
-            else f"micro-batch {schedule.micro_batch_size}"
-        ]
-        if schedule.recompute.value != "none":
-            words.append(f"recompute {schedule.recompute.value}")
-        table.add_row(
-            placement.stage,
-            f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0]),
-            str(placement.layout),
-            ", ".join(words),
-            *_timing(placement.start_seconds, placement.cost),
-        )
+    cluster = found.facts.cluster
+    table = Table(title=f"plan for {cluster.num_ranks} x {cluster.device.name}", box=box.SIMPLE)
+    for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule", "cost from"):
+        table.add_column(heading, justify="right" if heading in ("start s", "seconds") else "left", no_wrap=True)
+    for item in sorted(items(found), key=lambda item: item.start_seconds):
+        timing = (f"{item.start_seconds:.3f}", f"{item.cost.total:.3f}")
+        if isinstance(item, Refit):
+            table.add_row(*timing, f"refit {item.target}", "", f"from {item.source}", "", item.cost.source.value)
+            continue
+        ranks = found.pool(item.pool).ranks
+        names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+        table.add_row(*timing, item.stage, names, str(item.layout), _schedule(item.schedule), item.cost.source.value)
     console.print(table)
     console.print(_proof(found))
     fullest = max(found.peak_bytes_per_rank)
@@ -61,10 +56,37 @@ def no_plan(answer: NoPlan) -> None:
         console.print(f"  {change.sentence}", markup=False)
 
 
+def explanation(found: Explanation) -> None:
+    """The critical path, the ranks, and what to be careful about."""
+    console = Console()
+    path = Table(title=f"what a step of {found.period_seconds:.3f} s waits for", box=box.SIMPLE)
+    for heading in ("start s", "seconds", "task", "because it", "mostly"):
+        path.add_column(
+            heading, justify="right" if heading in ("start s", "seconds") else "left", no_wrap=heading == "task"
+        )
+    for wait in found.critical_path:
+        terms = ", ".join(f"{term.name} {term.amount:.3f}" for term in wait.largest_terms)
+        path.add_row(f"{wait.start_seconds:.3f}", f"{wait.seconds:.3f}", wait.task, wait.because, terms)
+    console.print(path)
+    ranks = Table(title="ranks", box=box.SIMPLE)
+    for heading in ("rank", "idle", "memory at worst", "largest resident"):
+        ranks.add_column(heading, justify="right" if heading != "largest resident" else "left")
+    for use in found.ranks[:_MOST_RANKS]:
+        largest = f"{use.largest_resident} {_size(use.largest_resident_bytes)}"
+        ranks.add_row(str(use.rank), f"{use.idle_share:.0%}", _size(use.peak_bytes), largest)
+    console.print(ranks)
+    if len(found.ranks) > _MOST_RANKS:
+        console.print(f"and {len(found.ranks) - _MOST_RANKS} more ranks; --json has them all.")
+    console.print(f"no plan in the space is faster than {found.bound_seconds:.3f} s (gap {found.gap:.1%})")
+    for what, names in (("pinned", found.pins), ("extrapolated costs", found.extrapolated)):
+        if names:
+            console.print(f"{what}: {', '.join(names)}")
+
+
 def run_summary(summary: RunSummary, out: Path) -> None:
     """Predicted beside measured seconds, and what training did to held-out prompts."""
     console = Console()
-    table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps")
+    table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
     for heading in ("", "predicted s", "measured s", "error"):
         table.add_column(heading, justify="right" if heading else "left")
     for row in summary.comparisons:
@@ -86,8 +108,11 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
 
 
-def _timing(start_seconds: float, cost: Cost) -> tuple[str, str, str]:
-    return f"{start_seconds:.3f}", f"{cost.total:.3f}", cost.source.value
+def _schedule(schedule: Schedule) -> str:
+    if schedule.generation_slots:
+        return f"{schedule.generation_slots} slots"
+    recompute = "" if schedule.recompute is Recompute.NONE else f", recompute {schedule.recompute}"
+    return f"micro-batch {schedule.micro_batch_size}{recompute}"
 
 
 def _proof(found: Plan) -> str:
@@ -101,4 +126,4 @@ def _proof(found: Plan) -> str:
 
 
 def _size(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"
+    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.0f} MiB"

@@ -1,0 +1,203 @@
+"""The command line: what a user gets wrong is answered with one sentence and the right exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from unittest import mock
+
+import pytest
+import yaml
+
+from meshwright.runtime.cli import main
+from tests.runtime.small_job import write_job
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job for two ranks of this machine, with tiny checkpoints beside it."""
+    return write_job(tmp_path_factory.mktemp("job"), num_ranks=2)
+
+
+class Call(Protocol):
+    def __call__(self, *arguments: object) -> Outcome: ...
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: object) -> Outcome:
+        code = exit_code(*arguments)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.out + captured.err
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def exit_code(*arguments: object) -> int:
+    """Runs the command line in this process."""
+    with mock.patch.object(sys, "argv", ["meshwright", *map(str, arguments)]), pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def plan(job: Path) -> Path:
+    path = job.with_name("plan.json")
+    assert exit_code("plan", job, "-o", path) == 0
+    return path
+
+
+def edited_job(job: Path, section: str, **changes: object) -> Path:
+    document = yaml.safe_load(job.read_text())
+    document[section] = {**document[section], **changes}
+    path = job.with_name("edited.yaml")
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def edited_plan(plan: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    document = json.loads(plan.read_text())
+    edit(document)
+    path = plan.with_name("edited.json")
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_the_same_job_gives_the_same_bytes(call: Call, job: Path, plan: Path) -> None:
+    assert call("plan", job, "-o", job.with_name("again.json")).code == 0
+    assert (job.with_name("again.json")).read_bytes() == plan.read_bytes()
+
+
+def test_verify_says_nothing_of_a_compiled_plan(call: Call, plan: Path) -> None:
+    outcome = call("verify", plan)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_a_plan_edited_to_tp_3_is_told_the_stage_the_rule_and_the_nearest_value(call: Call, plan: Path) -> None:
+    def edit(document: dict[str, Any]) -> None:
+        placement = next(p for p in document["placements"] if p["stage"] == "actor_train")
+        placement["layout"] = {"tp": 3, "pp": 1, "dp": 1, "sp": False}
+
+    outcome = call("verify", edited_plan(plan, edit))
+    assert outcome.code == 2
+    assert any("actor_train" in line and "tp=3" in line and "use tp=2" in line for line in outcome.err.splitlines()), (
+        outcome.err
+    )
+
+
+def test_a_plan_of_another_schema_version_is_refused(call: Call, plan: Path) -> None:
+    outcome = call("verify", edited_plan(plan, lambda document: document.update(schema_version=99)))
+    assert outcome.code == 2
+    assert "schema_version=99" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("missing.yaml", None, "does not exist"),
+        ("bad.yaml", "models: [unclosed", "is not YAML"),
+        ("list.yaml", "- 1\n", "should be an object"),
+    ],
+)
+def test_a_job_that_cannot_be_read_gets_a_sentence(
+    call: Call, tmp_path: Path, name: str, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    outcome = call("plan", tmp_path / name, "-o", tmp_path / "plan.json")
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_an_unknown_key_gets_the_nearest_one(call: Call, job: Path) -> None:
+    outcome = call("plan", edited_job(job, "workload", batch_sise=8), "-o", job.with_name("x.json"))
+    assert outcome.code == 2
+    assert "workload.batch_sise" in outcome.err
+    assert "did you mean 'batch_size'?" in outcome.err
+
+
+def test_a_wrong_type_names_its_path_and_value(call: Call, job: Path) -> None:
+    outcome = call("plan", edited_job(job, "workload", batch_size="many"), "-o", job.with_name("x.json"))
+    assert outcome.code == 2
+    assert "workload.batch_size is 'many'" in outcome.err
+
+
+def test_a_job_that_cannot_fit_exits_3_with_the_binding_limit(call: Call, job: Path) -> None:
+    device = {
+        "name": "thimble",
+        "kind": "cpu",
+        "memory_bytes": 100_000,
+        "memory_bytes_per_second": 1e10,
+        "flops_per_second": {"fp32": 1e10},
+        "launch_seconds": 1e-5,
+        "source": "made up",
+    }
+    outcome = call("plan", edited_job(job, "cluster", device=device), "-o", job.with_name("x.json"))
+    assert outcome.code == 3
+    assert "actor_train needs" in outcome.err
+    assert "GiB" in outcome.err
+
+
+def test_more_ranks_than_the_cluster_has_are_refused(call: Call, job: Path) -> None:
+    outcome = call("plan", job, "--pin", "actor_train.pool=0:8", "-o", job.with_name("x.json"))
+    assert outcome.code == 2
+    assert "8" in outcome.err
+    assert "2 ranks" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_model_without_weights_is_refused_by_run(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(job.parent, tmp_path / "job")
+    for path in bare.glob("*/model.safetensors"):
+        path.unlink()
+    outcome = call("run", plan, bare / job.name, "--steps", "1", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "holds no weights" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_refused_by_run(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--rendezvous", place)
+    assert outcome.code == 2
+    assert f"{place} cannot be used" in outcome.err
+
+
+def test_a_plan_for_other_devices_is_refused_by_run(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cuda.json"
+    larger = edited_job(job, "cluster", device="a100-80gb")
+    assert call("plan", larger, "-o", path).code == 0
+    outcome = call("run", path, job, "--steps", "1", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "2 CUDA devices" in outcome.err
+
+
+def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
+    for command in ("profile", "plan", "verify", "explain", "run", "schema"):
+        outcome = call(command, "--help")
+        assert outcome.code == 0
+        assert "Example: meshwright" in outcome.out
+
+
+def test_the_schema_of_each_document_is_json(call: Call) -> None:
+    for document in ("job", "plan", "table"):
+        outcome = call("schema", document)
+        assert json.loads(outcome.out)["type"] == "object"
