@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.cost_models.framework import RUNTIME, Framework
 from meshwright.cost_models.stages import StageModel
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.workload import Workload
@@ -10,5 +11,5 @@ from meshwright.profiles.workload import Workload
 class AnalyticModel(StageModel):
     """Every term is analytic."""
 
-    def __init__(self, cluster: Cluster, workload: Workload, precision: str) -> None:
-        super().__init__(cluster, workload, precision)
+    def __init__(self, cluster: Cluster, workload: Workload, precision: str, framework: Framework = RUNTIME) -> None:
+        super().__init__(cluster, workload, precision, framework=framework)

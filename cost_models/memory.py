@@ -148,14 +148,14 @@ class _RankMemory:
         recomputation drops what flash attention keeps, which is little.
         """
         shard = self.shard
-        divided = 2 * shard.attention_size + 2 * shard.kv_size + 4 * shard.ffn_size
+        divided = 2 * shard.attention_size + 2 * shard.kv_size + shard.up_size + (1 + shard.gated_mlp) * shard.ffn_size
         kept = 0 if self.call.schedule.recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
         return (self._whole(4 * shard.hidden_size) + divided) * self.size + kept
 
     def _working_elements(self) -> float:
         """Elements per token alive at once in the widest part of one layer without gradients: the gated projection."""
         shard = self.shard
-        return self._whole(shard.hidden_size) + shard.hidden_size + 3 * shard.ffn_size
+        return self._whole(shard.hidden_size) + shard.hidden_size + shard.up_size + shard.ffn_size
 
     def _whole(self, elements: float) -> float:
         """This rank's part of what tensor parallelism repeats and sequence parallelism divides."""

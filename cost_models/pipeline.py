@@ -22,6 +22,7 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.cost import Cost, Source, Tally, least_trusted
+from meshwright.cost_models.framework import RUNTIME, Framework
 from meshwright.cost_models.params import stage_params
 from meshwright.cost_models.question import Call
 from meshwright.profiles.lengths import Histogram
@@ -76,6 +77,7 @@ class Pipeline:
     groups: Groups
     network: Network
     element_bytes: int
+    framework: Framework = RUNTIME
 
     def seconds(self, batches: tuple[MicroBatches, ...]) -> Cost:
         """Forward-only or 1F1B over the micro-batches, without the optimizer.
@@ -87,18 +89,23 @@ class Pipeline:
         mean_tokens = sum(number * rows * tokens for number, rows, tokens in batches) / num_batches
         per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
         send, send_source = self._send_seconds(mean_tokens)
-        num_layers = self.call.model.num_layers / pp
+        num_layers, chunks = self.num_layers, self.call.num_chunks
         compute = self._compute_seconds(batches)
         tally = Tally()
         tally.add("layers", num_layers * compute.layer, compute.source)
         tally.add("embedding and head", compute.ends, compute.source)
         tally.add("recomputation", num_layers * compute.again, compute.again_source)
         tally.add("tensor-parallel collectives", num_batches * (num_layers * per_layer + at_ends), tensor_source)
-        tally.add("pipeline messages", num_batches * (1 + trains) * send, send_source)
+        tally.add("pipeline messages", num_batches * chunks * (1 + trains) * send, send_source)
         if pp > 1:
-            busy = num_layers * ((compute.layer + compute.again) / num_batches + per_layer) + (1 + trains) * send
-            tally.add("pipeline bubble", (pp - 1) * busy, compute.source)
+            busy = num_layers * ((compute.layer + compute.again) / num_batches + per_layer)
+            tally.add("pipeline bubble", (pp - 1) * (busy / chunks + (1 + trains) * send), compute.source)
         return tally.cost()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the fullest pipeline stage."""
+        return -(-self.call.model.num_layers // self.call.layout.pp)
 
     def _compute_seconds(self, batches: tuple[MicroBatches, ...]) -> _Compute:
         """Seconds per layer and at the ends, summed over the micro-batches."""
@@ -116,23 +123,36 @@ class Pipeline:
         return _Compute(layer, ends, again, least_trusted(sources), least_trusted(again_sources))
 
     def update_seconds(self) -> Cost:
-        """One optimizer update: gradient reduce-scatter, sharded step, parameter all-gather, none of it overlapped.
+        """One optimizer update, none of it overlapped unless the framework says so.
 
-        The distributed optimizer moves each rank's fp32 gradients once and its weights once over the replicas
-        (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core `DistributedOptimizer`).
+        The distributed optimizer moves each rank's gradients once and its weights once over the replicas
+        (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core `DistributedOptimizer`); without it
+        gradients are all-reduced and every replica updates everything. A tied embedding that lives on the first and
+        the last pipeline stage is summed between them (Narayanan et al., arXiv:2104.04473, section 3.1).
         """
-        layout, model = self.call.layout, self.call.model
+        layout, model, framework = self.call.layout, self.call.model, self.framework
         time = self.shard.time(Body.OPTIMIZER, 0, 0)
-        step = (model.num_layers / layout.pp * time.layer + time.ends) / layout.dp
+        sharers = layout.dp if framework.sharded_optimizer else 1
+        step = (model.num_layers / layout.pp * time.layer + time.ends) / sharers
         num_params = max(stage_params(model, layout.tp, layout.pp))
-        data = self.groups.data
-        reduced, source = self.network.seconds(REDUCE_SCATTER, data, GRADIENT_BYTES * num_params)
-        gathered, gather_source = self.network.seconds(ALL_GATHER, data, self.element_bytes * num_params)
+        reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
+        data, gradient_bytes = self.groups.data, framework.gradient_bytes * num_params
         tally = Tally()
-        tally.add("gradient reduction", reduced, source)
+        reduced, source = self.network.seconds(reduction, data, gradient_bytes)
+        tally.add("gradient reduction", self._exposed(reduced), source)
         tally.add("optimizer", step, time.source)
-        tally.add("parameter gather", gathered, gather_source)
+        if framework.sharded_optimizer:
+            gathered, source = self.network.seconds(ALL_GATHER, data, self.element_bytes * num_params)
+            tally.add("parameter gather", self._exposed(gathered), source)
+        if layout.pp > 1 and model.tied_embeddings and not model.scalar_head:
+            embedding_bytes = framework.gradient_bytes * model.embedding_params / layout.tp
+            summed, source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
+            tally.add("tied embedding", summed, source)
         return tally.cost()
+
+    def _exposed(self, seconds: float) -> float:
+        """What is left of an exchange by buckets of one layer when all but one of them overlap computing."""
+        return seconds / self.num_layers if self.framework.overlapped_reduction else seconds
 
     def _recomputed(self, rows: int, tokens: int) -> tuple[float, Source]:
         """Seconds per layer that a training pass computes a second time."""

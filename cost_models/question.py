@@ -23,6 +23,7 @@ class Call:
     model: ModelSpec
     layout: Layout
     schedule: Schedule
+    num_chunks: int = 1  # pieces of layers that a rank holds under an interleaved pipeline
 
 
 @dataclass(frozen=True, kw_only=True)

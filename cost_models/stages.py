@@ -10,11 +10,13 @@ from typing import TypeVar
 
 from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
-from meshwright.cost_models.compute import AnalyticShard, Shard, element_bytes
+from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.cost import Cost, Memory, total
+from meshwright.cost_models.framework import RUNTIME, Framework
 from meshwright.cost_models.generation import Generation, Rounds, rounds_of
 from meshwright.cost_models.memory import memory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
+from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
@@ -38,12 +40,13 @@ class StageModel:
         *,
         table: Table | None = None,
         shard_of: Callable[[ModelSpec, int, AnalyticShard], Shard] | None = None,
+        framework: Framework = RUNTIME,
     ) -> None:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._size = element_bytes(precision)
-        self._efficiency = efficiency_of(cluster.device.kind)
+        self._efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
         self._network = Network(cluster, self._efficiency, table)
-        self._shard_of = shard_of
+        self._shard_of, self._framework = shard_of, framework
         self._known: dict[Hashable, object] = {}
 
     def seconds(self, call: Call) -> Cost:
@@ -88,6 +91,7 @@ class StageModel:
             groups=self._groups(call.layout),
             network=self._network,
             element_bytes=self._size,
+            framework=self._framework,
         )
         once = pipeline.seconds(self._micro_batches(num_rows, call.schedule.micro_batch_size))
         return total([once, pipeline.update_seconds()]).scaled(updates) if trains else once
@@ -103,7 +107,12 @@ class StageModel:
 
     def _make_shards(self, model: ModelSpec, tp: int, sp: bool) -> tuple[Shard, AnalyticShard]:
         analytic = AnalyticShard(
-            model.shard(tp), self._cluster.device, self._precision, self._efficiency, 1 / tp if sp else 1.0
+            model.shard(tp),
+            self._cluster.device,
+            self._precision,
+            self._efficiency,
+            1 / tp if sp else 1.0,
+            framework=self._framework,
         )
         return (self._shard_of(model, tp, analytic) if self._shard_of else analytic), analytic
 

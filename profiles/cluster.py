@@ -26,6 +26,7 @@ class Device(Document):
     memory_bytes_per_second: float = Field(gt=0)
     flops_per_second: dict[str, float] = Field(description="dense peak per dtype: fp32, bf16")
     launch_seconds: float = Field(ge=0, description="time to launch one kernel")
+    num_processors: int = Field(default=132, gt=0, description="streaming multiprocessors or compute units")
     source: str = Field(description="where these numbers come from")
 
 

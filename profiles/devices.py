@@ -1,6 +1,6 @@
 """Devices and networks by name, from the datasheet facts in `data/devices.yaml`, and this machine as a cluster.
 
-How much of a datasheet number is reached is not known here: see `cost_models/compute`.
+How much of a datasheet number is reached is not known here: see `efficiency`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class _Datasheet(Document):
     memory_mib: int = Field(gt=0)
     memory_bytes_per_second: float = Field(gt=0)
     flops_per_second: dict[str, float]
+    num_processors: int = Field(gt=0)
     intra_node_bytes_per_second: float = Field(gt=0)
     host_bytes_per_second: float = Field(gt=0)
     source: str = Field(min_length=1)
@@ -71,6 +72,7 @@ def device_named(name: str) -> tuple[Device, Link, Link]:
         memory_bytes=sheet.memory_mib * _MIB,
         memory_bytes_per_second=sheet.memory_bytes_per_second,
         flops_per_second=sheet.flops_per_second,
+        num_processors=sheet.num_processors,
         launch_seconds=known.cuda.launch_seconds,
         source=f"{sheet.source}; {known.cuda.source}",
     )
@@ -106,6 +108,7 @@ def cpu_device(cores_per_rank: float, memory_bytes: int, *, processor: str = "cp
         memory_bytes_per_second=core.memory_bytes_per_second_per_core * cores_per_rank,
         flops_per_second={"fp32": flops, "bf16": flops},
         launch_seconds=core.launch_seconds / min(1.0, cores_per_rank),
+        num_processors=max(1, round(cores_per_rank)),
         source=core.source,
     )
 

@@ -1,4 +1,4 @@
-"""The share of its datasheet that a kind of device reaches, from `data/efficiency.yaml`, sourced and dated there."""
+"""The share of its datasheet that a family of devices reaches, from `data/efficiency.yaml`, sourced and dated there."""
 
 from __future__ import annotations
 
@@ -8,17 +8,35 @@ from importlib.resources import as_file, files
 from pydantic import Field
 
 from meshwright.profiles.documents import Document, read_yaml
+from meshwright.profiles.errors import BadInput
 
 
 class Efficiency(Document):
-    """Shares in (0, 1]; attention reaches `attention_flops * n / (n + attention_half_tokens)` at n tokens."""
+    """Constants of the laws in `cost_models.kernels`, `compute` and `collectives`, which say how each is used."""
 
-    gemm_flops: float = Field(gt=0, le=1)
+    gemm_flops: float = Field(gt=0, le=1.5, description="share of peak that a full output tile reaches")
     gemm_bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when weights are read for few tokens")
+    gemm_tiles: tuple[tuple[int, int], ...] = Field(
+        min_length=1, description="output tiles that a library chooses among"
+    )
+    gemm_prologue: float = Field(ge=0, description="elements of the inner dimension that filling a tile costs")
+    gemm_split: float = Field(gt=0, description="shortest piece of a split inner dimension, in elements")
+    gemm_tile_cost: float = Field(ge=0, description="extra work of feeding a tile, relative, at an edge of 64")
+    gemm_ridge: float = Field(ge=1, description="power that joins compute and memory time; infinite is a roofline")
     attention_flops: float = Field(gt=0, le=1)
-    attention_half_tokens: float = Field(ge=0)
-    attention_bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when a KV cache is read")
+    attention_block: int = Field(gt=0, description="query rows that are computed together")
+    attention_tile: float = Field(ge=0, description="keys that a block computes beyond the causal triangle")
+    attention_tail: float = Field(ge=0, description="waves by which the last blocks are late")
+    attention_bytes: float = Field(gt=0, le=1, description="of memory bandwidth, reading and writing heads")
+    attention_ridge: float = Field(ge=0.5)
+    attention_seconds: float = Field(ge=0, description="start of an attention call, which is more than one kernel")
+    decoding_bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when a KV cache is read")
+    decoding_block: float = Field(gt=0, description="cached tokens that one processor reads for one key head")
+    decoding_head_seconds: float = Field(ge=0, description="per query head on one processor")
+    decoding_ridge: float = Field(ge=0.5)
     elementwise_bytes: float = Field(gt=0, le=1)
+    kernel_seconds: float = Field(ge=0, description="start and end of one kernel on the device")
+    overlaps_launch: bool = Field(description="whether kernels are launched while earlier ones still run")
     link_bytes: float = Field(gt=0, le=1)
     kernels_per_layer: int = Field(ge=0, description="launched by the forward pass of one layer")
     kernels_at_ends: int = Field(ge=0, description="launched by embedding and head together")
@@ -26,15 +44,25 @@ class Efficiency(Document):
     source: str = Field(min_length=1)
 
 
-class _Kinds(Document):
-    cuda: Efficiency
-    cpu: Efficiency
+class _Families(Document):
+    families: dict[str, Efficiency]
+    devices: dict[str, str] = Field(description="family of each device by name")
+    kinds: dict[str, str] = Field(description="family of a device that is not listed, by kind")
 
 
 @cache
-def efficiency_of(kind: str) -> Efficiency:
-    """The efficiencies of a kind of device, cuda or cpu."""
+def efficiency_of(kind: str, name: str = "") -> Efficiency:
+    """The efficiencies of a device by name, or of its kind (cuda or cpu) when the name is not listed.
+
+    Raises BadInput for a kind that is not known.
+    """
+    known = _families()
+    if kind not in known.kinds:
+        raise BadInput(f"device kind {kind!r} is not known; use {' or '.join(known.kinds)}.")
+    return known.families[known.devices.get(name, known.kinds[kind])]
+
+
+@cache
+def _families() -> _Families:
     with as_file(files("meshwright.profiles") / "data" / "efficiency.yaml") as path:
-        kinds = read_yaml(_Kinds, path, "efficiencies")
-    found: Efficiency = getattr(kinds, kind)
-    return found
+        return read_yaml(_Families, path, "efficiencies")

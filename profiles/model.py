@@ -51,6 +51,7 @@ class ModelSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    gated_mlp: bool = True  # two matrices up and one down; False: one up, one down (GPT)
     qk_norm: bool = False
     scalar_head: bool = False  # one number per token instead of a vocabulary (reward, critic)
     vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, whose rows were padded before they were divided
@@ -79,13 +80,18 @@ class ModelSpec:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def up_size(self) -> int:
+        """Width of what the first half of the MLP makes: gate and up side by side, or up alone."""
+        return (1 + self.gated_mlp) * self.ffn_size
+
+    @property
     def layer_params(self) -> int:
-        """Parameters of one decoder layer: attention, gated MLP, norms, biases."""
+        """Parameters of one decoder layer: attention, MLP, norms, biases."""
         attention = self.hidden_size * (2 * self.attention_size + 2 * self.kv_size)
-        mlp = 3 * self.hidden_size * self.ffn_size
+        mlp = self.hidden_size * (self.up_size + self.ffn_size)
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         biases = (self.attention_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
-        biases += (2 * self.ffn_size + self.hidden_size) * self.mlp_bias
+        biases += (self.up_size + self.hidden_size) * self.mlp_bias
         return attention + mlp + norms + biases
 
     @property

@@ -42,6 +42,7 @@ class Shape(Document):
     tied_embeddings: bool = Field(description="the head shares the rows of the embedding")
     qkv_bias: bool = False
     qk_norm: bool = False
+    gated_mlp: bool = True
 
     def model(self, *, num_layers: int, max_positions: int) -> ModelSpec:
         """A model of this shape, to be built and timed."""
@@ -62,6 +63,7 @@ class Shape(Document):
             norm_epsilon=1e-6,
             qkv_bias=self.qkv_bias,
             qk_norm=self.qk_norm,
+            gated_mlp=self.gated_mlp,
             scalar_head=self.scalar_head,
         )
 
@@ -80,6 +82,7 @@ def shape_of(model: ModelSpec, tp: int) -> Shape:
         tied_embeddings=shard.tied_embeddings and not shard.scalar_head,
         qkv_bias=shard.qkv_bias,
         qk_norm=shard.qk_norm,
+        gated_mlp=shard.gated_mlp,
     )
 
 

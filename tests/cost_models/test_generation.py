@@ -62,7 +62,7 @@ def test_one_wave_on_one_rank_is_its_closed_form(
 ) -> None:
     """A prefill of 64 x 100 tokens, then 27 decodes of 64 rows; cost is linear in context between 100 and 127."""
     cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate", "tp1", slots=64))
-    shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency_of("cuda"), 1.0)
+    shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
 
     def one(body: Body, tokens: int, context: int) -> float:
         time = shard.time(body, 64, tokens, context)

@@ -1,0 +1,121 @@
+"""How near answers are to measurements: relative errors, rank correlation, and the regret of what they would pick."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost_models.cost import Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One row answered, in the row's own unit: seconds, or a rate when `rate` is true.
+
+    Rows of one `setting` are choices for the same work; an empty setting competes with nothing.
+    """
+
+    label: str
+    measured: float
+    predicted: float
+    terms: Cost = field(default_factory=Cost)
+    setting: str = ""
+    rate: bool = False
+
+    @property
+    def error(self) -> float:
+        """Relative and signed: 0.1 is a prediction 10 % above the measurement."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """What a set has to reach; None where nothing is asked."""
+
+    mean: float | None = None
+    spearman: float | None = None
+    regret: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The figures of one set of rows."""
+
+    name: str
+    bar: Bar
+    answers: tuple[Answer, ...]
+    skipped: Counter[str]
+
+    @property
+    def used(self) -> int:
+        return len(self.answers)
+
+    @property
+    def mean(self) -> float:
+        """Mean absolute relative error."""
+        return float(np.mean(self._absolute)) if self.answers else float("nan")
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self._absolute)) if self.answers else float("nan")
+
+    @property
+    def p90(self) -> float:
+        return float(np.quantile(self._absolute, 0.9)) if self.answers else float("nan")
+
+    @property
+    def bias(self) -> float:
+        """Mean signed relative error."""
+        return float(np.mean([a.error for a in self.answers])) if self.answers else float("nan")
+
+    @property
+    def spearman(self) -> float:
+        """Rank correlation of predictions with measurements; not a number for fewer than three rows."""
+        if self.used < 3:
+            return float("nan")
+        return rank_correlation([a.predicted for a in self.answers], [a.measured for a in self.answers])
+
+    @property
+    def regret(self) -> float:
+        """Mean loss of the choice that looks best to the model, over settings with two choices or more."""
+        losses = list(regrets(self.answers).values())
+        return float(np.mean(losses)) if losses else float("nan")
+
+    def worst(self, number: int) -> tuple[Answer, ...]:
+        return tuple(sorted(self.answers, key=lambda a: -abs(a.error))[:number])
+
+    @property
+    def _absolute(self) -> NDArray[np.float64]:
+        return np.abs([answer.error for answer in self.answers])
+
+
+def regrets(answers: Iterable[Answer]) -> dict[str, float]:
+    """By setting: how much the measurement of the predicted best falls short of the best measurement, as a share."""
+    settings: dict[str, list[Answer]] = {}
+    for answer in answers:
+        if answer.setting:
+            settings.setdefault(answer.setting, []).append(answer)
+    return {name: _regret(choices) for name, choices in settings.items() if len(choices) > 1}
+
+
+def _regret(choices: Sequence[Answer]) -> float:
+    sign = -1 if choices[0].rate else 1
+    picked = min(choices, key=lambda a: sign * a.predicted)
+    best = min(choices, key=lambda a: sign * a.measured)
+    return abs(picked.measured - best.measured) / best.measured
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    """Spearman's: the correlation of the ranks, equal values sharing their mean rank."""
+    return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    upper = np.cumsum(counts)
+    mean_ranks: NDArray[np.float64] = upper - (counts - 1) / 2
+    return mean_ranks[inverse]

@@ -1,0 +1,140 @@
+"""The sets of rows, what turns each row into an answer, and the bar of each (issue 3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.fidelity.primitives import attention, collective, gemm, vidur_collective
+from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
+from benchmarks.fidelity.score import Answer, Bar, Score
+from benchmarks.fidelity.training import iteration
+
+_TRAINING = "megatron_training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSet:
+    """Rows of one kind: the files that hold them, which of their rows, and the answer to a row of a file."""
+
+    name: str
+    files: tuple[str, ...]
+    answer: Callable[[str, Row], Answer]
+    where: Callable[[Row], bool] = lambda _: True
+    bar: Bar = field(default_factory=Bar)
+
+
+def _of_dataset(*prefixes: str) -> Callable[[Row], bool]:
+    return lambda row: row["dataset"].startswith(prefixes)
+
+
+def _other_training(row: Row) -> bool:
+    return not row["dataset"].startswith(("vtrain", "korthikanti", "narayanan", "mcore"))
+
+
+def _primitives(name: str) -> tuple[str, ...]:
+    return tuple(f"primitives/{device}_{name}" for device in ("a100", "h100", "h200"))
+
+
+SETS = (
+    RowSet(
+        name="vTrain multi-node",
+        files=(_TRAINING,),
+        answer=iteration,
+        where=_of_dataset("vtrain_multi"),
+        bar=Bar(mean=0.07, spearman=0.98, regret=0.01),
+    ),
+    RowSet(
+        name="vTrain single node",
+        files=("megatron_training_vtrain_single_node",),
+        answer=iteration,
+        bar=Bar(mean=0.09, regret=0.04),
+    ),
+    RowSet(
+        name="Korthikanti, Narayanan",
+        files=(_TRAINING,),
+        answer=iteration,
+        where=_of_dataset("korthikanti", "narayanan"),
+        bar=Bar(mean=0.08),
+    ),
+    RowSet(
+        name="Megatron-core H100 weak scaling",
+        files=(_TRAINING,),
+        answer=iteration,
+        where=_of_dataset("mcore"),
+        bar=Bar(mean=0.08),
+    ),
+    RowSet(name="other training", files=(_TRAINING,), answer=iteration, where=_other_training),
+    *(
+        RowSet(
+            name=f"GEMM {device.upper()}, {what}",
+            files=(f"primitives/{device}_gemm_bf16",),
+            answer=gemm,
+            where=where,
+            bar=bar,
+        )
+        for device in ("a100", "h100", "h200")
+        for what, where, bar in (
+            ("m >= 64", lambda row: float(row["m"]) >= 64, Bar(mean=0.12)),
+            ("m < 64", lambda row: float(row["m"]) < 64, Bar()),
+        )
+    ),
+    *(
+        RowSet(
+            name=f"attention {device.upper()}, {kind}",
+            files=(f"primitives/{device}_attention_{kind}_bf16",),
+            answer=attention,
+            bar=Bar(mean=0.15),
+        )
+        for device in ("a100", "h100", "h200")
+        for kind in ("context", "generation")
+    ),
+    RowSet(name="collectives, one node", files=_primitives("comm"), answer=collective, bar=Bar(mean=0.10)),
+    RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
+)
+
+_READ_BY_NONE = (
+    "inference",
+    "serving_points",
+    "rlhf_steps",
+    "verl_param_sync_seconds",
+    *(
+        f"primitives/a100_{name}_mlp"
+        for name in ("Llama-2-70b-hf", "Llama-2-7b-hf", "Meta-Llama-3-70B", "Meta-Llama-3-8B")
+    ),
+    *(f"primitives/h100_{name}_mlp" for name in ("Llama-2-70b-hf", "Llama-2-7b-hf", "Qwen-72B")),
+)
+"""Files of the format that no set is made of."""
+
+
+def set_names() -> tuple[str, ...]:
+    return tuple(known.name for known in SETS)
+
+
+def scores_of(directory: Path, names: Sequence[str] | None = None) -> list[Score]:
+    """The scores of the sets whose files are in the folder. Raises BadInput for a rows file that is not known."""
+    files = row_files(directory)
+    refuse_unknown(files, {stem for known in SETS for stem in known.files} | set(_READ_BY_NONE))
+    chosen = [known for known in SETS if names is None or known.name in names]
+    return [_score(known, files) for known in chosen if any(stem in files for stem in known.files)]
+
+
+def _score(known: RowSet, files: dict[str, Path]) -> Score:
+    answers: list[Answer] = []
+    skipped: Counter[str] = Counter()
+    for stem, row in _rows(known.files, files):
+        if not known.where(row):
+            continue
+        try:
+            answers.append(known.answer(stem, row))
+        except Skip as reason:
+            skipped[str(reason)] += 1
+    return Score(name=known.name, bar=known.bar, answers=tuple(answers), skipped=skipped)
+
+
+def _rows(stems: Iterable[str], files: dict[str, Path]) -> Iterable[tuple[str, Row]]:
+    for stem in stems:
+        if stem in files:
+            yield from ((stem, row) for row in read_rows(files[stem]))

@@ -1,0 +1,95 @@
+"""Scores as tables on a terminal, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.fidelity.score import Answer, Bar, Score
+
+
+def show(scores: Iterable[Score], *, num_worst: int) -> None:
+    """One line per set, what was skipped, and the worst rows with their largest terms."""
+    console, scores = Console(), list(scores)
+    console.print(_summary(scores))
+    for score in scores:
+        for reason, times in score.skipped.most_common():
+            console.print(f"{score.name}: skipped {times} rows: {reason}", style="dim", highlight=False)
+    if num_worst:
+        for score in scores:
+            if score.answers:
+                console.print(_worst(score, num_worst))
+
+
+def as_json(scores: Iterable[Score], *, num_worst: int) -> str:
+    """The same figures, one object per set."""
+    return json.dumps([_object(score, num_worst) for score in scores], indent=2)
+
+
+def _summary(scores: Iterable[Score]) -> Table:
+    table = Table(title="predicted against published")
+    table.add_column("set")
+    for column in ("used", "skipped", "median", "mean", "bar", "p90", "bias", "Spearman", "regret"):
+        table.add_column(column, justify="right")
+    for score in scores:
+        table.add_row(
+            score.name,
+            str(score.used),
+            str(score.skipped.total()),
+            _percent(score.median),
+            _percent(score.mean),
+            _bar(score.bar),
+            _percent(score.p90),
+            _percent(score.bias),
+            "" if math.isnan(score.spearman) else f"{score.spearman:.3f}",
+            _percent(score.regret),
+        )
+    return table
+
+
+def _worst(score: Score, number: int) -> Table:
+    table = Table(title=f"{score.name}: worst rows")
+    for column in ("row", "measured", "predicted", "error", "largest terms"):
+        table.add_column(column, justify="left" if column in ("row", "largest terms") else "right")
+    for answer in score.worst(number):
+        table.add_row(
+            answer.label, f"{answer.measured:.4g}", f"{answer.predicted:.4g}", _percent(answer.error), _terms(answer)
+        )
+    return table
+
+
+def _terms(answer: Answer) -> str:
+    largest = sorted(answer.terms.terms, key=lambda term: -term.amount)[:6]
+    return ", ".join(f"{term.name} {term.amount:.3g}" for term in largest)
+
+
+def _percent(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def _bar(bar: Bar) -> str:
+    return "" if bar.mean is None else f"<= {100 * bar.mean:.0f} %"
+
+
+def _object(score: Score, num_worst: int) -> dict[str, object]:
+    figures = {name: getattr(score, name) for name in ("median", "mean", "p90", "bias", "spearman", "regret")}
+    return {
+        "set": score.name,
+        "used": score.used,
+        "skipped": dict(score.skipped.most_common()),
+        "bar": score.bar.mean,
+        **{name: None if math.isnan(value) else value for name, value in figures.items()},
+        "worst": [
+            {
+                "row": a.label,
+                "measured": a.measured,
+                "predicted": a.predicted,
+                "terms": {term.name: term.amount for term in a.terms.terms},
+            }
+            for a in score.worst(num_worst)
+        ],
+    }

@@ -1,0 +1,107 @@
+"""Training iterations: what a row asks, and seconds for an answer."""
+
+from __future__ import annotations
+
+from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.rows import Row, Skip, count, number
+from benchmarks.fidelity.score import Answer
+from benchmarks.fidelity.shapes import gpt_of, model_named
+from meshwright.cost_models.framework import Framework
+from meshwright.cost_models.pretraining import Iteration, iteration_seconds
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Recompute, Schedule
+
+_VTRAIN_FABRIC = "ib-800-per-node"
+_SIXTEEN_BIT = ("bf16", "fp16 mixed", "mixed 16-bit (presumed)", "amp_bf16", "BF16")
+
+
+def iteration(_stem: str, row: Row) -> Answer:
+    """One iteration; the measurement is its seconds, published or derived from the published rate."""
+    if row["precision"] not in _SIXTEEN_BIT:
+        raise Skip(f"precision {row['precision']} is not priced in training")
+    if row.get("FSDP", "") not in ("", "0", "n/a"):
+        raise Skip("sharded data parallelism (FSDP) is not a layout here")
+    if count(row, "CP", 1) > 1 or count(row, "EP", 1) > 1:
+        raise Skip("context or expert parallelism is not a layout here")
+    model, num_ranks = _model(row), count(row, "num_gpus")
+    layout = _layout(row, num_ranks)
+    batch_size, num_tokens = count(row, "gbs"), count(row, "seq_len")
+    question = Iteration(
+        model=model,
+        layout=layout,
+        schedule=Schedule(
+            micro_batch_size=count(row, "mbs", 1),
+            recompute=_recompute(row["recompute"]),
+        ),
+        batch_size=batch_size,
+        num_tokens=num_tokens,
+        framework=_framework(row["dataset"]),
+        num_chunks=count(row, "VPP", 1),
+    )
+    network = _VTRAIN_FABRIC if row["dataset"].startswith("vtrain") else None
+    cost = iteration_seconds(question, cluster_of(row["gpu"], num_ranks, network), "bf16")
+    shape = f"{model.num_layers}x{model.hidden_size}"
+    return Answer(
+        label=f"{row['dataset']} {row['model']} {shape} {layout} mbs{count(row, 'mbs', 1)} gbs{batch_size}",
+        measured=_measured(row, batch_size, num_tokens, num_ranks),
+        predicted=cost.total,
+        terms=cost,
+        setting=f"{shape} {num_tokens} {num_ranks} {batch_size}" if row["dataset"].startswith("vtrain") else "",
+    )
+
+
+def _framework(dataset: str) -> Framework:
+    """Kernels and optimizer of the code that each set was measured with, as its source says."""
+    if dataset.startswith("mcore"):
+        return Framework(overlapped_reduction=True, overlapped_exchanges=True)
+    if dataset.startswith("nemo"):
+        return Framework(flash_attention=False)
+    if dataset.startswith("vtrain"):
+        return Framework(flash_attention=False, sharded_optimizer=False, gradient_bytes=2)
+    return Framework(flash_attention=False, sharded_optimizer=False)
+
+
+def _model(row: Row) -> ModelSpec:
+    return gpt_of(row) if row["hidden"] else model_named(row["model"])
+
+
+def _layout(row: Row, num_ranks: int) -> Layout:
+    tp, pp = count(row, "TP"), count(row, "PP")
+    dp = count(row, "DP", num_ranks // (tp * pp))
+    if tp * pp * dp != num_ranks:
+        raise Skip("tp x pp x dp is not the number of GPUs")
+    if count(row, "gbs") % (dp * count(row, "mbs", 1)):
+        raise Skip("the global batch is not whole micro-batches")
+    return Layout(tp=tp, pp=pp, dp=dp, sp=tp > 1 and _sequence_parallel(row))
+
+
+def _sequence_parallel(row: Row) -> bool:
+    stated = row["recompute"].lower()
+    return "sequence parallel" in stated or "sp" in stated.split() or row["dataset"].startswith("mcore")
+
+
+def _recompute(stated: str) -> Recompute:
+    if stated.startswith("full"):
+        return Recompute.FULL
+    return Recompute.SELECTIVE if stated.startswith("selective") and "0 layers" not in stated else Recompute.NONE
+
+
+def _measured(row: Row, batch_size: int, num_tokens: int, num_ranks: int) -> float:
+    """Seconds of the iteration; from FLOPs per second by the formula of the set where only that was published."""
+    if row["iter_time_s"]:
+        return number(row, "iter_time_s")
+    if row["tokens_per_s_per_gpu"]:
+        return batch_size * num_tokens / (number(row, "tokens_per_s_per_gpu") * num_ranks)
+    if row["dataset"].startswith("mcore"):
+        model = gpt_of(row)
+        return _megatron_flops(model, batch_size, num_tokens) / (number(row, "TFLOPs_per_gpu") * 1e12 * num_ranks)
+    raise Skip("neither seconds nor tokens per second published")
+
+
+def _megatron_flops(model: ModelSpec, batch_size: int, num_tokens: int) -> float:
+    """Model FLOPs of an iteration as Megatron-LM counts them (Narayanan et al., arXiv:2104.04473, equation 3, with
+    72 in place of 96: nothing recomputed)."""
+    layers, hidden = model.num_layers, model.hidden_size
+    share = 1 + num_tokens / (6 * hidden) + model.vocab_size / (12 * layers * hidden)
+    return 72 * batch_size * num_tokens * layers * hidden**2 * share

@@ -1,0 +1,48 @@
+"""Seconds of one Megatron training iteration: the training stage of PPO with sequences of one length.
+
+Every equation is the stages' own; this file only puts the question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.framework import Framework
+from meshwright.cost_models.question import Call
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iteration:
+    """One optimizer update on `batch_size` sequences of `num_tokens` tokens each."""
+
+    model: ModelSpec
+    layout: Layout
+    schedule: Schedule
+    batch_size: int
+    num_tokens: int
+    framework: Framework
+    num_chunks: int = 1
+
+
+def iteration_seconds(iteration: Iteration, cluster: Cluster, precision: str) -> Cost:
+    """Forward, backward and update; raises BadInput for a layout that does not divide the model."""
+    prompt = LengthSpec(max=1, fixed=1)
+    response = LengthSpec(max=iteration.num_tokens - 1, fixed=iteration.num_tokens - 1)
+    workload = Workload(batch_size=iteration.batch_size, prompt=prompt, response=response)
+    call = Call(
+        stage=STAGE_BY_NAME["actor_train"],
+        model=iteration.model,
+        layout=iteration.layout,
+        schedule=iteration.schedule,
+        num_chunks=iteration.num_chunks,
+    )
+    return AnalyticModel(cluster, workload, precision, iteration.framework).seconds(call)

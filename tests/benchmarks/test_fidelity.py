@@ -1,0 +1,92 @@
+"""The scoring of published rows, on rows made up here."""
+
+import gzip
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fidelity.score import Answer, Bar, Score, rank_correlation, regrets
+from benchmarks.fidelity.sets import scores_of, set_names
+from meshwright.profiles.errors import BadInput
+
+GEMM_ROWS = "m,n,k,latency_ms\n4096,4096,4096,0.2\n1,4096,4096,0.012\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "primitives").mkdir()
+    (tmp_path / "primitives" / "h200_gemm_bf16.csv").write_text(GEMM_ROWS, encoding="utf-8")
+    return tmp_path
+
+
+def answer(predicted: float, measured: float, setting: str = "", *, rate: bool = False) -> Answer:
+    return Answer(label="", measured=measured, predicted=predicted, setting=setting, rate=rate)
+
+
+def score(*answers: Answer) -> Score:
+    return Score(name="made up", bar=Bar(), answers=answers, skipped=Counter())
+
+
+def test_only_sets_with_rows_are_scored(folder: Path) -> None:
+    found = {score.name: score for score in scores_of(folder)}
+    assert set(found) == {"GEMM H200, m >= 64", "GEMM H200, m < 64"} <= set(set_names())
+    assert all(score.used == 1 and score.mean < 0.5 for score in found.values())
+
+
+def test_a_compressed_file_is_read_alike(folder: Path) -> None:
+    plain = scores_of(folder)
+    (folder / "primitives" / "h200_gemm_bf16.csv").unlink()
+    (folder / "primitives" / "h200_gemm_bf16.csv.gz").write_bytes(gzip.compress(GEMM_ROWS.encode()))
+    assert [s.mean for s in scores_of(folder)] == [s.mean for s in plain]
+
+
+def test_an_unknown_file_is_an_error_with_a_suggestion(folder: Path) -> None:
+    (folder / "primitives" / "h200_gem_bf16.csv").write_text(GEMM_ROWS, encoding="utf-8")
+    with pytest.raises(BadInput, match=r"h200_gem_bf16.csv is not known; did you mean 'primitives/h200_gemm_bf16'\?"):
+        scores_of(folder)
+
+
+def test_a_missing_or_empty_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is not a folder"):
+        scores_of(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="holds no rows"):
+        scores_of(tmp_path)
+
+
+def test_rows_that_ask_something_else_are_counted_by_reason(tmp_path: Path) -> None:
+    header = "dataset,model,hidden,layers,heads,seq_len,vocab,gpu,num_gpus,TP,PP,VPP,CP,DP,EP,FSDP,mbs,gbs,precision"
+    header += ",recompute,tokens_per_s_per_gpu,TFLOPs_per_gpu,iter_time_s\n"
+    rows = "vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,0.1\n"
+    rows += "vtrain_multi,GPT,1024,4,16,1024,,V100-32GB,2,1,1,,,2,,,1,2,bf16,full,,,0.1\n"
+    rows += "vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,MXFP8,full,,,0.1\n"
+    (tmp_path / "megatron_training.csv").write_text(header + rows, encoding="utf-8")
+    multi = next(s for s in scores_of(tmp_path) if s.name == "vTrain multi-node")
+    assert multi.used == 1
+    assert dict(multi.skipped) == {
+        "device V100-32GB not known": 1,
+        "precision MXFP8 is not priced in training": 1,
+    }
+    assert multi.answers[0].terms.total == pytest.approx(multi.answers[0].predicted)
+
+
+def test_errors_are_relative_and_signed() -> None:
+    found = score(answer(1.1, 1.0), answer(0.8, 1.0))
+    assert found.mean == pytest.approx(0.15)
+    assert found.bias == pytest.approx(-0.05)
+    assert math.isnan(found.spearman)
+    assert found.worst(1)[0].predicted == 0.8
+
+
+def test_ranks_that_agree_correlate_and_ties_share_their_rank() -> None:
+    assert rank_correlation([1, 2, 3], [10, 20, 400]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 1, 2], [5, 5, 9]) == pytest.approx(1)
+
+
+def test_regret_is_what_the_predicted_best_loses() -> None:
+    seconds = [answer(1.0, 2.2, "a"), answer(1.5, 2.0, "a"), answer(9.0, 9.0, "alone"), answer(1.0, 5.0)]
+    assert regrets(seconds) == {"a": pytest.approx(0.1)}
+    rates = [answer(10, 90, "b", rate=True), answer(8, 100, "b", rate=True)]
+    assert regrets(rates) == {"b": pytest.approx(0.1)}

@@ -1,0 +1,62 @@
+"""The laws of single kernels at the ends where one resource decides."""
+
+import pytest
+
+from meshwright.cost_models.kernels import Heads, Kernels
+from meshwright.profiles.devices import device_named
+from meshwright.profiles.efficiency import Efficiency, efficiency_of
+
+DEVICES = ("a100-80gb", "h100-sxm", "h200")
+HEADS = Heads(32, 8, 128)
+
+
+def kernels(name: str) -> tuple[Kernels, Efficiency, float, float]:
+    """Kernels of a device, its efficiency, its peak and its bandwidth."""
+    device, _, _ = device_named(name)
+    efficiency = efficiency_of(device.kind, name)
+    peak = device.flops_per_second["bf16"]
+    made = Kernels(device, efficiency, flops_per_second=peak, weight_bytes=2, size=2)
+    return made, efficiency, peak, device.memory_bytes_per_second
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_large_product_is_bound_by_its_flops(name: str) -> None:
+    made, _, peak, _ = kernels(name)
+    share = 2 * 8192**3 / peak / made.gemm(8192, 8192, 8192)
+    assert 0.7 < share < 0.95
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_product_with_one_row_reads_its_weights(name: str) -> None:
+    made, efficiency, _, bandwidth = kernels(name)
+    read = 2 * 8192 * 8192 / (bandwidth * efficiency.gemm_bytes)
+    assert read < made.gemm(1, 8192, 8192) - efficiency.kernel_seconds < 1.35 * read
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_rows_within_a_tile_cost_the_same_and_more_rows_never_less(name: str) -> None:
+    made, _, _, _ = kernels(name)
+    times = [made.gemm(rows, 4096, 4096) for rows in (1, 8, 64, 65, 128, 512, 4096)]
+    assert times == sorted(times)
+    assert times[1] == pytest.approx(times[0], rel=0.02)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_long_cache_is_read_at_the_bandwidth_of_memory(name: str) -> None:
+    made, efficiency, _, bandwidth = kernels(name)
+    read = 2 * 64 * 16384 * 8 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
+    assert made.attention(64, 1, 16383, HEADS, cache_bytes=2) == pytest.approx(read, rel=0.1)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_one_short_cache_leaves_processors_idle(name: str) -> None:
+    made, efficiency, _, bandwidth = kernels(name)
+    read = 2 * 1024 * 8 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
+    assert made.attention(1, 1, 1023, HEADS, cache_bytes=2) - efficiency.attention_seconds > 1.5 * read
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_attention_grows_with_the_square_of_the_prompt(name: str) -> None:
+    made, _, _, _ = kernels(name)
+    short, long = (made.attention(1, tokens, 0, HEADS, cache_bytes=2) for tokens in (16384, 32768))
+    assert long / short == pytest.approx(4, rel=0.05)
