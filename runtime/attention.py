@@ -117,7 +117,8 @@ class Rotary:
         """cos and sin [S, 1, 1, D] at positions 0 to S-1, S and the dtype being those of `like` [S, ...]."""
         length = like.shape[0]
         if self._first is None or self._first[0].shape[0] < length or self._first[0].dtype != like.dtype:
-            self._first = self._angles(torch.arange(length, device=like.device).unsqueeze(1), like.dtype)
+            with torch.inference_mode(False):  # kept for training too, wherever it is first asked for
+                self._first = self._angles(torch.arange(length, device=like.device).unsqueeze(1), like.dtype)
         cos, sin = self._first
         return cos[:length], sin[:length]
 

@@ -52,6 +52,19 @@ _FACTORIES = (
     "zeros_like",
 )
 
+_KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
+    # Megatron's optimizer looks for gradients on views of its fp32 weights, finds none, and goes on.
+    # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/optimizer.py#L66
+    ("The .grad attribute of a Tensor that is not a leaf Tensor is being accessed", UserWarning),
+    # Said whenever the core attention is recomputed; it is not Transformer Engine's.
+    ("If you are using transformer_engine as the transformer implementation", UserWarning),
+    # Names that torch has renamed and megatron has not.
+    ("`torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)` is deprecated", FutureWarning),
+    ("`load_state_dict` is deprecated", FutureWarning),
+    ("Please use DTensor instead", FutureWarning),
+)
+"""Warnings of code that is not ours about code that is not ours, by the beginning of their message."""
+
 
 def device() -> torch.device:
     """Where the tensors of this process live."""
@@ -79,6 +92,8 @@ def install() -> None:
     # Megatron overlaps communication by launching kernels in this order, and says so with a warning otherwise.
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    for message, category in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=category)
     if torch.cuda.is_available():
         return
     _take_cpu_generator_for_cuda()

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,6 +122,7 @@ def _start(directory: Path, world_size: int) -> int:
     """Forks the ranks from one process that has imported everything slow; the exit code of the first to end."""
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     host.install()
+    warnings.simplefilter("error", append=True)  # as in the test session, after what host.install() knows of
     torch.set_num_threads(1)
     for rank in range(world_size):
         if os.fork() == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec, read_model
 from meshwright.runtime.bodies import MicroBatch, Trainer
@@ -122,3 +124,49 @@ def test_the_update_is_the_same_however_it_is_computed(tmp_path: Path, family: s
             torch.testing.assert_close(
                 tensor, expected[name], atol=1e-5, rtol=0, msg=lambda m, n=name, h=how: f"{n}, {h}: {m}"
             )
+
+
+def _one_replica_idle(directory: Path, layout: str) -> list[float] | None:
+    """Loss and gradient norm of an update for which only the first replica has rows."""
+    mesh = build_mesh(Layout.parse(layout), 0)
+    if not mesh.is_member:
+        return None
+    spec = read_model(directory)
+    model = build_model(spec, mesh, trainable=True)
+    load_weights(model, spec, mesh, directory)
+    rows = MicroBatch(tokens(ROWS, LENGTH), {"mask": torch.ones(ROWS, LENGTH)})
+    metrics = Trainer(model, mesh, learning_rate=1e-3).train_step(
+        [rows] if mesh.dp_rank == 0 else [], functools.partial(language_loss, spec, mesh)
+    )
+    return [metrics["loss"], metrics["grad_norm"]]
+
+
+@pytest.mark.slow
+def test_a_replica_without_rows_takes_part(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    alone, *_ = run_on_ranks(4, _one_replica_idle, directory, "tp1")
+    for seen in run_on_ranks(4, _one_replica_idle, directory, "pp2,dp2"):
+        assert seen == pytest.approx(alone, rel=1e-5)
+
+
+def _not_a_number(directory: Path) -> tuple[str, bool]:
+    """What is said of a loss that is not a number, and whether the weights are as before."""
+    mesh = build_mesh(Layout(dp=2), 0)
+    if not mesh.is_member:
+        return "", True
+    model = build_model(read_model(directory), mesh, trainable=True)
+    trainer = Trainer(model, mesh, learning_rate=1e-3)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    said = ""
+    try:
+        trainer.train_step(blocks(2, mesh), lambda output, _: Share(output[..., 0].sum() * math.nan, {}))
+    except RunFailed as error:
+        said = str(error)
+    return said, all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_a_number_ends_the_run_and_spares_the_weights(tmp_path: Path) -> None:
+    for said, spared in run_on_ranks(4, _not_a_number, write_checkpoint(tmp_path / "model"))[:2]:
+        assert "gradient norm of model is nan" in said
+        assert spared
