@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.cost_models.cost import Source
 from meshwright.planner.evaluate import items
 from meshwright.planner.explain import Explanation
 from meshwright.planner.plan import Plan, Refit, Solver
@@ -25,17 +25,18 @@ def plan(found: Plan, path: Path) -> None:
     """The plan as a table, and how good it is."""
     console = Console()
     cluster = found.facts.cluster
-    table = Table(title=f"plan for {cluster.num_ranks} x {cluster.device.name}", box=box.SIMPLE)
-    for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule", "cost from"):
-        table.add_column(heading, justify="right" if heading in ("start s", "seconds") else "left", no_wrap=True)
+    table = Table(title=f"plan for {cluster.num_ranks} x {cluster.device.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule"):
+        is_number = heading in ("start s", "seconds")
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
     for item in sorted(items(found), key=lambda item: item.start_seconds):
         timing = (f"{item.start_seconds:.3f}", f"{item.cost.total:.3f}")
         if isinstance(item, Refit):
-            table.add_row(*timing, f"refit {item.target}", "", f"from {item.source}", "", item.cost.source.value)
+            table.add_row(*timing, f"refit {item.target}", "", "", f"from {item.source}")
             continue
         ranks = found.pool(item.pool).ranks
         names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-        table.add_row(*timing, item.stage, names, str(item.layout), _schedule(item.schedule), item.cost.source.value)
+        table.add_row(*timing, item.stage, names, str(item.layout), _schedule(item.schedule))
     console.print(table)
     console.print(_proof(found))
     fullest = max(found.peak_bytes_per_rank)
@@ -117,12 +118,12 @@ def _schedule(schedule: Schedule) -> str:
 
 def _proof(found: Plan) -> str:
     solver: Solver = found.solver
-    guessed = sorted({p.stage for p in found.placements if p.cost.source is Source.EXTRAPOLATED})
-    text = (
+    sources = Counter(item.cost.source for item in items(found))
+    named = ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))
+    return (
         f"step {found.period_seconds:.3f} s; {solver.status}: no plan in the space is faster than "
-        f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%})"
+        f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%})\ncosts: {named}"
     )
-    return text + (f"; extrapolated: {', '.join(guessed)}" if guessed else "")
 
 
 def _size(num_bytes: float) -> str:
