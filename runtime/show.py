@@ -112,8 +112,8 @@ def run_summary(summary: RunSummary, out: Path) -> None:
 def _schedule(schedule: Schedule) -> str:
     if schedule.generation_slots:
         return f"{schedule.generation_slots} slots"
-    recompute = "" if schedule.recompute is Recompute.NONE else f", recompute {schedule.recompute}"
-    return f"micro-batch {schedule.micro_batch_size}{recompute}"
+    recompute = "" if schedule.recompute is Recompute.NONE else f", {schedule.recompute} recompute"
+    return f"{schedule.micro_batch_size} rows{recompute}"
 
 
 def _proof(found: Plan) -> str:
