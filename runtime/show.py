@@ -37,6 +37,7 @@ def plan(found: Plan, path: Path) -> None:
         ranks = found.pool(item.pool).ranks
         names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
         table.add_row(*timing, item.stage, names, str(item.layout), _schedule(item.schedule))
+    table.caption = "rows: of a micro-batch; selective, full: what the backward pass computes again"
     console.print(table)
     console.print(_proof(found))
     fullest = max(found.peak_bytes_per_rank)
@@ -112,7 +113,7 @@ def run_summary(summary: RunSummary, out: Path) -> None:
 def _schedule(schedule: Schedule) -> str:
     if schedule.generation_slots:
         return f"{schedule.generation_slots} slots"
-    recompute = "" if schedule.recompute is Recompute.NONE else f", {schedule.recompute} recompute"
+    recompute = "" if schedule.recompute is Recompute.NONE else f", {schedule.recompute}"
     return f"{schedule.micro_batch_size} rows{recompute}"
 
 
