@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from meshwright.cost_models.framework import RUNTIME, Framework
 from meshwright.cost_models.stages import StageModel
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.workload import Workload
 
 
 class AnalyticModel(StageModel):
     """Every term is analytic."""
 
-    def __init__(self, cluster: Cluster, workload: Workload, precision: str, framework: Framework = RUNTIME) -> None:
-        super().__init__(cluster, workload, precision, framework=framework)
+    def __init__(
+        self,
+        cluster: Cluster,
+        workload: Workload,
+        precision: str,
+        *,
+        framework: Framework | None = None,
+        efficiency: Efficiency | None = None,
+    ) -> None:
+        super().__init__(cluster, workload, precision, framework=framework, efficiency=efficiency)

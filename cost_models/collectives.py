@@ -1,20 +1,22 @@
-"""Seconds of a collective: latency + bytes / bandwidth of a ring, or a measured table where one covers it.
+"""Seconds of a collective: latency + bytes / bandwidth of the quickest way, or a measured table where one covers it.
 
 A ring over n ranks takes n-1 steps to gather or to reduce-scatter and 2(n-1) to all-reduce, and each rank passes
 (n-1)/n of the tensor once or twice (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005; the same factors define bus
-bandwidth in NCCL's tests, doc/PERFORMANCE.md). Between nodes, the ranks of a group that share a node drive their
+bandwidth in NCCL's tests, doc/PERFORMANCE.md). A switch that reduces receives the tensor from each rank once and sends
+it once, whatever n (Klenk et al., ISCA 2020). Between nodes, the ranks of a group that share a node drive their
 network adapters side by side, so a group moves `per_node` times one rank's share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.interpolation import Curve
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.efficiency import Efficiency, Protocol
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.table import Table
 
@@ -49,12 +51,9 @@ class Network:
     """Collective times on one cluster, measured where `table` covers the group and analytic elsewhere."""
 
     def __init__(self, cluster: Cluster, efficiency: Efficiency, table: Table | None = None) -> None:
-        self._cluster = cluster
-        self._launch = cluster.device.launch_seconds
-        self._intra = cluster.intra_node.bytes_per_second * efficiency.link_bytes
-        self._inter = cluster.inter_node.bytes_per_second * efficiency.link_bytes
+        self._cluster, self._efficiency = cluster, efficiency
         self._curves = _curves(table) if table else {}
-        self._rings: dict[tuple[str, Group], tuple[float, float]] = {}
+        self._lines: dict[tuple[str, Group], tuple[tuple[float, float], ...]] = {}
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
         """Seconds of one operation on a tensor of `num_bytes` (see `Exchange`); nothing for a group of one."""
@@ -63,22 +62,32 @@ class Network:
         curve = self._curves.get((operation, group.size)) if self._curves and group.size <= group.per_node else None
         if curve:
             return curve.at(num_bytes)
-        known = self._rings.get((operation, group))
-        if known is None:
-            known = self._rings[operation, group] = self._ring(operation, group)
-        latency, seconds_per_byte = known
-        return latency + num_bytes * seconds_per_byte, Source.ANALYTIC
+        lines = self._lines.get((operation, group))
+        if lines is None:
+            lines = self._lines[operation, group] = tuple(self._ways(operation, group))
+        return min(latency + num_bytes * per_byte for latency, per_byte in lines), Source.ANALYTIC
 
-    def _ring(self, operation: str, group: Group) -> tuple[float, float]:
-        """Latency, and seconds per byte."""
+    def _ways(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
+        """Latency and seconds per byte of each way to do it; NCCL too takes the one that it expects to be quickest
+        (NCCL docs, NCCL_PROTO and NCCL_ALGO; its src/graph/tuning.cc)."""
+        for protocol in self._efficiency.protocols:
+            yield self._ring(operation, group, protocol)
+        multicast = self._efficiency.multicast
+        if multicast and operation == ALL_REDUCE and 2 < group.size <= group.per_node:
+            bandwidth = multicast.link_bytes * self._cluster.intra_node.bytes_per_second
+            yield multicast.start_seconds, 1 / bandwidth
+
+    def _ring(self, operation: str, group: Group, protocol: Protocol) -> tuple[float, float]:
+        intra, inter = self._cluster.intra_node, self._cluster.inter_node
         num_nodes = -(-group.size // group.per_node)
-        bandwidth = self._intra if num_nodes == 1 else min(self._intra, group.per_node * self._inter)
-        hops = (num_nodes - 1) * self._cluster.inter_node.seconds
-        hops += (group.size - num_nodes) * self._cluster.intra_node.seconds
+        bandwidth = intra.bytes_per_second * protocol.link_bytes
+        if num_nodes > 1:
+            bandwidth = min(bandwidth, group.per_node * inter.bytes_per_second * protocol.fabric_bytes)
+        hops = (num_nodes - 1) * inter.seconds + (group.size - num_nodes) * intra.seconds * protocol.step
         if operation == SEND_RECEIVE:
-            return self._launch + hops, 1 / bandwidth
+            return protocol.start_seconds + hops, 1 / bandwidth
         passes = 2 if operation == ALL_REDUCE else 1
-        return self._launch + passes * hops, passes * (group.size - 1) / group.size / bandwidth
+        return protocol.start_seconds + passes * hops, passes * (group.size - 1) / group.size / bandwidth
 
 
 def _curves(table: Table) -> dict[tuple[str, int], Curve]:

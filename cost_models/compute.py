@@ -9,16 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.framework import RUNTIME, Framework
 from meshwright.cost_models.kernels import Heads, Kernels
 from meshwright.cost_models.precision import precision_named
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body
-
-_SCORING_BYTES = 11 * 4
-"""Traffic per logit when tokens are scored in fp32: cast, maximum, difference, exponential, product and two sums."""
 
 _SAMPLING_BYTES = 7 * 8
 """Traffic per logit when a token is sampled in fp64: cast, temperature, log-softmax, exponential and running sum."""
@@ -68,12 +65,14 @@ class AnalyticShard:
         efficiency: Efficiency,
         whole_share: float,
         *,
-        framework: Framework = RUNTIME,
+        framework: Framework | None = None,
     ) -> None:
         numbers = precision_named(precision, device)
-        self._model, self._size, self._launch, self._efficiency = model, numbers.size, device.launch_seconds, efficiency
-        self._framework, self._cache_bytes = framework, numbers.cache_bytes
-        flops = device.flops_per_second[precision]
+        self._model, self._size, self._efficiency = model, numbers.size, efficiency
+        self._framework, self._cache_bytes = framework or framework_named("runtime"), numbers.cache_bytes
+        launch = self._framework.launch_seconds
+        self._launch = device.launch_seconds if launch is None else launch
+        flops = device.flops_per_second[precision] * efficiency.sustained
         self._kernels = Kernels(
             device, efficiency, flops_per_second=flops, weight_bytes=numbers.weight_bytes, size=numbers.size
         )
@@ -107,7 +106,7 @@ class AnalyticShard:
         layer = sum(self._gemm(count, inner, outer, trains) for inner, outer in self._gemms)
         layer += self._attention(rows, tokens, context, trains)
         elementwise = self._kernels.elementwise(self._size * count * self._layer_elements)
-        head = self._head(count, rows if samples else count, trains, _SAMPLING_BYTES if samples else _SCORING_BYTES)
+        head = self._head(count, rows if samples else count, trains, samples)
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
         layer += elementwise * (1 + (_ELEMENTWISE_BACKWARD if trains else 0))
         efficiency = self._efficiency
@@ -145,12 +144,17 @@ class AnalyticShard:
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
         return forward, 4 * product + self._kernels.elementwise(_SCORE_BACKWARD_BYTES * scores)
 
-    def _head(self, count: float, head_count: float, trains: bool, softmax_bytes: int) -> float:
+    def _head(self, count: float, head_count: float, trains: bool, samples: bool) -> float:
         """Seconds of the head's GEMM, the embedding rows and the softmax over the vocabulary."""
         model = self._model
         outputs = 1 if model.scalar_head else model.padded_vocab_size
-        moved = head_count * outputs * softmax_bytes + 2 * count * model.hidden_size * self._size
-        elementwise = self._kernels.elementwise(moved) * (1 + (_ELEMENTWISE_BACKWARD if trains else 0))
+        framework = self._framework
+        per_logit: float = _SAMPLING_BYTES if samples else framework.loss_bytes
+        per_token: float = 2 * model.hidden_size * self._size
+        if trains:
+            per_logit += framework.loss_backward_bytes
+            per_token *= 1 + _ELEMENTWISE_BACKWARD
+        elementwise = self._kernels.elementwise(head_count * outputs * per_logit + count * per_token)
         return self._gemm(head_count, model.hidden_size, outputs, trains) + elementwise
 
     def _optimizer(self) -> Time:

@@ -22,9 +22,9 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.cost import Cost, Source, Tally, least_trusted
-from meshwright.cost_models.framework import RUNTIME, Framework
 from meshwright.cost_models.params import stage_params
 from meshwright.cost_models.question import Call
+from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body
@@ -77,7 +77,7 @@ class Pipeline:
     groups: Groups
     network: Network
     element_bytes: int
-    framework: Framework = RUNTIME
+    framework: Framework
 
     def seconds(self, batches: tuple[MicroBatches, ...]) -> Cost:
         """Forward-only or 1F1B over the micro-batches, without the optimizer.
@@ -170,6 +170,7 @@ class Pipeline:
         A layer makes two exchanges of the hidden state forward and two backward (Shoeybi et al., arXiv:1909.08053,
         section 3); under sequence parallelism each is a reduce-scatter and an all-gather, and backward gathers the two
         inputs again (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Full recomputation repeats the forward two.
+        A framework that computes a product by pieces hides a share of them (Wang et al., ASPLOS 2023).
         """
         tensor, trains = self.groups.tensor, self.call.stage.trains
         if tensor.size == 1:
@@ -187,13 +188,19 @@ class Pipeline:
         at_ends = (1 + trains) * exchange
         if not self.call.model.scalar_head:
             at_ends += sum(self.network.seconds(ALL_REDUCE, tensor, b * num_tokens)[0] for b in _LOGPROB_BYTES)
-        return per_layer, at_ends, source
+        return per_layer * (1 - self.framework.hidden_exchanges), at_ends, source
 
     def _send_seconds(self, num_tokens: float) -> tuple[float, Source]:
-        """One hidden state to the next stage; sequence parallelism sends each rank's part."""
-        layout = self.call.layout
+        """One hidden state to the next stage; sequence parallelism sends each rank's part.
+
+        Scattered messages send a part too, and gather it on arrival (Narayanan et al., arXiv:2104.04473, section 4.1).
+        """
+        layout, scattered = self.call.layout, self.framework.scattered_messages
         if layout.pp == 1:
             return 0.0, Source.ANALYTIC
-        share = layout.tp if layout.sp else 1
-        hidden_bytes = num_tokens * self.call.model.hidden_size * self.element_bytes / share
-        return self.network.seconds(SEND_RECEIVE, self.groups.neighbours, hidden_bytes)
+        hidden_bytes = num_tokens * self.call.model.hidden_size * self.element_bytes
+        share = layout.tp if layout.sp or scattered else 1
+        sent, source = self.network.seconds(SEND_RECEIVE, self.groups.neighbours, hidden_bytes / share)
+        if scattered and not layout.sp:
+            sent += self.network.seconds(ALL_GATHER, self.groups.tensor, hidden_bytes)[0]
+        return sent, source

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.framework import Framework
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
@@ -33,7 +34,9 @@ class Iteration:
     num_chunks: int = 1
 
 
-def iteration_seconds(iteration: Iteration, cluster: Cluster, precision: str) -> Cost:
+def iteration_seconds(
+    iteration: Iteration, cluster: Cluster, precision: str, efficiency: Efficiency | None = None
+) -> Cost:
     """Forward, backward and update; raises BadInput for a layout that does not divide the model."""
     prompt = LengthSpec(max=1, fixed=1)
     response = LengthSpec(max=iteration.num_tokens - 1, fixed=iteration.num_tokens - 1)
@@ -45,4 +48,5 @@ def iteration_seconds(iteration: Iteration, cluster: Cluster, precision: str) ->
         schedule=iteration.schedule,
         num_chunks=iteration.num_chunks,
     )
-    return AnalyticModel(cluster, workload, precision, iteration.framework).seconds(call)
+    model = AnalyticModel(cluster, workload, precision, framework=iteration.framework, efficiency=efficiency)
+    return model.seconds(call)

@@ -12,15 +12,15 @@ from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.cost import Cost, Memory, total
-from meshwright.cost_models.framework import RUNTIME, Framework
 from meshwright.cost_models.generation import Generation, Rounds, rounds_of
 from meshwright.cost_models.memory import memory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Table
@@ -30,7 +30,10 @@ T = TypeVar("T")
 
 
 class StageModel:
-    """A cost model for one cluster, workload and precision. `shard_of` may replace the analytic times of a shard."""
+    """A cost model for one cluster, workload and precision, of this project's runtime unless told of another.
+
+    `shard_of` may replace the analytic times of a shard, `efficiency` the constants of the device's family.
+    """
 
     def __init__(
         self,
@@ -40,13 +43,14 @@ class StageModel:
         *,
         table: Table | None = None,
         shard_of: Callable[[ModelSpec, int, AnalyticShard], Shard] | None = None,
-        framework: Framework = RUNTIME,
+        framework: Framework | None = None,
+        efficiency: Efficiency | None = None,
     ) -> None:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._size = element_bytes(precision)
-        self._efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
+        self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._network = Network(cluster, self._efficiency, table)
-        self._shard_of, self._framework = shard_of, framework
+        self._shard_of, self._framework = shard_of, framework or framework_named("runtime")
         self._known: dict[Hashable, object] = {}
 
     def seconds(self, call: Call) -> Cost:

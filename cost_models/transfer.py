@@ -33,7 +33,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
         slices = max(1, source.tp // target.tp) * max(1, source.pp // target.pp)
         messages = slices * _TENSORS_PER_LAYER * model.num_layers / target.pp
         tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
-        tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.link_bytes))
+        tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.transfer_bytes))
     return tally.cost()
 
 
@@ -41,5 +41,7 @@ def handover_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency)
     """Experience from one rank to another over the slowest link of the cluster."""
     link = cluster.link(cluster.num_ranks)
     tally = Tally()
-    tally.add("experience", link.seconds + num_bytes / (link.bytes_per_second * efficiency.link_bytes), Source.ANALYTIC)
+    tally.add(
+        "experience", link.seconds + num_bytes / (link.bytes_per_second * efficiency.transfer_bytes), Source.ANALYTIC
+    )
     return tally.cost()

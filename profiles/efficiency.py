@@ -11,6 +11,22 @@ from meshwright.profiles.documents import Document, read_yaml
 from meshwright.profiles.errors import BadInput
 
 
+class Protocol(Document):
+    """One way of a collective library to pass a tensor around: quick to start, or fast at size."""
+
+    start_seconds: float = Field(ge=0)
+    step: float = Field(ge=0, description="of the latency of a message, for each step of a ring")
+    link_bytes: float = Field(gt=0, le=1, description="share of a link inside a node")
+    fabric_bytes: float = Field(gt=0, le=1, description="share of a link between nodes")
+
+
+class Multicast(Document):
+    """Reduction inside the switch: every rank sends the tensor once and receives it once."""
+
+    start_seconds: float = Field(ge=0)
+    link_bytes: float = Field(gt=0, le=1)
+
+
 class Efficiency(Document):
     """Constants of the laws in `cost_models.kernels`, `compute` and `collectives`, which say how each is used."""
 
@@ -34,10 +50,13 @@ class Efficiency(Document):
     decoding_block: float = Field(gt=0, description="cached tokens that one processor reads for one key head")
     decoding_head_seconds: float = Field(ge=0, description="per query head on one processor")
     decoding_ridge: float = Field(ge=0.5)
+    sustained: float = Field(gt=0, le=1, description="of the speed of a product alone, when products follow each other")
     elementwise_bytes: float = Field(gt=0, le=1)
     kernel_seconds: float = Field(ge=0, description="start and end of one kernel on the device")
     overlaps_launch: bool = Field(description="whether kernels are launched while earlier ones still run")
-    link_bytes: float = Field(gt=0, le=1)
+    protocols: tuple[Protocol, ...] = Field(min_length=1, description="the quickest is used for each size")
+    multicast: Multicast | None = None
+    transfer_bytes: float = Field(gt=0, le=1, description="share of a link that large point-to-point copies reach")
     kernels_per_layer: int = Field(ge=0, description="launched by the forward pass of one layer")
     kernels_at_ends: int = Field(ge=0, description="launched by embedding and head together")
     date: str

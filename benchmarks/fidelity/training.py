@@ -2,64 +2,80 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import gpt_of, model_named
-from meshwright.cost_models.framework import Framework
 from meshwright.cost_models.pretraining import Iteration, iteration_seconds
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
 
 _VTRAIN_FABRIC = "ib-800-per-node"
+_FRAMEWORKS = {
+    "vtrain": "megatron-deepspeed",
+    "mcore": "megatron-core",
+    "nemo": "nemo-2023",
+    "mlm": "megatron-core",
+    "": "megatron-2021",
+}
 _SIXTEEN_BIT = ("bf16", "fp16 mixed", "mixed 16-bit (presumed)", "amp_bf16", "BF16")
+
+
+class Question(NamedTuple):
+    """A row as the cost model is asked, with the seconds that were measured."""
+
+    iteration: Iteration
+    cluster: Cluster
+    measured: float
 
 
 def iteration(_stem: str, row: Row) -> Answer:
     """One iteration; the measurement is its seconds, published or derived from the published rate."""
+    asked, cluster, measured = question(row)
+    cost = iteration_seconds(asked, cluster, "bf16")
+    model, mbs = asked.model, asked.schedule.micro_batch_size
+    shape = f"{model.num_layers}x{model.hidden_size}"
+    setting = f"{shape} {asked.num_tokens} {cluster.num_ranks} {asked.batch_size}"
+    return Answer(
+        label=f"{row['dataset']} {model.name} {shape} {asked.layout} mbs{mbs} gbs{asked.batch_size}",
+        measured=measured,
+        predicted=cost.total,
+        terms=cost,
+        setting=setting if row["dataset"].startswith("vtrain") else "",
+    )
+
+
+def question(row: Row) -> Question:
+    """What the row asks; skips it when that is not a question for this cost model."""
     if row["precision"] not in _SIXTEEN_BIT:
         raise Skip(f"precision {row['precision']} is not priced in training")
     if row.get("FSDP", "") not in ("", "0", "n/a"):
         raise Skip("sharded data parallelism (FSDP) is not a layout here")
     if count(row, "CP", 1) > 1 or count(row, "EP", 1) > 1:
         raise Skip("context or expert parallelism is not a layout here")
-    model, num_ranks = _model(row), count(row, "num_gpus")
-    layout = _layout(row, num_ranks)
-    batch_size, num_tokens = count(row, "gbs"), count(row, "seq_len")
-    question = Iteration(
-        model=model,
-        layout=layout,
-        schedule=Schedule(
-            micro_batch_size=count(row, "mbs", 1),
-            recompute=_recompute(row["recompute"]),
-        ),
+    num_ranks, batch_size, num_tokens = count(row, "num_gpus"), count(row, "gbs"), count(row, "seq_len")
+    asked = Iteration(
+        model=_model(row),
+        layout=_layout(row, num_ranks),
+        schedule=Schedule(micro_batch_size=count(row, "mbs", 1), recompute=_recompute(row["recompute"])),
         batch_size=batch_size,
         num_tokens=num_tokens,
         framework=_framework(row["dataset"]),
         num_chunks=count(row, "VPP", 1),
     )
     network = _VTRAIN_FABRIC if row["dataset"].startswith("vtrain") else None
-    cost = iteration_seconds(question, cluster_of(row["gpu"], num_ranks, network), "bf16")
-    shape = f"{model.num_layers}x{model.hidden_size}"
-    return Answer(
-        label=f"{row['dataset']} {row['model']} {shape} {layout} mbs{count(row, 'mbs', 1)} gbs{batch_size}",
-        measured=_measured(row, batch_size, num_tokens, num_ranks),
-        predicted=cost.total,
-        terms=cost,
-        setting=f"{shape} {num_tokens} {num_ranks} {batch_size}" if row["dataset"].startswith("vtrain") else "",
-    )
+    cluster = cluster_of(row["gpu"], num_ranks, network)
+    return Question(asked, cluster, _measured(row, batch_size, num_tokens, num_ranks))
 
 
 def _framework(dataset: str) -> Framework:
     """Kernels and optimizer of the code that each set was measured with, as its source says."""
-    if dataset.startswith("mcore"):
-        return Framework(overlapped_reduction=True, overlapped_exchanges=True)
-    if dataset.startswith("nemo"):
-        return Framework(flash_attention=False)
-    if dataset.startswith("vtrain"):
-        return Framework(flash_attention=False, sharded_optimizer=False, gradient_bytes=2)
-    return Framework(flash_attention=False, sharded_optimizer=False)
+    return framework_named(next(name for prefix, name in _FRAMEWORKS.items() if dataset.startswith(prefix)))
 
 
 def _model(row: Row) -> ModelSpec:

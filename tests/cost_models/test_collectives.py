@@ -13,7 +13,7 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.cost import Source
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.efficiency import Protocol, efficiency_of
 from meshwright.profiles.layout import Layout
 
 OPERATIONS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE)
@@ -27,7 +27,7 @@ def cluster(a100s: Callable[[int], Cluster]) -> Cluster:
 
 @pytest.fixture
 def network(cluster: Cluster) -> Network:
-    return Network(cluster, efficiency_of("cuda"))
+    return Network(cluster, efficiency_of("cuda", "a100-80gb"))
 
 
 def test_groups_follow_the_order_of_ranks(cluster: Cluster) -> None:
@@ -44,8 +44,8 @@ def test_a_group_of_one_exchanges_nothing(network: Network, operation: str) -> N
 
 
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(cluster: Cluster) -> None:
-    free = cluster.model_copy(update={"device": cluster.device.model_copy(update={"launch_seconds": 0.0})})
-    network = Network(free, efficiency_of("cuda"))
+    protocol = Protocol(start_seconds=0.0, step=1.0, link_bytes=0.7, fabric_bytes=0.9)
+    network = Network(cluster, efficiency_of("cuda").model_copy(update={"protocols": (protocol,), "multicast": None}))
     for group in GROUPS:
         halves = network.seconds(REDUCE_SCATTER, group, 1e8)[0] + network.seconds(ALL_GATHER, group, 1e8)[0]
         assert network.seconds(ALL_REDUCE, group, 1e8)[0] == pytest.approx(halves)
@@ -54,7 +54,9 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(cluster: Cluster) -
 def test_a_large_all_reduce_runs_at_bus_bandwidth(network: Network) -> None:
     """8 ranks, 1 GB: 2 x 7/8 GB over 300 GB/s x efficiency."""
     seconds, source = network.seconds(ALL_REDUCE, Group(8, 8), 1e9)
-    assert seconds == pytest.approx(2 * 7 / 8 * 1e9 / (300e9 * efficiency_of("cuda").link_bytes), rel=0.01)
+    assert seconds == pytest.approx(
+        2 * 7 / 8 * 1e9 / (300e9 * efficiency_of("cuda", "a100-80gb").protocols[-1].link_bytes), rel=0.02
+    )
     assert source is Source.ANALYTIC
 
 
@@ -62,6 +64,15 @@ def test_ranks_of_one_node_drive_their_adapters_side_by_side(network: Network) -
     alone = network.seconds(ALL_REDUCE, Group(2, 1), 1e9)[0]
     together = network.seconds(ALL_REDUCE, Group(16, 8), 1e9)[0]
     assert together == pytest.approx(alone / 8 * (15 / 16) / (1 / 2), rel=0.02)
+
+
+def test_a_switch_that_reduces_halves_a_large_all_reduce_of_eight_and_helps_no_small_one(cluster: Cluster) -> None:
+    hopper = efficiency_of("cuda", "h100-sxm")
+    with_switch = Network(cluster, hopper)
+    without = Network(cluster, hopper.model_copy(update={"multicast": None}))
+    large, small = ((ALL_REDUCE, Group(8, 8), num_bytes) for num_bytes in (2**30, 2**16))
+    assert with_switch.seconds(*large)[0] < 0.75 * without.seconds(*large)[0]
+    assert with_switch.seconds(*small) == without.seconds(*small)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

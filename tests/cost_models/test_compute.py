@@ -46,8 +46,8 @@ def test_a_better_device_is_never_slower(
 
 def test_a_large_forward_pass_is_bound_by_its_flops(shard: Callable[..., AnalyticShard], llama: ModelSpec) -> None:
     tokens = 16 * 2048
-    gemm_seconds = 2 * tokens * llama.layer_params / (312e12 * efficiency_of("cuda", "a100-80gb").gemm_flops)
-    assert gemm_seconds < shard().time(Body.FORWARD, 16, 2048).layer < 1.5 * gemm_seconds
+    at_peak = 2 * tokens * llama.layer_params / 312e12
+    assert 0.5 < at_peak / shard().time(Body.FORWARD, 16, 2048).layer < 0.85
 
 
 def test_attention_grows_with_the_square_of_the_prompt(shard: Callable[..., AnalyticShard]) -> None:

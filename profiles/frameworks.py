@@ -1,0 +1,53 @@
+"""How a framework runs a layer and an update: what changes costs and is not a choice of the planner.
+
+From `data/frameworks.yaml`, sourced and dated there. `runtime` is this project's own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import as_file, files
+
+from pydantic import Field
+
+from meshwright.profiles.documents import Document, read_yaml
+from meshwright.profiles.errors import BadInput, suggestion
+
+
+class Framework(Document):
+    """Facts of a training or an inference code."""
+
+    flash_attention: bool = Field(description="false: scores are written to memory")
+    cuda_graphs: bool = Field(default=False, description="a whole decode step is one launch")
+    sharded_optimizer: bool = Field(description="false: every replica reduces all gradients and updates everything")
+    overlapped_reduction: bool = Field(default=False, description="gradients are reduced during the backward pass")
+    hidden_exchanges: float = Field(
+        default=0.0, ge=0, le=1, description="share of tensor-parallel exchanges that runs beside the products"
+    )
+    scattered_messages: bool = Field(default=False, description="each tensor-parallel rank sends a part, then gathers")
+    gradient_bytes: int = Field(gt=0, description="of a reduced gradient")
+    loss_bytes: int = Field(gt=0, description="traffic per logit of a log-probability")
+    loss_backward_bytes: int = Field(gt=0, description="traffic per logit of its gradient")
+    launch_seconds: float | None = Field(
+        default=None, ge=0, description="time of the host to launch one kernel; the device's own when not given"
+    )
+    update_seconds: float = Field(default=0.0, ge=0, description="time of the host for an update, whatever its size")
+    source: str = Field(min_length=1)
+
+
+class _Frameworks(Document):
+    frameworks: dict[str, Framework]
+
+
+def framework_named(name: str) -> Framework:
+    """The facts of a framework. Raises BadInput for an unknown name."""
+    known = _frameworks()
+    if name not in known:
+        raise BadInput(f"framework {name!r} is not known; {suggestion(name, known)}")
+    return known[name]
+
+
+@cache
+def _frameworks() -> dict[str, Framework]:
+    with as_file(files("meshwright.profiles") / "data" / "frameworks.yaml") as path:
+        return read_yaml(_Frameworks, path, "frameworks").frameworks
