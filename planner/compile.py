@@ -20,7 +20,9 @@ from meshwright.planner.pins import parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
 from meshwright.planner.refusal import NoPlan, refuse
-from meshwright.planner.solver.model import NAME, VERSION, Answer, Limits, Result, solve
+from meshwright.planner.solver.model import NAME, VERSION
+from meshwright.planner.solver.result import Answer, Limits, Result
+from meshwright.planner.solver.solve import solve
 from meshwright.planner.space import check_pins
 from meshwright.planner.verify import verify
 

@@ -17,7 +17,8 @@ from meshwright.planner.frontier import Frontier, frontiers
 from meshwright.planner.job import Facts
 from meshwright.planner.pins import Pin
 from meshwright.planner.pose import BLOCK_BYTES, pose
-from meshwright.planner.solver.model import Limits, least_memory
+from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.solve import least_memory
 
 _GIB = 2**30
 _MOST_RANKS = 16

@@ -78,8 +78,8 @@ def _a_shared_copy_has_an_earlier_owner(model: cp_model.CpModel, problem: Proble
     """A call shares a copy only at its own place, and only when an earlier call of its group is there too."""
     for (call, place), shared in x.shares.items():
         owners = [x.at[owner, place] for owner in problem.owners(call) if (owner, place) in x.at]
-        model.add_implication(shared, x.at[call, place])
-        model.add_bool_or(*owners, ~shared)
+        model.add(shared <= x.at[call, place])
+        model.add(shared <= sum(owners))
 
 
 def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:

@@ -1,4 +1,4 @@
-"""The search as an integer program, and its solution by CP-SAT.
+"""The search as an integer program.
 
 Sets
     c  calls, each with options o; an option has a place p (ranks, layout), ticks d, memory r (resident), w (of it the
@@ -11,7 +11,7 @@ Variables
     h[t]                        transfer t takes time
     start, ticks, end [t], makespan
 Objective
-    minimise the makespan
+    minimise the makespan, or the blocks that a device needs
 Constraints
     choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y over earlier owners
     time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
@@ -20,111 +20,66 @@ Constraints
 Redundant, for the proof
     between two tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves
     of aligned blocks are filled from the left.
-
-The search is deterministic: fixed seed, interleaved workers, a limit in deterministic time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import ortools
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.constraints import (
-    add_choice_constraints,
-    add_memory_constraints,
-    add_time_constraints,
-)
-from meshwright.planner.solver.problem import MAX_SUM, Option, Problem
+from meshwright.planner.solver.constraints import add_choice_constraints, add_memory_constraints, add_time_constraints
+from meshwright.planner.solver.objective import minimise_device, minimise_makespan
+from meshwright.planner.solver.problem import MAX_SUM, Problem
+from meshwright.planner.solver.result import Limits, Progress
 from meshwright.planner.solver.variables import Variables, add_variables
 
 NAME = "CP-SAT"
 VERSION = str(ortools.__version__)
 
-Progress = Callable[[int, int], None]
-"""Called with the objective and the bound of each better answer."""
+
+@dataclass(frozen=True)
+class Solved:
+    """What CP-SAT answered; the values are read from `solver` when an answer was found."""
+
+    solver: cp_model.CpSolver
+    status: cp_model.CpSolverStatus
+
+    @property
+    def is_found(self) -> bool:
+        return self.status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether there is nothing better than what was found, or nothing at all."""
+        return self.status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the search may use. The same limits give the same answer on every machine.
-
-    More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
-    """
-
-    seed: int = 0
-    num_workers: int = 1
-    max_deterministic_time: float = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """An option per call and the tick at which each task starts."""
-
-    picked: Mapping[str, int]
-    starts: Mapping[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """`out_of_limit` means that the limit passed before any answer was found; `objective` is then None."""
-
-    status: Literal["optimal", "feasible", "infeasible", "out_of_limit"]
-    answer: Answer | None
-    objective: int | None
-    bound: int
-
-
-def solve(problem: Problem, limits: Limits, progress: Progress | None = None) -> Result:
-    """The best answer within the limits, with the bound that was proven."""
-    if any(not call.options for call in problem.calls):
-        return Result(status="infeasible", answer=None, objective=None, bound=0)
+def makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
+    """All rules, and the makespan to minimise."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     add_choice_constraints(model, problem, x)
     add_time_constraints(model, problem, x)
     add_memory_constraints(model, problem, x, problem.device_blocks)
-    model.minimize(x.makespan)
-    solver, status = _run(model, limits, progress)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        found: Literal["infeasible", "out_of_limit"] = "infeasible" if status == cp_model.INFEASIBLE else "out_of_limit"
-        return Result(status=found, answer=None, objective=None, bound=0)
-    return Result(
-        status="optimal" if status == cp_model.OPTIMAL else "feasible",
-        answer=_answer(solver, problem, x),
-        objective=solver.value(x.makespan),
-        bound=round(solver.best_objective_bound),
-    )
+    minimise_makespan(model, x)
+    return model, x
 
 
-def least_memory(problem: Problem, limits: Limits) -> int | None:
-    """The least blocks a device can have so that some choice of options fits, whatever its duration.
-
-    None when a call has no option. The limits may cut the search short; the answer is then still one that fits.
-    """
-    if any(not call.options for call in problem.calls):
-        return None
+def memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_model.IntVar]:
+    """The rules about what is picked, and the blocks of a device to minimise."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")
     add_choice_constraints(model, problem, x)
     add_memory_constraints(model, problem, x, device)
-    model.minimize(device)
-    solver, status = _run(model, limits, None)
-    return solver.value(device) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+    minimise_device(model, device)
+    return model, x, device
 
 
-def picked_options(problem: Problem, answer: Answer) -> dict[str, Option]:
-    """The options that an answer picked."""
-    return {call.name: call.options[answer.picked[call.name]] for call in problem.calls}
-
-
-def _run(
-    model: cp_model.CpModel, limits: Limits, progress: Progress | None
-) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
+def run(model: cp_model.CpModel, limits: Limits, progress: Progress | None = None) -> Solved:
+    """Solves a model deterministically: fixed seed, workers that take turns, a limit in deterministic time."""
     _check_range(model)
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = limits.seed
@@ -133,7 +88,7 @@ def _run(
     solver.parameters.max_deterministic_time = limits.max_deterministic_time
     status = solver.solve(model, _Listener(progress) if progress else None)
     assert status != cp_model.MODEL_INVALID, model.validate()
-    return solver, status
+    return Solved(solver, status)
 
 
 def _check_range(model: cp_model.CpModel) -> None:
@@ -146,16 +101,6 @@ def _check_range(model: cp_model.CpModel) -> None:
             boolean += abs(coefficient) if list(model.proto.variables[variable].domain) == [0, 1] else 0
         if boolean > MAX_SUM:
             raise ValueError(f"coefficients of a rule sum to {boolean}, above {MAX_SUM}; use longer ticks.")
-
-
-def _answer(solver: cp_model.CpSolver, problem: Problem, x: Variables) -> Answer:
-    return Answer(
-        picked={
-            call.name: next(i for i in range(len(call.options)) if solver.value(x.pick[call.name, i]))
-            for call in problem.calls
-        },
-        starts={task.name: solver.value(x.start[task.name]) for task in problem.tasks},
-    )
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]

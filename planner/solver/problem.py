@@ -8,7 +8,7 @@ is decided where the problem is posed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -157,6 +157,10 @@ class Problem:
 
     def options(self, call: str) -> tuple[Option, ...]:
         return next(c.options for c in self.calls if c.name == call)
+
+    def with_calls(self, calls: tuple[Call, ...]) -> Problem:
+        """The same problem with other options."""
+        return replace(self, calls=calls)
 
     def owners(self, call: str) -> tuple[str, ...]:
         """The calls whose copy this one shares when it is at the same place."""

@@ -8,8 +8,9 @@ import pytest
 
 from meshwright.planner.brute_force import best_makespan
 from meshwright.planner.brute_force import least_memory as least_memory_by_brute_force
-from meshwright.planner.solver.model import Limits, least_memory, picked_options, solve
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer, ends_of
+from meshwright.planner.solver.result import Limits, picked_options
+from meshwright.planner.solver.solve import least_memory, solve
 from tests.planner.problems import random_problem
 
 SHAPES = ({"num_ranks": 4, "num_calls": 4, "num_options": 4}, {"num_ranks": 8, "num_calls": 3, "num_options": 6})

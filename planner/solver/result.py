@@ -1,0 +1,47 @@
+"""What a search may use, and what it answers. No solver is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from meshwright.planner.solver.problem import Option, Problem
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the makespan and the bound, in ticks, of each better answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the search may use. The same limits give the same answer on every machine.
+
+    More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
+    """
+
+    seed: int = 0
+    num_workers: int = 1
+    max_deterministic_time: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The index of an option per call, and the tick at which each task starts."""
+
+    picked: Mapping[str, int]
+    starts: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """`out_of_limit` means that the limit passed before any answer was found; `objective` is then None."""
+
+    status: Literal["optimal", "feasible", "infeasible", "out_of_limit"]
+    answer: Answer | None
+    objective: int | None
+    bound: int
+
+
+def picked_options(problem: Problem, answer: Answer) -> dict[str, Option]:
+    """The options that an answer picked."""
+    return {call.name: call.options[answer.picked[call.name]] for call in problem.calls}
