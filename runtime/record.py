@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,14 +143,15 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
     """Predicted beside measured: each stage (its slowest rank), all refits together, and the step."""
     first = min(step_seconds)
     steps = [step for step in step_seconds if step > first] or [first]
-    slowest: dict[tuple[str, int], float] = {}
+    totals: dict[tuple[str, int, int], float] = defaultdict(float)  # by name, step and rank
     for span in spans:
-        key = (span.instruction if span.kind == "stage" else span.kind, span.step)
-        longest = slowest.get(key, 0.0)
-        slowest[key] = longest + span.seconds if span.kind == "refit" and span.rank == 0 else max(longest, span.seconds)
+        totals[span.instruction if span.kind == "stage" else span.kind, span.step, span.rank] += span.seconds
+    slowest: dict[tuple[str, int], float] = defaultdict(float)
+    for (name, step, _), seconds in totals.items():
+        slowest[name, step] = max(slowest[name, step], seconds)
 
     def measured(name: str) -> float:
-        return statistics.median(slowest.get((name, step), 0.0) for step in steps)
+        return statistics.median(slowest[name, step] for step in steps)
 
     rows = [
         Comparison(name=p.stage, predicted_seconds=p.cost.total, measured_seconds=measured(p.stage))

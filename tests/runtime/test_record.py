@@ -1,0 +1,99 @@
+"""The record: evaluations, comparisons with the plan, and what a resumed run keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan import Plan
+from meshwright.profiles.trace import Span
+from meshwright.runtime.executor import Outcome
+from meshwright.runtime.record import Evaluation, Recorder, RunSummary, compare
+from tests.planner.jobs import ToyModel, small_facts
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    facts = small_facts(ranks_per_node=2)
+    found = compile_plan(facts, ToyModel(facts), pins=("actor_generate.layout=dp2", "actor_train.pool=0:1"))
+    assert isinstance(found, Plan)
+    return found
+
+
+def span(step: int, name: str, rank: int, seconds: float, kind: str = "stage") -> Span:
+    return Span(
+        step=step,
+        instruction=name,
+        kind=kind,
+        rank=rank,
+        start_seconds=10.0 * step,
+        end_seconds=10.0 * step + seconds,
+        clock="measured",
+    )
+
+
+def test_a_stage_is_measured_by_its_slowest_rank_and_the_median_step_after_the_first(plan: Plan) -> None:
+    spans = [span(0, "actor_generate", 0, 9.0)]
+    for step, seconds in ((1, 2.0), (2, 4.0), (3, 3.0)):
+        spans += [span(step, "actor_generate", 0, seconds), span(step, "actor_generate", 1, seconds / 2)]
+    rows = {row.name: row for row in compare(plan, spans, {0: 20.0, 1: 5.0, 2: 7.0, 3: 6.0})}
+    assert rows["actor_generate"].measured_seconds == 3.0
+    assert rows["actor_generate"].predicted_seconds == plan.placement("actor_generate").cost.total
+    assert rows["step"].measured_seconds == 6.0
+    assert rows["step"].predicted_seconds == plan.period_seconds
+
+
+def test_refits_of_a_step_are_added_up_on_the_slowest_rank(plan: Plan) -> None:
+    spans = [span(1, name, rank, 1.0 + rank, "refit") for name in ("refit a", "refit b") for rank in (0, 1)]
+    rows = {row.name: row for row in compare(plan, spans, {0: 1.0, 1: 1.0})}
+    assert rows["refit"].measured_seconds == 4.0
+
+
+def test_the_error_of_a_comparison_is_relative_to_what_was_measured(plan: Plan) -> None:
+    row = compare(plan, [span(0, "actor_train", 0, 2.0)], {0: plan.period_seconds / 1.5})[-1]
+    assert row.error == pytest.approx(0.5)
+
+
+def test_an_evaluation_has_the_standard_error_of_its_mean() -> None:
+    # Scores 1, 3: mean 2, sample standard deviation sqrt(2), over sqrt(2) prompts: 1.
+    evaluation = Evaluation.of(4, {1: 3.0, 0: 1.0}, {0: 5, 1: 9})
+    assert (evaluation.mean_score, evaluation.standard_error, evaluation.mean_response_tokens) == (2.0, 1.0, 7.0)
+    assert evaluation.scores == (1.0, 3.0)
+
+
+def test_an_improvement_is_judged_by_paired_differences() -> None:
+    first = Evaluation.of(0, {0: 0.0, 1: 10.0, 2: 20.0}, {0: 1})
+    last = Evaluation.of(8, {0: 1.0, 1: 11.0, 2: 22.0}, {0: 1})
+    summary = RunSummary(steps=8, comparisons=(), evaluations=(first, last), tokens_per_second=1.0)
+    rise, error = summary.improvement() or (0.0, 0.0)
+    assert rise == pytest.approx(4 / 3)
+    assert error == pytest.approx(1 / 3)  # differences 1, 1, 2: deviation sqrt(1/3), over sqrt(3)
+
+
+def test_a_resumed_record_keeps_only_the_steps_before_the_checkpoint(plan: Plan, tmp_path: Path) -> None:
+    metrics = {"response_tokens": 4.0, "score": 0.0}
+    recorder = Recorder(plan, tmp_path, 3, is_writer=True)
+    recorder.open(0)
+    for step in range(3):
+        outcome = Outcome(
+            spans=(span(step, "actor_generate", 0, 1.0),), metrics={"actor_train": metrics, "critic_train": {}}
+        )
+        recorder.step(step, [outcome], seconds=2.0)
+    recorder.close()
+    again = Recorder(plan, tmp_path, 3, is_writer=True)
+    again.open(2)
+    again.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert lines[0]["tokens_per_second"] == 4.0 * plan.facts.workload.batch_size / 2.0
+    assert len(json.loads((tmp_path / "trace.chrome.json").read_text())["traceEvents"]) == 2 + 2
+
+
+def test_only_the_writing_rank_leaves_a_record(plan: Plan, tmp_path: Path) -> None:
+    recorder = Recorder(plan, tmp_path, 1, is_writer=False)
+    recorder.open(0)
+    recorder.close()
+    assert not list(tmp_path.iterdir())
