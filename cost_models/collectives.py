@@ -50,8 +50,11 @@ def groups_of(layout: Layout, cluster: Cluster) -> Groups:
 class Network:
     """Collective times on one cluster, measured where `table` covers the group and analytic elsewhere."""
 
-    def __init__(self, cluster: Cluster, efficiency: Efficiency, table: Table | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, efficiency: Efficiency, table: Table | None = None, *, peer_reductions: bool = False
+    ) -> None:
         self._cluster, self._efficiency = cluster, efficiency
+        self._peer = efficiency.peer if peer_reductions else None
         self._curves = _curves(table) if table else {}
         self._lines: dict[tuple[str, Group], tuple[tuple[float, float], ...]] = {}
 
@@ -72,6 +75,8 @@ class Network:
         (NCCL docs, NCCL_PROTO and NCCL_ALGO; its src/graph/tuning.cc)."""
         for protocol in self._efficiency.protocols:
             yield self._ring(operation, group, protocol)
+        if self._peer and operation == ALL_REDUCE and group.size <= group.per_node:
+            yield self._ring(operation, group, self._peer)
         multicast = self._efficiency.multicast
         if multicast and operation == ALL_REDUCE and 2 < group.size <= group.per_node:
             bandwidth = multicast.link_bytes * self._cluster.intra_node.bytes_per_second

@@ -17,9 +17,6 @@ from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body
 
-_SAMPLING_BYTES = 7 * 8
-"""Traffic per logit when a token is sampled in fp64: cast, temperature, log-softmax, exponential and running sum."""
-
 _BACKWARD_LAUNCHES = 2
 """Kernels of a backward pass for each of the forward: gradients of the input and of the weight."""
 
@@ -76,6 +73,13 @@ class AnalyticShard:
         self._kernels = Kernels(
             device, efficiency, flops_per_second=flops, weight_bytes=numbers.weight_bytes, size=numbers.size
         )
+        self._head_kernels = Kernels(
+            device,
+            efficiency,
+            flops_per_second=device.flops_per_second[numbers.head] * efficiency.sustained,
+            weight_bytes=numbers.size,
+            size=numbers.size,
+        )
         self._heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
         hidden = model.hidden_size
         self._gemms = (
@@ -103,15 +107,16 @@ class AnalyticShard:
     def _time(self, body: Body, rows: float, tokens: float, context: float) -> Time:
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         count = rows * tokens
-        layer = sum(self._gemm(count, inner, outer, trains) for inner, outer in self._gemms)
+        layer = sum(self._gemm(count, inner, outer, trains, self._kernels) for inner, outer in self._gemms)
         layer += self._attention(rows, tokens, context, trains)
         elementwise = self._kernels.elementwise(self._size * count * self._layer_elements)
         head = self._head(count, rows if samples else count, trains, samples)
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
         layer += elementwise * (1 + (_ELEMENTWISE_BACKWARD if trains else 0))
         efficiency = self._efficiency
+        per_layer = self._framework.kernels_per_layer or efficiency.kernels_per_layer
         return Time(
-            self._with_launches(layer, passes * efficiency.kernels_per_layer, passes * _LAYER_KERNELS_STARTED),
+            self._with_launches(layer, passes * per_layer, passes * _LAYER_KERNELS_STARTED),
             self._with_launches(head, passes * efficiency.kernels_at_ends, passes),
             Source.ANALYTIC,
         )
@@ -120,13 +125,16 @@ class AnalyticShard:
         """Seconds of kernels that take `device_seconds` together, the start of `num_started` of them included."""
         if not self._efficiency.overlaps_launch:
             return device_seconds + num_kernels * self._launch
-        device_seconds += (num_kernels - num_started) * self._efficiency.kernel_seconds
-        return device_seconds if self._framework.cuda_graphs else max(device_seconds, num_kernels * self._launch)
+        start, framework = self._efficiency.kernel_seconds, self._framework
+        if framework.cuda_graphs:
+            return max(0.0, device_seconds + (num_kernels * framework.start_share - num_started) * start)
+        return max(device_seconds + (num_kernels - num_started) * start, num_kernels * self._launch)
 
-    def _gemm(self, count: float, inner: float, outer: float, trains: bool) -> float:
+    @staticmethod
+    def _gemm(count: float, inner: float, outer: float, trains: bool, kernels: Kernels) -> float:
         """Seconds of [count, inner] x [inner, outer]; training adds the gradients of the input and of the weight
         (Narayanan et al., arXiv:2104.04473, section 4)."""
-        gemm = self._kernels.gemm
+        gemm = kernels.gemm
         forward = gemm(count, inner, outer)
         return forward + gemm(count, outer, inner) + gemm(inner, count, outer) if trains else forward
 
@@ -149,13 +157,13 @@ class AnalyticShard:
         model = self._model
         outputs = 1 if model.scalar_head else model.padded_vocab_size
         framework = self._framework
-        per_logit: float = _SAMPLING_BYTES if samples else framework.loss_bytes
+        per_logit: float = framework.sampling_bytes if samples else framework.loss_bytes
         per_token: float = 2 * model.hidden_size * self._size
         if trains:
             per_logit += framework.loss_backward_bytes
             per_token *= 1 + _ELEMENTWISE_BACKWARD
         elementwise = self._kernels.elementwise(head_count * outputs * per_logit + count * per_token)
-        return self._gemm(head_count, model.hidden_size, outputs, trains) + elementwise
+        return self._gemm(head_count, model.hidden_size, outputs, trains, self._head_kernels) + elementwise
 
     def _optimizer(self) -> Time:
         """Adam in fp32: reads gradient, weight and moments, writes weight and moments, casts, zeroes the gradient."""

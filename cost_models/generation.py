@@ -111,13 +111,14 @@ class Generation:
         num_groups = min(pp, num_slots)
         decodes = [_decode_passes(window, num_groups, pp) for window in rounds.windows]
         first, refills = rounds.first, rounds.refills
-        prefills = [_Passes(first.calls * pp, first.rows / num_groups, first.tokens, 0)]
+        prefills = [_Passes(first.calls * pp, first.rows / num_groups, first.tokens, 0)] if first.calls else []
         if refills.calls:
             prefills.append(_Passes(refills.calls, refills.rows, refills.tokens, 0))
         tally = Tally()
         if decodes:
             self._add(tally, Body.DECODE, decodes)
-        self._add(tally, Body.PREFILL, prefills)
+        if prefills:
+            self._add(tally, Body.PREFILL, prefills)
         return tally.cost()
 
     def _add(self, tally: Tally, body: Body, passes: Sequence[_Passes]) -> None:

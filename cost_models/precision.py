@@ -9,18 +9,19 @@ from meshwright.profiles.errors import BadInput
 
 
 class Precision(NamedTuple):
-    """Bytes of a weight, of an activation between kernels, and of a cached key or value."""
+    """Bytes of a weight, of an activation between kernels, and of a cached key or value; the format of the head."""
 
     weight_bytes: float
     size: int
     cache_bytes: int
+    head: str
 
 
 PRECISIONS = {
-    "fp32": Precision(4, 4, 4),
-    "bf16": Precision(2, 2, 2),
-    "fp8": Precision(1, 2, 1),
-    "fp4": Precision(0.5625, 2, 1),
+    "fp32": Precision(4, 4, 4, "fp32"),
+    "bf16": Precision(2, 2, 2, "bf16"),
+    "fp8": Precision(1, 2, 1, "bf16"),
+    "fp4": Precision(0.5625, 2, 1, "bf16"),
 }
 """fp8 and fp4 as inference engines use them: 16-bit between kernels, an fp8 cache; fp4 has an fp8 scale for each 16
 weights (NVFP4; TensorRT-LLM docs, "Numerical Precision")."""

@@ -56,6 +56,7 @@ class Efficiency(Document):
     overlaps_launch: bool = Field(description="whether kernels are launched while earlier ones still run")
     protocols: tuple[Protocol, ...] = Field(min_length=1, description="the quickest is used for each size")
     multicast: Multicast | None = None
+    peer: Protocol | None = Field(default=None, description="all-reduce through the memory of peers, in one node")
     transfer_bytes: float = Field(gt=0, le=1, description="share of a link that large point-to-point copies reach")
     kernels_per_layer: int = Field(ge=0, description="launched by the forward pass of one layer")
     kernels_at_ends: int = Field(ge=0, description="launched by embedding and head together")

@@ -19,19 +19,33 @@ class Framework(Document):
 
     flash_attention: bool = Field(description="false: scores are written to memory")
     cuda_graphs: bool = Field(default=False, description="a whole decode step is one launch")
-    sharded_optimizer: bool = Field(description="false: every replica reduces all gradients and updates everything")
+    sharded_optimizer: bool = Field(
+        default=True, description="false: every replica reduces all gradients and updates everything"
+    )
     overlapped_reduction: bool = Field(default=False, description="gradients are reduced during the backward pass")
     hidden_exchanges: float = Field(
         default=0.0, ge=0, le=1, description="share of tensor-parallel exchanges that runs beside the products"
     )
+    peer_reductions: bool = Field(default=False, description="small all-reduces go through the memory of peers")
     scattered_messages: bool = Field(default=False, description="each tensor-parallel rank sends a part, then gathers")
-    gradient_bytes: int = Field(gt=0, description="of a reduced gradient")
-    loss_bytes: int = Field(gt=0, description="traffic per logit of a log-probability")
-    loss_backward_bytes: int = Field(gt=0, description="traffic per logit of its gradient")
+    gradient_bytes: int = Field(default=4, gt=0, description="of a reduced gradient")
+    loss_bytes: int = Field(default=54, gt=0, description="traffic per logit of a log-probability")
+    loss_backward_bytes: int = Field(default=54, gt=0, description="traffic per logit of its gradient")
     launch_seconds: float | None = Field(
         default=None, ge=0, description="time of the host to launch one kernel; the device's own when not given"
     )
-    update_seconds: float = Field(default=0.0, ge=0, description="time of the host for an update, whatever its size")
+    round_seconds: float = Field(default=0.0, ge=0, description="time of the host between two rounds of decoding")
+    row_seconds: float = Field(default=0.0, ge=0, description="time of the host for each sequence of a round")
+    start_share: float = Field(default=1.0, ge=0, le=1, description="of a kernel's start that is left inside a graph")
+    kernels_per_layer: int | None = Field(
+        default=None, gt=0, description="where kernels are fused; otherwise the device's"
+    )
+    sampling_bytes: int = Field(default=56, gt=0, description="traffic per logit when a token is sampled")
+    cache_share: float = Field(
+        default=0.9, gt=0, le=1, description="of the memory that weights leave, for keys and values"
+    )
+    max_rows: int = Field(default=2048, gt=0, description="most sequences that decode together")
+    max_tokens: int = Field(default=8192, gt=0, description="most tokens of prompts in one pass")
     source: str = Field(min_length=1)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
 from benchmarks.fidelity.primitives import attention, collective, gemm, vidur_collective
 from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
 from benchmarks.fidelity.score import Answer, Bar, Score
@@ -32,6 +33,10 @@ def _of_dataset(*prefixes: str) -> Callable[[Row], bool]:
 
 def _other_training(row: Row) -> bool:
     return not row["dataset"].startswith(("vtrain", "korthikanti", "narayanan", "mcore"))
+
+
+def _is_table(row: Row) -> bool:
+    return row["engine"].startswith(("TensorRT-LLM 0.17", "TensorRT-LLM 1.0"))
 
 
 def _primitives(name: str) -> tuple[str, ...]:
@@ -67,6 +72,28 @@ SETS = (
         bar=Bar(mean=0.08),
     ),
     RowSet(name="other training", files=(_TRAINING,), answer=iteration, where=_other_training),
+    RowSet(
+        name="TensorRT-LLM throughput",
+        files=("inference",),
+        answer=engine,
+        where=_is_table,
+        bar=Bar(mean=0.15, spearman=0.95),
+    ),
+    RowSet(name="other inference", files=("inference",), answer=engine, where=lambda row: not _is_table(row)),
+    RowSet(
+        name="serving, time per token",
+        files=("serving_points",),
+        answer=time_per_token,
+        where=is_dense_hopper,
+        bar=Bar(mean=0.12),
+    ),
+    RowSet(
+        name="serving, rate per GPU",
+        files=("serving_points",),
+        answer=rate_per_gpu,
+        where=is_dense_hopper,
+        bar=Bar(regret=0.01),
+    ),
     *(
         RowSet(
             name=f"GEMM {device.upper()}, {what}",
@@ -96,8 +123,6 @@ SETS = (
 )
 
 _READ_BY_NONE = (
-    "inference",
-    "serving_points",
     "rlhf_steps",
     "verl_param_sync_seconds",
     *(

@@ -1,0 +1,124 @@
+"""Inference engines: offline throughput, request latency, and serving points."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.rows import Row, Skip, count, number
+from benchmarks.fidelity.score import Answer
+from benchmarks.fidelity.shapes import model_named
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.serving import Serving
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.layout import Layout
+
+_PRECISIONS = {"FP8": "fp8", "FP16": "bf16", "FP16 (presumed)": "bf16", "FP4": "fp4", "fp8": "fp8", "fp4": "fp4"}
+_ENGINES = {"trtllm": "tensorrt-llm-serve", "vllm": "vllm", "sglang": "vllm"}
+_MANY_REQUESTS = 10**6
+_SATURATED = "in-flight (max)"
+
+
+def engine(_stem: str, row: Row) -> Answer:
+    """Output tokens per second of one replica, or seconds of a request or a prefill."""
+    serving = _serving(row, count(row, "TP"), count(row, "PP"), count(row, "input_len"), count(row, "output_len"))
+    value = number(row, "value")
+    if row["metric"] != "throughput":
+        cost = serving.batch_seconds(count(row, "batch_size"))
+        return _answer(row, serving, measured=value / 1e3, predicted=cost.total, cost=cost)
+    if row["per_gpu_or_total"] == "per_gpu":
+        value *= serving.layout.num_ranks
+    if row["batch_size"] == _SATURATED:
+        cost = serving.round_seconds(serving.slots())
+        rate = serving.offline_rate(_num_requests(row))
+    else:
+        rows = count(row, "batch_size")
+        cost = serving.batch_seconds(rows)
+        rate = rows * serving.response_tokens / cost.total
+    return _answer(row, serving, measured=value, predicted=rate, cost=cost)
+
+
+def _num_requests(row: Row) -> int:
+    """Requests of an offline run where its notes tell; otherwise so many that the last wave does not count."""
+    stated = re.match(r"(\d+) requests", row["notes"])
+    return int(stated[1]) if stated else _MANY_REQUESTS
+
+
+def time_per_token(_stem: str, row: Row) -> Answer:
+    """Seconds between two tokens of a request when `batch_size` requests are in flight."""
+    serving, rows = _point(row)
+    cost = serving.round_seconds(min(rows, serving.slots()))
+    measured = number(row, "silicon_tpot_ms") / 1e3
+    return Answer(label=_label(row, serving, rows), measured=measured, predicted=cost.total, terms=cost)
+
+
+def rate_per_gpu(_stem: str, row: Row) -> Answer:
+    """Output tokens per second and GPU; layouts and batches of one load compete."""
+    serving, rows = _point(row)
+    live = min(rows, serving.slots())
+    cost = serving.round_seconds(live)
+    measured = rows / (number(row, "silicon_tpot_ms") / 1e3) / serving.layout.num_ranks
+    setting = " ".join(
+        row[c] for c in ("backend", "backend_version", "model_path", "system", "precision", "isl", "osl")
+    )
+    return Answer(
+        label=_label(row, serving, rows),
+        measured=measured,
+        predicted=live / cost.total / serving.layout.num_ranks,
+        terms=cost,
+        setting=f"{setting} {rows}",
+        rate=True,
+    )
+
+
+def is_dense_hopper(row: Row) -> bool:
+    return (
+        row["moe_ep_size"] in ("1", "")
+        and row["moe_tp_size"] in ("1", row["tp_size"])
+        and (
+            row["model_path"].startswith(("Qwen/Qwen3-32B", "meta-llama/", "nvidia/Llama"))
+            and row["system"] in ("h100_sxm", "h200_sxm")
+        )
+    )
+
+
+def _point(row: Row) -> tuple[Serving, int]:
+    serving = _serving(row, count(row, "tp_size"), count(row, "pp_size"), count(row, "isl"), count(row, "osl"))
+    return serving, count(row, "batch_size")
+
+
+def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:
+    gpu = row.get("gpu") or row["system"]
+    if row["precision"] not in _PRECISIONS:
+        raise Skip(f"precision {row['precision']} is not known")
+    model = model_named(row.get("model") or row["model_path"])
+    cluster = cluster_of(gpu, tp * pp)
+    try:
+        model.shard(tp)
+    except BadInput:
+        raise Skip("tensor parallelism does not divide the model") from None
+    return Serving(
+        model=model,
+        layout=Layout(tp=tp, pp=pp),
+        cluster=cluster,
+        precision=_PRECISIONS[row["precision"]],
+        framework=framework_named(_ENGINES.get(row.get("backend", ""), "tensorrt-llm")),
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+    )
+
+
+def _answer(row: Row, serving: Serving, *, measured: float, predicted: float, cost: Cost) -> Answer:
+    return Answer(
+        label=_label(row, serving, row["batch_size"]),
+        measured=measured,
+        predicted=predicted,
+        terms=cost,
+        rate=row["metric"] == "throughput",
+    )
+
+
+def _label(row: Row, serving: Serving, rows: object) -> str:
+    gpu = row.get("gpu") or row["system"]
+    return f"{serving.model.name} {gpu} {serving.layout} {serving.prompt_tokens}+{serving.response_tokens} x {rows}"

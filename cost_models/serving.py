@@ -1,0 +1,100 @@
+"""Seconds of an inference engine: a static batch, and continuous batching in its steady state.
+
+The passes are those of `generation`; this file says which passes a request or a round is made of. In the steady state
+of n live sequences of r tokens each, a round draws n tokens and n/r prompts arrive in it (Little's law), so that a
+round lasts one decode of n rows and the prefill of n/r prompts (Yu et al., Orca, OSDI 2022, section 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cost_models.collectives import Network, groups_of
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.cost import Cost, Tally
+from meshwright.cost_models.generation import Generation, Prefill, Rounds, Window
+from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.precision import precision_named
+from meshwright.cost_models.question import Call
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import Framework
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+_NO_PREFILL = Prefill(0, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each."""
+
+    model: ModelSpec
+    layout: Layout
+    cluster: Cluster
+    precision: str
+    framework: Framework
+    prompt_tokens: int
+    response_tokens: int
+
+    def slots(self) -> int:
+        """Sequences that decode together: as many as the cache holds whole, and the engine allows.
+
+        Raises BadInput when not even one fits.
+        """
+        layout, device = self.layout, self.cluster.device
+        numbers = precision_named(self.precision, device)
+        weights = numbers.weight_bytes * max(stage_params(self.model, layout.tp, layout.pp))
+        shard = self.model.shard(layout.tp)
+        per_token = 2 * self.model.num_layers / layout.pp * shard.kv_size * numbers.cache_bytes
+        free = self.framework.cache_share * (device.memory_bytes - weights)
+        found = int(free / (per_token * (self.prompt_tokens + self.response_tokens)))
+        if found < 1:
+            raise BadInput(f"{self.model.name} at {layout} leaves no memory for one sequence; use a larger tp or pp.")
+        return min(found, self.framework.max_rows)
+
+    def round_seconds(self, rows: int) -> Cost:
+        """One token for each of `rows` sequences in the steady state, with the prompts that arrive meanwhile."""
+        window = Window(1, rows, self.prompt_tokens + self.response_tokens / 2)
+        together = max(1, min(rows, self.framework.max_tokens // self.prompt_tokens))
+        arriving = Prefill(rows / self.response_tokens / together, together, self.prompt_tokens)
+        return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows) + self._host(1, rows)
+
+    def offline_rate(self, num_requests: int) -> float:
+        """Output tokens per second of this many equal requests, all there at the start: they run in whole waves."""
+        slots = self.slots()
+        waves, rest = divmod(num_requests, slots)
+        seconds = waves * self.round_seconds(slots).total if waves else 0.0
+        seconds += self.round_seconds(rest).total if rest else 0.0
+        return num_requests / seconds
+
+    def batch_seconds(self, rows: int) -> Cost:
+        """`rows` requests that start and end together; one response token is the prefill's own."""
+        decodes = self.response_tokens - 1
+        windows = (Window(decodes, rows, self.prompt_tokens + self.response_tokens / 2),) if decodes else ()
+        rounds = Rounds(self.response_tokens, windows, Prefill(1, rows, self.prompt_tokens), _NO_PREFILL)
+        return self._seconds(rounds, rows) + self._host(self.response_tokens, rows)
+
+    def _seconds(self, rounds: Rounds, rows: int) -> Cost:
+        layout, device, framework = self.layout, self.cluster.device, self.framework
+        efficiency = efficiency_of(device.kind, device.name)
+        shard = AnalyticShard(self.model.shard(layout.tp), device, self.precision, efficiency, 1.0, framework=framework)
+        schedule = Schedule(generation_slots=rows)
+        generation = Generation(
+            call=Call(stage=STAGE_BY_NAME["actor_generate"], model=self.model, layout=layout, schedule=schedule),
+            shard=shard,
+            groups=groups_of(layout, self.cluster),
+            network=Network(self.cluster, efficiency, peer_reductions=framework.peer_reductions),
+            element_bytes=precision_named(self.precision, device).size,
+        )
+        return generation.seconds(rounds, rows)
+
+    def _host(self, rounds: int, rows: int) -> Cost:
+        """What the host does between rounds: scheduling each group in flight, and handing each sequence its token."""
+        groups, framework = min(self.layout.pp, rows), self.framework
+        tally = Tally()
+        tally.add("scheduling", rounds * (groups * framework.round_seconds + rows * framework.row_seconds))
+        return tally.cost()
