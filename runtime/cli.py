@@ -162,7 +162,9 @@ def run(
         resume=resume,
         checkpoint_every=checkpoint_every,
     )
-    show.run_summary(run_plan(request, Rendezvous.parse(rendezvous, nodes)), out)
+    summary = run_plan(request, Rendezvous.parse(rendezvous, nodes))
+    if summary is not None:
+        show.run_summary(summary, out)
 
 
 def main() -> None:

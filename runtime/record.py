@@ -64,6 +64,8 @@ class RunSummary:
     comparisons: tuple[Comparison, ...]
     evaluations: tuple[Evaluation, ...]
     tokens_per_second: float
+    response_tokens: float  # mean per response over all steps
+    expected_response_tokens: float  # mean of the plan's workload
 
     def improvement(self) -> tuple[float, float] | None:
         """(rise of the mean held-out score from the first to the last evaluation, standard error of the rise).
@@ -117,10 +119,10 @@ class Recorder:
         _append(self._out / "evaluations.jsonl", asdict(evaluation))
         write_spans(self._out / "trace.jsonl", [span])
 
-    def close(self) -> RunSummary:
-        """Writes the timeline and the summary."""
+    def close(self) -> RunSummary | None:
+        """Writes the timeline and the summary; None on a rank that does not write."""
         if not self._is_writer:
-            return RunSummary(steps=self._steps, comparisons=(), evaluations=(), tokens_per_second=0.0)
+            return None
         if self._progress:
             self._progress.stop()
         spans = read_spans(self._out / "trace.jsonl")
@@ -134,6 +136,8 @@ class Recorder:
                 for line in _read(self._out / "evaluations.jsonl")
             ),
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
+            response_tokens=statistics.fmean(line["response_tokens"] for line in lines),
+            expected_response_tokens=self._plan.facts.workload.response_lengths.mean,
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary

@@ -95,7 +95,10 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         difference = f"{row.error:+.0%}" if row.measured_seconds else ""
         table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", difference)
     console.print(table)
-    console.print(f"{summary.tokens_per_second:.0f} response tokens/s (median)")
+    console.print(
+        f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
+        f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
+    )
     for evaluation in summary.evaluations:
         console.print(
             f"held-out reward after {evaluation.step} updates: {evaluation.mean_score:.3f} "

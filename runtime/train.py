@@ -45,8 +45,8 @@ class RunRequest:
     checkpoint_every: int = 0
 
 
-def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary:
-    """Runs the plan on this node's ranks and returns what rank 0 recorded.
+def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary | None:
+    """Runs the plan on this node's ranks and returns what rank 0 recorded, None on a node without rank 0.
 
     Raises BadInput for whatever can be known to be wrong before anything starts.
     """
@@ -60,7 +60,7 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
         rendezvous=rendezvous,
         logs=request.out,
     )
-    return results[min(results)]
+    return results.get(0)
 
 
 def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
@@ -90,7 +90,7 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
         raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
 
 
-def _work(request: RunRequest) -> RunSummary:
+def _work(request: RunRequest) -> RunSummary | None:
     """What one rank does from the first to the last step."""
     run = Run(request)
     first = 0

@@ -67,7 +67,14 @@ def test_an_evaluation_has_the_standard_error_of_its_mean() -> None:
 def test_an_improvement_is_judged_by_paired_differences() -> None:
     first = Evaluation.of(0, {0: 0.0, 1: 10.0, 2: 20.0}, {0: 1})
     last = Evaluation.of(8, {0: 1.0, 1: 11.0, 2: 22.0}, {0: 1})
-    summary = RunSummary(steps=8, comparisons=(), evaluations=(first, last), tokens_per_second=1.0)
+    summary = RunSummary(
+        steps=8,
+        comparisons=(),
+        evaluations=(first, last),
+        tokens_per_second=1.0,
+        response_tokens=1.0,
+        expected_response_tokens=1.0,
+    )
     rise, error = summary.improvement() or (0.0, 0.0)
     assert rise == pytest.approx(4 / 3)
     assert error == pytest.approx(1 / 3)  # differences 1, 1, 2: deviation sqrt(1/3), over sqrt(3)
@@ -95,5 +102,5 @@ def test_a_resumed_record_keeps_only_the_steps_before_the_checkpoint(plan: Plan,
 def test_only_the_writing_rank_leaves_a_record(plan: Plan, tmp_path: Path) -> None:
     recorder = Recorder(plan, tmp_path, 1, is_writer=False)
     recorder.open(0)
-    recorder.close()
+    assert recorder.close() is None
     assert not list(tmp_path.iterdir())

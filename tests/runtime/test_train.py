@@ -129,6 +129,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(directory: Path) -> Non
     ):
         for name in one.keys() - {"seconds", "tokens_per_second"}:
             assert other[name] == pytest.approx(one[name], abs=1e-6), name
+    assert summary is not None
     assert [evaluation.step for evaluation in summary.evaluations] == [0, 3]
     spans = read_spans(parts.out / "trace.jsonl")
     ends = [max(s.end_seconds for s in spans if s.step == step and s.kind == "stage") for step in range(3)]
