@@ -38,13 +38,14 @@ from meshwright.profiles.stages import STAGES, Mode, Role
 from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Shape, shape_of
 from meshwright.profiles.workload import Workload
 
-LAYER_COUNTS = (1, 2)
-"""Two depths separate the time of a layer from that of the embedding and the head."""
+DEPTHS = {"cpu": (1, 4), "cuda": (1, 2)}
+"""Two depths separate the time of a layer from that of the embedding and the head. On a CPU, whose times are noisy and
+whose models are small, the depths are further apart."""
 
 _LADDER = 4
 """Ratio between neighbouring row counts; times are near linear in rows, so a coarse ladder interpolates well."""
 
-_MAX_ROWS = {Body.FORWARD: 16, Body.TRAIN: 16, Body.PREFILL: 16, Body.DECODE: 256}
+_MAX_ROWS = {Body.FORWARD: 32, Body.TRAIN: 16, Body.PREFILL: 16, Body.DECODE: 256}
 """Rows beyond this are extrapolated: by then a device is busy and time is proportional to rows."""
 
 _MAX_TOKENS = 32768
@@ -128,7 +129,7 @@ def points(specs: Mapping[Role, ModelSpec], workload: Workload, cluster: Cluster
     found = {
         Point(shape=shape, num_layers=num_layers, body=body, rows=rows, tokens=tokens, context=context): None
         for shape, bodies in _shapes(specs, cluster).items()
-        for num_layers in LAYER_COUNTS
+        for num_layers in DEPTHS[cluster.device.kind]
         for body in bodies
         for rows, tokens, context in _grid(body, workload)
     }

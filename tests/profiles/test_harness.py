@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.harness import LAYER_COUNTS, Sample, exchanges, measure, points
+from meshwright.profiles.harness import DEPTHS, Sample, exchanges, measure, points
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.stages import Role
@@ -73,7 +73,7 @@ def test_points_cover_the_workload_at_two_depths(
 ) -> None:
     found = points(specs, workload, cluster)
     assert len(found) == len(set(found))
-    assert {point.num_layers for point in found} == set(LAYER_COUNTS)
+    assert {point.num_layers for point in found} == set(DEPTHS[cluster.device.kind])
     for body in (Body.FORWARD, Body.TRAIN):
         lengths = {point.tokens for point in found if point.body is body}
         assert min(lengths) == workload.sequence_lengths.tokens[0]
