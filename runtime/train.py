@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from meshwright.planner.check_program import require_sound
 from meshwright.planner.job import Job, resolve
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import lower
@@ -67,6 +68,7 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
     plan, cluster = request.plan, request.plan.facts.cluster
     for sentence in verify(plan):
         raise BadInput(f"plan: {sentence}")
+    require_sound(lower(plan))
     facts = resolve(request.job, request.directory)
     for part in ("models", "workload", "precision"):
         if getattr(facts, part) != getattr(plan.facts, part):

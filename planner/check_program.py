@@ -1,0 +1,219 @@
+"""Checks a program before anything follows it: hand-overs match, every rank has what it reads, no circle of waits.
+
+It reads only the program and the stages' fields, and nothing of how the program was made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+
+Check = Callable[[Program], Iterator[str]]
+
+_WRITER = {name: stage.name for stage in STAGES for name in stage.writes}
+
+
+def check_program(program: Program) -> tuple[str, ...]:
+    """One sentence per fault; empty for a program that every rank can follow to its end, any number of times."""
+    return tuple(sentence for check in _CHECKS for sentence in check(program))
+
+
+def require_sound(program: Program) -> None:
+    """Raises BadInput with the first fault."""
+    for sentence in check_program(program):
+        raise BadInput(f"program: {sentence}")
+
+
+def _sends_and_receives_match(program: Program) -> Iterator[str]:
+    """Each pair of producer and consumer has one send and, later in the order, one receive with the same ends."""
+    sends, receives = _by_pair(program, Send), _by_pair(program, Receive)
+    for pair, (send, *others) in sends.items():
+        if others:
+            yield f"{send.name!r} is in the program {1 + len(others)} times; a pair of stages has one."
+        if pair not in receives:
+            yield f"{send.name!r} has no receive; what it sends would wait for ever."
+    for pair, (receive, *others) in receives.items():
+        if others:
+            yield f"{receive.name!r} is in the program {1 + len(others)} times; a pair of stages has one."
+        if pair not in sends:
+            yield f"{receive.name!r} has no send; its ranks would wait for ever."
+            continue
+        yield from _ends_differ(program, sends[pair][0], receive)
+
+
+def _by_pair(program: Program, kind: type[Instruction]) -> dict[tuple[str, str], list[Instruction]]:
+    found: dict[tuple[str, str], list[Instruction]] = {}
+    for instruction in program.instructions:
+        if isinstance(instruction, kind) and isinstance(instruction, Send | Receive):
+            found.setdefault((instruction.producer, instruction.consumer), []).append(instruction)
+    return found
+
+
+def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> Iterator[str]:
+    assert isinstance(send, Send)
+    assert isinstance(receive, Receive)
+    if program.instructions.index(receive) < program.instructions.index(send):
+        yield f"{receive.name!r} comes before its send in the order; put it after."
+    if set(send.ranks) != set(receive.owners):
+        yield f"{send.name!r} is sent by {_ranks(send.ranks)} and expected from {_ranks(receive.owners)}."
+    if set(send.targets) != set(receive.ranks):
+        yield f"{send.name!r} goes to {_ranks(send.targets)} and is received by {_ranks(receive.ranks)}."
+    if set(send.fields) != set(receive.fields):
+        yield f"{send.name!r} carries {', '.join(send.fields)} and {', '.join(receive.fields)} is expected."
+
+
+def _stages_have_what_they_read(program: Program) -> Iterator[str]:
+    """Walks the order: a field is written where its stage ran, and whole where it was received from all its owners."""
+    ran: dict[str, set[int]] = {}
+    whole: dict[str, set[int]] = {}
+    for instruction in program.instructions:
+        match instruction:
+            case RunStage():
+                yield from _missing(instruction, whole)
+                ran.setdefault(instruction.stage, set()).update(instruction.ranks)
+            case Send():
+                absent = set(instruction.ranks) - ran.get(instruction.producer, set())
+                if absent:
+                    yield f"{instruction.name!r} is sent by {_ranks(absent)} before {instruction.producer} ran there."
+            case Receive():
+                for name in instruction.fields:
+                    whole.setdefault(name, set()).update(instruction.ranks)
+            case MoveWeights():
+                pass
+
+
+def _missing(run: RunStage, whole: dict[str, set[int]]) -> Iterator[str]:
+    for name in STAGE_BY_NAME[run.stage].reads:
+        lacking = set(run.ranks) - whole.get(name, set())
+        if lacking:
+            yield f"{run.stage} reads {name} of {_WRITER[name]}, which has not reached {_ranks(lacking)}."
+
+
+def _owners_are_one_set(program: Program) -> Iterator[str]:
+    """All that a producer sends, it sends from the same ranks: each holds a part of the rows."""
+    owners: dict[str, Send] = {}
+    for send in program.instructions:
+        if isinstance(send, Send):
+            first = owners.setdefault(send.producer, send)
+            if set(first.ranks) != set(send.ranks):
+                yield (
+                    f"{first.name!r} is sent by {_ranks(first.ranks)} and {send.name!r} by {_ranks(send.ranks)}; "
+                    f"the rows of {send.producer} have one set of owners."
+                )
+
+
+def _weights_arrive_before_they_are_used(program: Program) -> Iterator[str]:
+    """A refit precedes its stage; every rank of the stage takes part in it."""
+    ran: set[str] = set()
+    at: dict[str, tuple[int, ...]] = {i.stage: i.ranks for i in program.instructions if isinstance(i, RunStage)}
+    for instruction in program.instructions:
+        if isinstance(instruction, RunStage):
+            ran.add(instruction.stage)
+        elif isinstance(instruction, MoveWeights):
+            if instruction.target in ran:
+                yield f"{instruction.name!r} comes after {instruction.target} in the order; put it before."
+            left = set(at.get(instruction.target, ())) - set(instruction.ranks)
+            if left:
+                yield f"{instruction.name!r} leaves out {_ranks(left)}, where {instruction.target} runs."
+
+
+@dataclass
+class _Progress:
+    """How far each rank has come when every rank does what it can: sends never wait, all else waits for its partners.
+
+    `waiting` gives the instruction that each unfinished rank stands before.
+    """
+
+    waiting: dict[int, Instruction] = field(default_factory=dict)
+    sent: set[tuple[str, str, int]] = field(default_factory=set)  # producer, consumer, owner
+
+    def waits_for(self, rank: int) -> tuple[int, ...]:
+        """The ranks whose doing keeps this one from going on."""
+        instruction = self.waiting[rank]
+        if isinstance(instruction, Receive):
+            pair = instruction.producer, instruction.consumer
+            return tuple(owner for owner in instruction.owners if (*pair, owner) not in self.sent)
+        if isinstance(instruction, Send):
+            return ()
+        return tuple(other for other in instruction.ranks if self.waiting.get(other) is not instruction)
+
+
+def _no_circle_of_waits(program: Program) -> Iterator[str]:
+    """Runs the program without time: where no rank can go on, the circle that they wait in is named."""
+    progress = _run_without_time(program)
+    if not progress.waiting:
+        return
+    path = [min(progress.waiting)]
+    while True:
+        blocking = progress.waits_for(path[-1])
+        others = [rank for rank in blocking if rank in progress.waiting]
+        if not others:
+            yield f"{_wait(progress, path[-1], blocking[0])}, which has ended: it waits for ever."
+            return
+        if others[0] in path:
+            circle = [*path[path.index(others[0]) :], others[0]]
+            waits = [_wait(progress, one, other) for one, other in itertools.pairwise(circle)]
+            yield f"a circle of waits: {', and '.join(waits)}; change the order of one of them."
+            return
+        path.append(others[0])
+
+
+def _wait(progress: _Progress, rank: int, other: int) -> str:
+    return f"rank {rank} waits in {progress.waiting[rank].name!r} for rank {other}"
+
+
+def _run_without_time(program: Program) -> _Progress:
+    streams = _streams(program)
+    progress = _Progress()
+    ready = deque(sorted(streams))
+    while ready:
+        rank = ready.popleft()
+        if rank not in progress.waiting:
+            if not streams[rank]:
+                continue
+            progress.waiting[rank] = streams[rank].popleft()
+        instruction = progress.waiting[rank]
+        if progress.waits_for(rank):
+            continue
+        if isinstance(instruction, Send):
+            progress.sent.add((instruction.producer, instruction.consumer, rank))
+            woken = {rank, *(r for r in instruction.targets if isinstance(progress.waiting.get(r), Receive))}
+        else:
+            woken = {rank} if isinstance(instruction, Receive) else set(instruction.ranks)
+        for done in [rank] if isinstance(instruction, Send | Receive) else instruction.ranks:
+            del progress.waiting[done]
+        ready.extend(sorted(woken))
+    return progress
+
+
+def _streams(program: Program) -> dict[int, deque[Instruction]]:
+    streams: dict[int, deque[Instruction]] = {}
+    for instruction in program.instructions:
+        for rank in instruction.ranks:
+            streams.setdefault(rank, deque()).append(instruction)
+    return streams
+
+
+def _ranks(ranks: set[int] | tuple[int, ...]) -> str:
+    """Ranks in words: `rank 3`, `ranks 0, 1` or `ranks 0-7`."""
+    found = sorted(ranks)
+    if len(found) == 1:
+        return f"rank {found[0]}"
+    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
+        return f"ranks {found[0]}-{found[-1]}"
+    return f"ranks {', '.join(map(str, found)) or 'none'}"
+
+
+_CHECKS: tuple[Check, ...] = (
+    _sends_and_receives_match,
+    _owners_are_one_set,
+    _stages_have_what_they_read,
+    _weights_arrive_before_they_are_used,
+    _no_circle_of_waits,
+)

@@ -1,0 +1,71 @@
+"""Random legal plans without a search: any pool, layout and schedule for a stage, in any order its edges allow."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from meshwright.cost_models.question import Call, CostModel
+from meshwright.planner.assemble import Origin, Pick, assemble
+from meshwright.planner.edges import handovers
+from meshwright.planner.frontier import Candidate
+from meshwright.planner.job import Facts
+from meshwright.planner.plan import Plan, Solver
+from meshwright.planner.space import choices, pools
+from meshwright.profiles.stages import STAGES, Stage, stage_graph
+from tests.planner.jobs import RandomModel, small_facts
+
+_PINNED = Solver(
+    name="none",
+    version="0",
+    seed=0,
+    num_workers=1,
+    max_deterministic_time=0.0,
+    status="pinned",
+    objective_seconds=1.0,
+    bound_seconds=0.0,
+    gap=1.0,
+)
+
+
+def random_plan(seed: int, facts: Facts | None = None, model: CostModel | None = None) -> Plan:
+    """A plan that breaks no rule, drawn from a seed. Memory is not looked at."""
+    facts = facts or small_facts(memory_bytes=2**50)
+    model = model or RandomModel(seed, memory_scale=1.0)
+    draw = random.Random(seed)
+    return assemble(
+        facts,
+        model,
+        handovers=handovers(facts, model),
+        picks={stage.name: _pick(draw, facts, model, stage) for stage in STAGES},
+        order=_order(draw),
+        origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
+    )
+
+
+def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage) -> Pick:
+    ranks = draw.choice(pools(facts, stage, ()))
+    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), Counter())))
+    call = Call(stage=stage, model=facts.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule)
+    memory = model.memory(call)
+    candidate = Candidate(
+        layout=choice.layout,
+        schedule=choice.schedule,
+        seconds=model.seconds(call),
+        resident=memory.resident,
+        transient=memory.transient,
+    )
+    return Pick(ranks, candidate)
+
+
+def _order(draw: random.Random) -> tuple[str, ...]:
+    """Stages after what they read, each refit somewhere before its stage."""
+    graph = stage_graph()
+    before = {stage.name: {*graph.predecessors(stage.name), f"refit {stage.name}"} for stage in STAGES}
+    before |= {f"refit {stage.name}": set() for stage in STAGES}
+    order: list[str] = []
+    while before:
+        ready = sorted(name for name, needed in before.items() if needed <= set(order))
+        order.append(draw.choice(ready))
+        del before[order[-1]]
+    return tuple(order)

@@ -1,0 +1,124 @@
+"""The check of a program: what compiled passes, and each planted fault is named in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from meshwright.planner.check_program import check_program, require_sound
+from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, lower
+from meshwright.profiles.errors import BadInput
+from tests.planner.plans import random_plan
+
+
+@pytest.fixture
+def program() -> Program:
+    """Two stages on four ranks: ranks 2 and 3 own the responses, ranks 0 and 1 score them."""
+    handover = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens", "behaviour_logprobs")}
+    return Program(
+        (
+            MoveWeights(source="actor_train", target="actor_generate", ranks=(0, 1, 2, 3)),
+            RunStage(stage="actor_generate", ranks=(0, 1, 2, 3)),
+            Send(**handover, ranks=(2, 3), targets=(0, 1)),
+            Receive(**handover, ranks=(0, 1), owners=(2, 3)),
+            RunStage(stage="reward_score", ranks=(0, 1)),
+        )
+    )
+
+
+def edited(program: Program, edit: Callable[[Instruction], Instruction | None]) -> Program:
+    """The program with each instruction replaced, or left out for None."""
+    return Program(tuple(kept for kept in map(edit, program.instructions) if kept is not None))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_program_of_any_legal_plan_is_sound(seed: int) -> None:
+    plan = random_plan(seed)
+    assert check_program(lower(plan)) == ()
+    assert check_program(lower(plan, ("actor_generate", "reward_score"))) == ()
+
+
+def test_a_receive_without_its_send_is_named(program: Program) -> None:
+    broken = edited(program, lambda i: None if isinstance(i, Send) else i)
+    assert "'receive actor_generate -> reward_score' has no send; its ranks would wait for ever." in check_program(
+        broken
+    )
+
+
+def test_a_send_without_its_receive_is_named(program: Program) -> None:
+    broken = edited(program, lambda i: None if isinstance(i, Receive) else i)
+    found = check_program(broken)
+    assert "'send actor_generate -> reward_score' has no receive; what it sends would wait for ever." in found
+    assert "reward_score reads tokens of actor_generate, which has not reached ranks 0, 1." in found
+
+
+def test_a_receive_that_expects_another_owner_is_named(program: Program) -> None:
+    def edit(i: Instruction) -> Instruction:
+        return replace(i, owners=(0, 3)) if isinstance(i, Receive) else i
+
+    assert check_program(edited(program, edit))[0] == (
+        "'send actor_generate -> reward_score' is sent by ranks 2, 3 and expected from ranks 0, 3."
+    )
+
+
+def test_a_field_that_is_not_sent_is_named(program: Program) -> None:
+    def edit(i: Instruction) -> Instruction:
+        return replace(i, fields=("behaviour_logprobs",)) if isinstance(i, Send | Receive) else i
+
+    assert check_program(edited(program, edit)) == (
+        "reward_score reads tokens of actor_generate, which has not reached ranks 0, 1.",
+    )
+
+
+def test_a_stage_that_runs_before_its_input_is_named(program: Program) -> None:
+    *rest, score = program.instructions
+    found = check_program(Program((score, *rest)))
+    assert "reward_score reads tokens of actor_generate, which has not reached ranks 0, 1." in found
+
+
+def test_a_refit_after_its_stage_is_named(program: Program) -> None:
+    move, *rest = program.instructions
+    assert check_program(Program((*rest, move))) == (
+        "'refit actor_train -> actor_generate' comes after actor_generate in the order; put it before.",
+    )
+
+
+def test_a_refit_that_leaves_out_a_rank_is_named(program: Program) -> None:
+    broken = edited(program, lambda i: replace(i, ranks=i.ranks[:-1]) if isinstance(i, MoveWeights) else i)
+    assert any("leaves out rank 3, where" in said for said in check_program(broken))
+
+
+def test_a_planted_deadlock_is_found_and_its_circle_is_named() -> None:
+    # Rank 1 waits for what rank 0 sends after the stage that rank 0 cannot begin without rank 1.
+    handover = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
+    program = Program(
+        (
+            Receive(**handover, ranks=(1,), owners=(0,)),
+            RunStage(stage="actor_generate", ranks=(0, 1)),
+            Send(**handover, ranks=(0,), targets=(1,)),
+        )
+    )
+    assert check_program(program)[-1] == (
+        "a circle of waits: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in "
+        "'receive actor_generate -> reward_score' for rank 0; change the order of one of them."
+    )
+
+
+def test_a_wait_for_a_rank_that_has_ended_is_named() -> None:
+    handover = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
+    program = Program(
+        (
+            RunStage(stage="actor_generate", ranks=(0, 1)),
+            Send(**handover, ranks=(0,), targets=(1,)),
+            Receive(**handover, ranks=(1,), owners=(0, 2)),
+        )
+    )
+    assert any("for rank 2, which has ended: it waits for ever" in said for said in check_program(program))
+
+
+def test_an_unsound_program_is_refused(program: Program) -> None:
+    broken = edited(program, lambda i: None if isinstance(i, Send) else i)
+    with pytest.raises(BadInput, match=r"program: 'receive actor_generate -> reward_score' has no send"):
+        require_sound(broken)
