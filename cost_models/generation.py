@@ -22,6 +22,7 @@ from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, SEND_RECE
 from meshwright.cost_models.compute import Shard
 from meshwright.cost_models.cost import Cost, Tally, least_trusted
 from meshwright.cost_models.question import Call
+from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
@@ -104,9 +105,10 @@ class Generation:
     groups: Groups
     network: Network
     element_bytes: int
+    framework: Framework
 
     def seconds(self, rounds: Rounds, num_slots: int) -> Cost:
-        """Prefills and decode rounds; compute and collectives of the slowest pipeline stage."""
+        """Prefills and decode rounds; compute and collectives of the slowest pipeline stage; what the host adds."""
         pp = self.call.layout.pp
         num_groups = min(pp, num_slots)
         decodes = [_decode_passes(window, num_groups, pp) for window in rounds.windows]
@@ -119,7 +121,16 @@ class Generation:
             self._add(tally, Body.DECODE, decodes)
         if prefills:
             self._add(tally, Body.PREFILL, prefills)
+        tally.add("scheduling", self._host_seconds(rounds, num_slots))
         return tally.cost()
+
+    def _host_seconds(self, rounds: Rounds, num_slots: int) -> float:
+        """Scheduling of each group in flight, and handing each sequence its token, in rounds of their own."""
+        framework = self.framework
+        turns = rounds.first.calls + sum(window.rounds for window in rounds.windows)
+        drawn = rounds.first.calls * rounds.first.rows + sum(w.rounds * w.live for w in rounds.windows)
+        groups = min(self.call.layout.pp, num_slots)
+        return turns * groups * framework.round_seconds + drawn * framework.row_seconds
 
     def _add(self, tally: Tally, body: Body, passes: Sequence[_Passes]) -> None:
         """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""

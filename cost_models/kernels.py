@@ -87,14 +87,14 @@ class Kernels:
 
     def _decoding(self, rows: float, length: float, heads: Heads, cache_bytes: float) -> float:
         """Seconds to read the cache once: blocks of it spread over the processors (flash-decoding), at full bandwidth
-        when all are busy, plus work for each query head."""
+        when all are busy, beside the work for each row's key heads and for each query head."""
         efficiency = self._efficiency
         blocks = rows * heads.keys * math.ceil(length / efficiency.decoding_block)
         busy = min(1.0, blocks / self._processors)
         moved = 2 * rows * length * heads.keys * heads.size * cache_bytes
         read = moved / (self._bandwidth * efficiency.decoding_bytes * busy)
-        work = efficiency.decoding_head_seconds * rows * heads.queries / self._processors
-        return efficiency.attention_seconds + _joined(read, work, efficiency.decoding_ridge)
+        work = efficiency.decoding_row_seconds * heads.keys + efficiency.decoding_head_seconds * heads.queries
+        return efficiency.decoding_seconds + _joined(read, work * rows / self._processors, efficiency.decoding_ridge)
 
     def elementwise(self, num_bytes: float) -> float:
         """Seconds to read and write this much."""

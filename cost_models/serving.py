@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.collectives import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.cost import Cost, Tally
+from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.generation import Generation, Prefill, Rounds, Window
 from meshwright.cost_models.params import stage_params
 from meshwright.cost_models.precision import precision_named
@@ -61,7 +61,7 @@ class Serving:
         window = Window(1, rows, self.prompt_tokens + self.response_tokens / 2)
         together = max(1, min(rows, self.framework.max_tokens // self.prompt_tokens))
         arriving = Prefill(rows / self.response_tokens / together, together, self.prompt_tokens)
-        return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows) + self._host(1, rows)
+        return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows)
 
     def offline_rate(self, num_requests: int) -> float:
         """Output tokens per second of this many equal requests, all there at the start: they run in whole waves."""
@@ -76,7 +76,7 @@ class Serving:
         decodes = self.response_tokens - 1
         windows = (Window(decodes, rows, self.prompt_tokens + self.response_tokens / 2),) if decodes else ()
         rounds = Rounds(self.response_tokens, windows, Prefill(1, rows, self.prompt_tokens), _NO_PREFILL)
-        return self._seconds(rounds, rows) + self._host(self.response_tokens, rows)
+        return self._seconds(rounds, rows)
 
     def _seconds(self, rounds: Rounds, rows: int) -> Cost:
         layout, device, framework = self.layout, self.cluster.device, self.framework
@@ -89,12 +89,6 @@ class Serving:
             groups=groups_of(layout, self.cluster),
             network=Network(self.cluster, efficiency, peer_reductions=framework.peer_reductions),
             element_bytes=precision_named(self.precision, device).size,
+            framework=framework,
         )
         return generation.seconds(rounds, rows)
-
-    def _host(self, rounds: int, rows: int) -> Cost:
-        """What the host does between rounds: scheduling each group in flight, and handing each sequence its token."""
-        groups, framework = min(self.layout.pp, rows), self.framework
-        tally = Tally()
-        tally.add("scheduling", rounds * (groups * framework.round_seconds + rows * framework.row_seconds))
-        return tally.cost()

@@ -80,6 +80,7 @@ class StageModel:
             groups=self._groups(call.layout),
             network=self._network,
             element_bytes=self._size,
+            framework=self._framework,
         )
         return generation.seconds(self._rounds(num_rows, num_slots), num_slots)
 

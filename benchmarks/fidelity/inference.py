@@ -15,14 +15,22 @@ from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout
 
 _PRECISIONS = {"FP8": "fp8", "FP16": "bf16", "FP16 (presumed)": "bf16", "FP4": "fp4", "fp8": "fp8", "fp4": "fp4"}
-_ENGINES = {"trtllm": "tensorrt-llm-serve", "vllm": "vllm", "sglang": "vllm"}
+_ENGINES = {
+    "trtllm": "tensorrt-llm-serve",
+    "vllm": "vllm",
+    "sglang": "vllm",
+    "TensorRT-LLM": "tensorrt-llm",
+    "FasterTransformer": "fastertransformer",
+}
 _MANY_REQUESTS = 10**6
 _SATURATED = "in-flight (max)"
 
 
 def engine(_stem: str, row: Row) -> Answer:
     """Output tokens per second of one replica, or seconds of a request or a prefill."""
-    serving = _serving(row, count(row, "TP"), count(row, "PP"), count(row, "input_len"), count(row, "output_len"))
+    only_first = row["metric"].startswith("TTFT")
+    response_tokens = 1 if only_first else count(row, "output_len")
+    serving = _serving(row, count(row, "TP"), count(row, "PP"), count(row, "input_len"), response_tokens)
     value = number(row, "value")
     if row["metric"] != "throughput":
         cost = serving.batch_seconds(count(row, "batch_size"))
@@ -103,7 +111,7 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
         layout=Layout(tp=tp, pp=pp),
         cluster=cluster,
         precision=_PRECISIONS[row["precision"]],
-        framework=framework_named(_ENGINES.get(row.get("backend", ""), "tensorrt-llm")),
+        framework=framework_named(_ENGINES[row.get("backend") or row["engine"].split()[0]]),
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
     )

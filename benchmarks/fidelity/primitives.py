@@ -9,12 +9,12 @@ from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from meshwright.cost_models.collectives import Group, Network
 from meshwright.cost_models.kernels import Heads, Kernels
-from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.efficiency import Efficiency, efficiency_of
 
 _DEVICES = {"a100": "A100", "h100": "H100", "h200": "H200"}
 _VIDUR_GPUS = {"A100 DGX": "A100", "H100 DGX": "H100"}
 _ELEMENT_BYTES = {"half": 2, "int8": 1, "float": 4}
-_OPERATIONS = {
+OPERATIONS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
@@ -26,61 +26,81 @@ _MIN_BYTES = 2**16
 
 def gemm(stem: str, row: Row) -> Answer:
     """A bf16 matrix product m x k by k x n."""
-    m, n, k = (count(row, column) for column in ("m", "n", "k"))
-    seconds = _kernels(_device(stem)).gemm(m, k, n)
-    return Answer(label=f"{m} x {n} x {k}", measured=_latency(row), predicted=seconds)
+    label = " x ".join(row[column] for column in "mnk")
+    return Answer(label=label, measured=latency(row), predicted=gemm_seconds(kernels_of(device_of(stem)), row))
+
+
+def gemm_seconds(kernels: Kernels, row: Row) -> float:
+    m, n, k = (count(row, column) for column in "mnk")
+    return kernels.gemm(m, k, n)
 
 
 def attention(stem: str, row: Row) -> Answer:
     """Causal attention of a prompt, or of one token whose row has `step` tokens cached besides it."""
+    seconds = attention_seconds(kernels_of(device_of(stem)), row)
+    label = f"{row['batch_size']} rows of {row['isl']}, {row['step']} cached, "
+    label += f"{row['num_heads']}/{row['num_key_value_heads']} heads of {row['head_dim']}"
+    return Answer(label=label, measured=latency(row), predicted=seconds)
+
+
+def attention_seconds(kernels: Kernels, row: Row) -> float:
     rows, tokens, step = count(row, "batch_size"), count(row, "isl"), count(row, "step")
     heads = Heads(count(row, "num_heads"), count(row, "num_key_value_heads"), count(row, "head_dim"))
-    seconds = _kernels(_device(stem)).attention(rows, tokens, step, heads, cache_bytes=2)
-    label = f"{rows} rows of {tokens}, {step} cached, {heads.queries}/{heads.keys} heads of {heads.size}"
-    return Answer(label=label, measured=_latency(row), predicted=seconds)
+    return kernels.attention(rows, tokens, step, heads, cache_bytes=2)
 
 
 def collective(stem: str, row: Row) -> Answer:
     """An NCCL collective of one node, of 64 KiB or more."""
     if row.get("backend", "NCCL").split()[0] != "NCCL":
         raise Skip(f"{row['backend'].split()[0]} is not NCCL")
-    size = (
-        _ELEMENT_BYTES[row["nccl_dtype"]] * count(row, "message_size") if "nccl_dtype" in row else count(row, "bytes")
-    )
     group = Group(count(row, "num_gpus"), count(row, "num_gpus"))
-    return _exchange(_DEVICES[_device(stem)], row["op_name"], group, size, measured=_latency(row))
+    return _exchange(device_of(stem), row["op_name"], group, message_bytes(row), measured=latency(row))
+
+
+def message_bytes(row: Row) -> int:
+    if "bytes" in row:
+        return count(row, "bytes")
+    return _ELEMENT_BYTES[row["nccl_dtype"]] * count(row, "message_size")
 
 
 def vidur_collective(_stem: str, row: Row) -> Answer:
     """A collective over one node or two, timed from a framework."""
     num_ranks = count(row, "num_workers")
+    if num_ranks > count(row, "devices_per_node"):
+        raise Skip("the fabric between the nodes is not stated")
     group = Group(num_ranks, min(num_ranks, count(row, "devices_per_node")))
     measured = number(row, "median_ms") / 1e3
     return _exchange(_VIDUR_GPUS[row["gpu"]], row["op"], group, count(row, "bytes"), measured=measured)
 
 
 def _exchange(gpu: str, operation: str, group: Group, num_bytes: int, *, measured: float) -> Answer:
-    if operation not in _OPERATIONS:
+    if operation not in OPERATIONS:
         raise Skip(f"{operation} is not among the operations here")
     if num_bytes < _MIN_BYTES:
         raise Skip("less than 64 KiB")
-    seconds, _ = _network(gpu).seconds(_OPERATIONS[operation], group, num_bytes)
-    return Answer(label=f"{gpu} {operation} {group} {num_bytes}", measured=measured, predicted=seconds)
+    seconds, _ = _network(gpu).seconds(OPERATIONS[operation], group, num_bytes)
+    return Answer(
+        label=f"{gpu} {operation} of {group.size}, {group.per_node} a node, {num_bytes} bytes",
+        measured=measured,
+        predicted=seconds,
+    )
 
 
-def _device(stem: str) -> str:
-    return stem.removeprefix("primitives/").split("_")[0]
+def device_of(stem: str) -> str:
+    """The GPU that a file of primitives was measured on."""
+    return _DEVICES[stem.removeprefix("primitives/").split("_")[0]]
 
 
-def _latency(row: Row) -> float:
+def latency(row: Row) -> float:
     return number(row, "latency_ms" if "latency_ms" in row else "latency") / 1e3
 
 
 @cache
-def _kernels(name: str) -> Kernels:
-    device = cluster_of(_DEVICES[name], 8).device
-    efficiency = efficiency_of(device.kind, device.name)
-    return Kernels(device, efficiency, flops_per_second=device.flops_per_second["bf16"], weight_bytes=2, size=2)
+def kernels_of(gpu: str, efficiency: Efficiency | None = None) -> Kernels:
+    """Kernels in bf16, with other constants than the family's when they are given."""
+    device = cluster_of(gpu, 8).device
+    found = efficiency or efficiency_of(device.kind, device.name)
+    return Kernels(device, found, flops_per_second=device.flops_per_second["bf16"], weight_bytes=2, size=2)
 
 
 @cache

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
 from benchmarks.fidelity.primitives import attention, collective, gemm, vidur_collective
+from benchmarks.fidelity.rlhf import grpo_step, real_heuristic
 from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.training import iteration
@@ -94,6 +95,20 @@ SETS = (
         where=is_dense_hopper,
         bar=Bar(regret=0.01),
     ),
+    RowSet(
+        name="ReaL-Heuristic, best single layout",
+        files=("rlhf_steps",),
+        answer=real_heuristic,
+        where=lambda row: row["system"] == "ReaL-Heuristic",
+        bar=Bar(mean=0.25),
+    ),
+    RowSet(
+        name="NeMo-RL synchronous steps",
+        files=("rlhf_steps",),
+        answer=grpo_step,
+        where=lambda row: row["system"].startswith("NeMo-RL"),
+        bar=Bar(mean=0.20),
+    ),
     *(
         RowSet(
             name=f"GEMM {device.upper()}, {what}",
@@ -123,7 +138,6 @@ SETS = (
 )
 
 _READ_BY_NONE = (
-    "rlhf_steps",
     "verl_param_sync_seconds",
     *(
         f"primitives/a100_{name}_mlp"

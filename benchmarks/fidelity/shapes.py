@@ -31,6 +31,7 @@ _SPELLINGS = {
     "gpt-3 20b": "GPT-3-20B",
     "gpt-3 175b": "GPT-3-175B",
     "falcon 180b": "Falcon-180B",
+    "qwen3-32b": "Qwen3-32B",
     "qwen/qwen3-32b": "Qwen3-32B",
     "qwen2.5-math-7b": "Qwen2.5-7B",
 }

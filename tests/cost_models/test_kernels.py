@@ -30,7 +30,7 @@ def test_a_large_product_is_bound_by_its_flops(name: str) -> None:
 def test_a_product_with_one_row_reads_its_weights(name: str) -> None:
     made, efficiency, _, bandwidth = kernels(name)
     read = 2 * 8192 * 8192 / (bandwidth * efficiency.gemm_bytes)
-    assert read < made.gemm(1, 8192, 8192) - efficiency.kernel_seconds < 1.35 * read
+    assert read < made.gemm(1, 8192, 8192) - efficiency.kernel_seconds < 1.5 * read
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -52,7 +52,7 @@ def test_a_long_cache_is_read_at_the_bandwidth_of_memory(name: str) -> None:
 def test_one_short_cache_leaves_processors_idle(name: str) -> None:
     made, efficiency, _, bandwidth = kernels(name)
     read = 2 * 1024 * 8 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
-    assert made.attention(1, 1, 1023, HEADS, cache_bytes=2) - efficiency.attention_seconds > 1.5 * read
+    assert made.attention(1, 1, 1023, HEADS, cache_bytes=2) - efficiency.decoding_seconds > 1.5 * read
 
 
 @pytest.mark.parametrize("name", DEVICES)

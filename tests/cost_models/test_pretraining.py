@@ -79,6 +79,7 @@ def test_overlap_hides_reductions_and_scores_in_memory_cost_time(
 
 def test_a_slow_host_decides_only_for_small_layers(gpt3: Iteration, a100s: Callable[[int], Cluster]) -> None:
     slow = gpt3.framework.model_copy(update={"launch_seconds": 3e-5})
+    gpt3 = replace(gpt3, framework=gpt3.framework.model_copy(update={"launch_seconds": 1e-6}))
     small = replace(gpt3, model=replace(gpt3.model, hidden_size=1024, ffn_size=4096, num_heads=16, num_kv_heads=16))
     assert amount(replace(gpt3, framework=slow), a100s(8), "layers") == amount(gpt3, a100s(8), "layers")
     assert amount(replace(small, framework=slow), a100s(8), "layers") > 2 * amount(small, a100s(8), "layers")
