@@ -24,7 +24,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,7 +128,7 @@ def _teach(
     actor.save_pretrained(out / "actor")
     reward.save_pretrained(out / "reward")
     examined = held_out[: recipe.examined_documents]
-    compared = comparisons(examined, random.Random(seed), partial(lessons.continuations, actor))
+    compared = comparisons(examined, random.Random(seed))
     return {
         "actor_nats_per_token": round(lessons.held_out_loss(actor, examined, recipe), 4),
         "reward_pair_accuracy": lessons.pair_accuracy(reward, compared, recipe),

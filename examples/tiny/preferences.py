@@ -1,7 +1,7 @@
-"""Preferences made from text: the true continuation of a prompt is preferred to spoilt and to invented ones.
+"""Preferences made from text: the true continuation of a prompt is preferred to the same one spoilt.
 
 What a reward model can learn from them is to like well-spelt words in a sensible order, in a sentence that is neither
-cut short nor without an end, more as a person wrote it than as the actor would.
+cut short nor without an end.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from dataclasses import dataclass
 
 from byte_tokenizer import EOS, encode
 
-Write = Callable[[Sequence[str]], list[tuple[int, ...]]]
-"""Continues prompts: token ids of each prompt and of the response invented for it."""
-
 Flaw = Callable[[list[str], random.Random], str]
 """Spoils a response, given as its words. What comes back begins with a space, as the response did."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Token ids of one prompt with its true response, and with each lesser one, by the name of its flaw."""
+    """Token ids of one prompt with its true response, and with each spoilt one, by the name of its flaw."""
 
     chosen: tuple[int, ...]
     rejected: dict[str, tuple[int, ...]]
@@ -55,13 +52,12 @@ def hurried(words: list[str], rng: random.Random) -> str:
     return " " + " ".join(words[: rng.randint(1, max(1, len(words) // 3))]).rstrip(".,;:") + "."
 
 
-_SPOILERS: dict[str, Flaw] = {
+FLAWS: dict[str, Flaw] = {
     "misspelt": misspelt,
     "shuffled": shuffled,
     "unfinished": unfinished,
     "hurried": hurried,
 }
-FLAWS = (*_SPOILERS, "invented")
 
 
 def prompt_of(document: str, rng: random.Random, *, shortest: int = 7, longest: int = 47) -> str | None:
@@ -71,12 +67,18 @@ def prompt_of(document: str, rng: random.Random, *, shortest: int = 7, longest: 
     return document[: rng.choice(breaks)] if breaks else None
 
 
-def comparisons(documents: Sequence[str], rng: random.Random, write: Write) -> list[Comparison]:
-    """One for each document that is long enough to be cut into a prompt and a response."""
-    cut = [(prompt, document) for document in documents if (prompt := prompt_of(document, rng)) is not None]
+def comparisons(documents: Sequence[str], rng: random.Random) -> list[Comparison]:
+    """One for each document that is long enough to be cut into a prompt and a response.
+
+    Half of the unfinished responses are endless too: no end-of-sequence token follows, as when a length limit cuts.
+    """
     made = []
-    for (prompt, document), invented in zip(cut, write([prompt for prompt, _ in cut]), strict=True):
-        words = document[len(prompt) :].split()
-        rejected = {name: (*encode(prompt + spoil(words, rng)), EOS) for name, spoil in _SPOILERS.items()}
-        made.append(Comparison((*encode(document), EOS), {**rejected, "invented": invented}))
+    for document in documents:
+        prompt = prompt_of(document, rng)
+        if prompt is not None:
+            words = document[len(prompt) :].split()
+            rejected = {name: (*encode(prompt + spoil(words, rng)), EOS) for name, spoil in FLAWS.items()}
+            if rng.random() < 0.5:
+                rejected["unfinished"] = rejected["unfinished"][:-1]
+            made.append(Comparison((*encode(document), EOS), rejected))
     return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,17 +105,11 @@ def test_the_corpus_is_whole_sentences_and_enough_of_them() -> None:
 
 def test_every_rejected_text_keeps_the_prompt_and_differs_from_the_chosen_one() -> None:
     texts = ("Return the name of the file that is being read.", "Remove every item from the list, from last to first.")
-    prompts: list[str] = []
-
-    def write(given: Sequence[str]) -> list[tuple[int, ...]]:
-        prompts[:] = given
-        return [(*encode(prompt), 0) for prompt in given]
-
     for seed in range(50):
-        for comparison, prompt in zip(comparisons(texts, random.Random(seed), write), prompts, strict=True):
+        for comparison in comparisons(texts, random.Random(seed)):
             assert set(comparison.rejected) == set(FLAWS)
             for rejected in comparison.rejected.values():
-                assert list(rejected[: len(encode(prompt))]) == encode(prompt)
+                assert rejected[:8] == comparison.chosen[:8]  # the shortest prompt
                 assert rejected != comparison.chosen
 
 
