@@ -1,0 +1,58 @@
+"""How long each instruction of a step takes: what a program needs besides its order to run in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshwright.planner.plan import Plan
+from meshwright.profiles.stages import STAGES
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica."""
+
+    seconds: Mapping[str, tuple[float, ...]]
+    num_tokens: float  # response tokens of the step
+
+
+class Durations(Protocol):
+    """The work of every step; the same step has the same work however often it is asked."""
+
+    @property
+    def name(self) -> str:
+        """What the seconds are: `planned`, `sampled`."""
+        ...
+
+    def of_step(self, step: int, /) -> StepWork: ...
+
+
+class Planned:
+    """Each stage and refit takes what the plan says it costs."""
+
+    name = "planned"
+
+    def __init__(self, plan: Plan) -> None:
+        workload = plan.facts.workload
+        self._work = StepWork(
+            seconds={
+                **{stage.name: (plan.placement(stage.name).cost.total,) for stage in STAGES},
+                **refit_seconds(plan),
+            },
+            num_tokens=workload.batch_size * workload.response_lengths.mean,
+        )
+
+    def of_step(self, _step: int, /) -> StepWork:
+        return self._work
+
+
+def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
+    """Seconds of each refit of the plan, by the name of its instruction."""
+    return {f"refit {refit.source} -> {refit.target}": (refit.cost.total,) for refit in plan.refits}
+
+
+def handover_seconds(plan: Plan) -> dict[tuple[str, str], float]:
+    """Seconds from the send to the arrival of what one stage hands to another, by producer and consumer."""
+    return {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}

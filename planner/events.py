@@ -1,0 +1,190 @@
+"""Virtual time: discrete events over a program, for any number of steps.
+
+Ranks that follow the same instructions and take the same time are one group. A group is always in one of these states:
+
+    on its way     an event (time, priority, serial, group) says when it is free for its next instruction
+    in a meeting   it waits until all groups of a stage or a refit have come; the last one's event starts it
+    at a receive   it waits until every owner has sent; the last send starts the hand-over
+
+Of events at one time the earlier instruction of the program goes first, then the event that was made first. A step
+begins when every rank has ended the last one, as the runtime's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from meshwright.planner.durations import StepWork
+from meshwright.planner.program import Program, Receive, Send
+
+Replica = Callable[[str, int], int]
+"""The dp replica of a stage that a rank belongs to."""
+
+
+class Record(NamedTuple):
+    """One instruction of one group: it came, what it had waited for was there, it was done. Seconds.
+
+    `cause` is what the group waited for between `arrived` and `start`. `number` counts the program's instructions;
+    one more is the end of the step. A receive does nothing but wait: from `start` to `end` what was sent is on its way.
+    """
+
+    step: int
+    number: int
+    group: int
+    arrived: float
+    start: float
+    end: float
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A program by groups of ranks. `streams` has the instructions of each group, `members` the groups of each one."""
+
+    program: Program
+    groups: tuple[tuple[int, ...], ...]
+    replicas: tuple[tuple[int, ...], ...]  # of each group at each instruction
+    streams: tuple[tuple[int, ...], ...]
+    members: tuple[tuple[int, ...], ...]
+
+
+def score(program: Program, num_ranks: int, split: frozenset[str], replica: Replica) -> Score:
+    """Groups the ranks. The replicas of the stages in `split` take times of their own."""
+    instructions = program.instructions
+    keys: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(num_ranks)}
+    for index, instruction in enumerate(instructions):
+        for rank in instruction.ranks:
+            keys[rank].append((index, replica(instruction.name, rank) if instruction.name in split else 0))
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rank, key in keys.items():
+        alike.setdefault(tuple(key), []).append(rank)
+    streams = tuple((*(index for index, _ in key), len(instructions)) for key in alike)
+    members: list[list[int]] = [[] for _ in range(len(instructions) + 1)]
+    for group, stream in enumerate(streams):
+        for index in stream:
+            members[index].append(group)
+    replicas = [dict(key) for key in alike]
+    return Score(
+        program=program,
+        groups=tuple(tuple(ranks) for ranks in alike.values()),
+        replicas=tuple(tuple(of.get(index, 0) for index in range(len(instructions) + 1)) for of in replicas),
+        streams=streams,
+        members=tuple(tuple(groups) for groups in members),
+    )
+
+
+def play(
+    score: Score, works: Sequence[StepWork], handover_seconds: Mapping[tuple[str, str], float]
+) -> Iterator[Record]:
+    """Runs one step for each work, in virtual time, and tells what each group did in order of completion known."""
+    run = _Run(score, works, handover_seconds)
+    heap = run.heap
+    while heap:
+        now, _, _, group = heappop(heap)
+        yield from run.go_on(group, now)
+    assert not run.waiting, "a program that was checked cannot stop halfway"
+
+
+class _Run:
+    """The state of all groups."""
+
+    def __init__(
+        self, score: Score, works: Sequence[StepWork], handover_seconds: Mapping[tuple[str, str], float]
+    ) -> None:
+        self._score, self._works = score, works
+        instructions = score.program.instructions
+        self._end = len(instructions)
+        self._names = [*(instruction.name for instruction in instructions), "end of the step"]
+        self._kinds = [*(type(instruction) for instruction in instructions), type(None)]
+        self._pair_of = {
+            index: (one.producer, one.consumer)
+            for index, one in enumerate(instructions)
+            if isinstance(one, Send | Receive)
+        }
+        self._receive_of = {
+            pair: index for index, pair in self._pair_of.items() if isinstance(instructions[index], Receive)
+        }
+        self._lags = {index: handover_seconds[pair] for pair, index in self._receive_of.items()}
+        self._serial = len(score.groups)
+        self._positions = [0] * self._serial
+        self._steps = [0] * self._serial
+        self._causes = [""] * self._serial
+        self._num_sent: dict[tuple[int, int], int] = {}  # by step and receive
+        self._sent_at: dict[tuple[int, int], float] = {}
+        self.waiting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and instruction
+        self.heap = [(0.0, 0, group, group) for group in range(self._serial)] if works else []
+
+    def go_on(self, group: int, now: float) -> Sequence[Record]:
+        """The group takes up its next instruction; what became complete by that."""
+        index = self._score.streams[group][self._positions[group]]
+        kind = self._kinds[index]
+        if kind is Send:
+            return self._send(group, index, now)
+        if kind is Receive:
+            return self._receive(group, index, now)
+        return self._meet(group, index, now)
+
+    def _meet(self, group: int, index: int, now: float) -> Sequence[Record]:
+        """A stage, a refit or the end of a step starts when the last group has come; what takes no time needs none."""
+        step, members = self._steps[group], self._score.members[index]
+        seconds = self._works[step].seconds[self._names[index]] if index < self._end else (0.0,)
+        if index < self._end and not any(seconds):
+            return (self._done(group, Record(step, index, group, now, now, now, "")),)
+        come = self.waiting.setdefault((step, index), [])
+        come.append((group, now))
+        if len(come) < len(members):
+            return ()
+        del self.waiting[step, index]
+        cause, replicas = self._causes[group], self._score.replicas
+        records = []
+        for member, arrived in come:
+            end = now + (seconds[replicas[member][index]] if len(seconds) > 1 else seconds[0])
+            if index < self._end:
+                self._causes[member] = self._names[index]
+            records.append(self._done(member, Record(step, index, member, arrived, now, end, cause)))
+        return records
+
+    def _send(self, group: int, index: int, now: float) -> Sequence[Record]:
+        """Does not wait. The last owner to send starts the hand-over to the groups that wait for it."""
+        step, receive = self._steps[group], self._receive_of[self._pair_of[index]]
+        key = (step, receive)
+        self._num_sent[key] = self._num_sent.get(key, 0) + 1
+        records = [self._done(group, Record(step, index, group, now, now, now, ""))]
+        if self._num_sent[key] == len(self._score.members[index]):
+            self._sent_at[key] = now
+            for member, arrived in self.waiting.pop(key, ()):
+                records.append(self._arrive(member, receive, arrived))
+        return records
+
+    def _receive(self, group: int, index: int, now: float) -> Sequence[Record]:
+        key = (self._steps[group], index)
+        if key in self._sent_at:
+            return (self._arrive(group, index, now),)
+        self.waiting.setdefault(key, []).append((group, now))
+        return ()
+
+    def _arrive(self, group: int, index: int, arrived: float) -> Record:
+        step, producer = self._steps[group], self._pair_of[index][0]
+        sent = self._sent_at[step, index]
+        end = max(arrived, sent + self._lags[index])
+        if end > arrived:
+            self._causes[group] = producer
+        start = min(end, max(arrived, sent))
+        return self._done(group, Record(step, index, group, arrived, start, end, producer))
+
+    def _done(self, group: int, record: Record) -> Record:
+        """Moves the group to its next instruction, of this step or of the next one."""
+        if record.number == self._end:
+            self._positions[group] = 0
+            self._steps[group] += 1
+            if self._steps[group] == len(self._works):
+                return record
+        else:
+            self._positions[group] += 1
+        following = self._score.streams[group][self._positions[group]]
+        self._serial += 1
+        heappush(self.heap, (record.end, following, self._serial, group))
+        return record

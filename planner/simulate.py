@@ -1,0 +1,180 @@
+"""The simulated clock: many steps of a plan's program in virtual time, and what every rank waited for meanwhile."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.check_program import require_sound
+from meshwright.planner.durations import Durations, Planned, StepWork, handover_seconds
+from meshwright.planner.events import Record, Replica, Score, play, score
+from meshwright.planner.plan import Plan
+from meshwright.planner.program import Program, Receive, lower
+from meshwright.profiles.trace import Span
+
+CLOCK = "simulated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of the steps that were kept, in their order, and their mean and percentiles."""
+
+    seconds: tuple[float, ...]
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> StepTimes:
+        ordered = sorted(seconds)
+        p50, p90, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.9, 0.99))
+        return cls(seconds=tuple(seconds), mean=statistics.fmean(seconds), p50=p50, p90=p90, p99=p99)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the time, 0 to 1, and what it was spent on or waited for."""
+
+    what: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """How some ranks spent the kept steps, on average: stages and refits they were busy with, what they waited for."""
+
+    name: str
+    ranks: tuple[int, ...]
+    idle_share: float
+    busy: tuple[Share, ...]
+    waits: tuple[Share, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What the simulated clock says of a plan. `durations` names where the seconds of the instructions come from."""
+
+    clock: str
+    durations: str
+    plan_seconds: float
+    steps: StepTimes
+    tokens_per_second: float  # response tokens
+    pools: tuple[Use, ...]
+    ranks: tuple[Use, ...]
+    num_events: int
+    spans: tuple[Span, ...] = ()
+
+
+def simulate(
+    plan: Plan, durations: Durations | None = None, *, steps: int = 20, warm_up: int = 1, traced: bool = False
+) -> Simulation:
+    """Runs `warm_up` + `steps` steps and reports the last `steps` of them; spans only when `traced`.
+
+    Raises BadInput when the plan's program is not sound.
+    """
+    durations = durations or Planned(plan)
+    program = lower(plan)
+    require_sound(program)
+    works = [durations.of_step(step) for step in range(warm_up + steps)]
+    parts = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
+    account = _Account(parts, warm_up)
+    spans: list[Span] = []
+    for record in play(parts, works, handover_seconds(plan)):
+        account.add(record)
+        if traced and record.step >= warm_up:
+            spans += _spans(program, parts, record)
+    ends = [account.ends[step] for step in range(warm_up + steps)]
+    seconds = [b - a for a, b in zip([0.0, *ends], ends, strict=False)][warm_up:]
+    return Simulation(
+        clock=CLOCK,
+        durations=durations.name,
+        plan_seconds=plan.period_seconds,
+        steps=StepTimes.of(seconds),
+        tokens_per_second=sum(work.num_tokens for work in works[warm_up:]) / math.fsum(seconds),
+        pools=tuple(account.use(pool.name, pool.ranks) for pool in plan.pools),
+        ranks=tuple(account.use(f"rank {rank}", (rank,)) for rank in range(plan.facts.cluster.num_ranks)),
+        num_events=account.num_events,
+        spans=tuple(sorted(spans, key=lambda span: (span.start_seconds, span.rank))),
+    )
+
+
+def _split(works: Iterable[StepWork]) -> frozenset[str]:
+    """The stages whose replicas take times of their own."""
+    return frozenset(name for work in works for name, seconds in work.seconds.items() if len(seconds) > 1)
+
+
+def _replica_of(plan: Plan) -> Replica:
+    def replica(stage: str, rank: int) -> int:
+        _, dp, _ = plan.placement(stage).layout.coordinates(rank - plan.pool_of(stage).first_rank)
+        return dp
+
+    return replica
+
+
+def _spans(program: Program, parts: Score, record: Record) -> Iterator[Span]:
+    """One span for each rank of the group; a receive's begins when the rank comes to it, as a measured one does."""
+    if record.number == len(program.instructions):
+        return
+    instruction = program.instructions[record.number]
+    start = record.arrived if isinstance(instruction, Receive) else record.start
+    for rank in parts.groups[record.group]:
+        yield Span(
+            step=record.step,
+            instruction=instruction.name,
+            kind=instruction.kind,
+            rank=rank,
+            start_seconds=start,
+            end_seconds=record.end,
+            clock=CLOCK,
+            facts={"waited_seconds": record.start - record.arrived} if record.start > record.arrived else {},
+        )
+
+
+class _Account:
+    """Adds up what each group does and waits for after the warm-up."""
+
+    def __init__(self, parts: Score, warm_up: int) -> None:
+        self._parts, self._warm_up = parts, warm_up
+        instructions = parts.program.instructions
+        self._names = [*(instruction.name for instruction in instructions), ""]
+        self._receives = {index for index, one in enumerate(instructions) if isinstance(one, Receive)}
+        self._busy: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
+        self._waits: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
+        self._group_of = {rank: group for group, ranks in enumerate(parts.groups) for rank in ranks}
+        self.ends: dict[int, float] = {}
+        self.num_events = 0
+
+    def add(self, record: Record) -> None:
+        self.num_events += 1
+        step, number, group, arrived, start, end, cause = record
+        if number == len(self._names) - 1:
+            self.ends[step] = end
+        if step < self._warm_up:
+            return
+        if start > arrived:
+            self._waits[group][cause] += start - arrived
+        if end > start:
+            if number in self._receives:
+                self._waits[group][f"hand-over from {cause}"] += end - start
+            else:
+                self._busy[group][self._names[number]] += end - start
+
+    def use(self, name: str, ranks: Sequence[int]) -> Use:
+        """The use of these ranks on average over the kept steps."""
+        last = max(self.ends)
+        elapsed = (self.ends[last] - self.ends.get(self._warm_up - 1, 0.0)) * len(ranks)
+        busy, waits = (self._shares(part, ranks, elapsed) for part in (self._busy, self._waits))
+        return Use(name=name, ranks=tuple(ranks), idle_share=1 - sum(b.share for b in busy), busy=busy, waits=waits)
+
+    def _shares(self, part: list[dict[str, float]], ranks: Sequence[int], elapsed: float) -> tuple[Share, ...]:
+        """Largest first."""
+        total: dict[str, float] = defaultdict(float)
+        for rank in ranks:
+            for what, seconds in part[self._group_of[rank]].items():
+                total[what] += seconds
+        found = [Share(what, seconds / elapsed) for what, seconds in total.items()]
+        return tuple(sorted(found, key=lambda share: -share.share))

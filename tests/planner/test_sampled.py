@@ -1,0 +1,85 @@
+"""Drawn lengths: typical ones give the planned seconds back, long ones cost more, a seed is a sequence of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.job import Facts
+from meshwright.planner.plan import Plan
+from meshwright.planner.probe import Grid, RoundTimes
+from meshwright.planner.sampled import Sampled, generation_seconds, padded_tokens
+from meshwright.planner.simulate import simulate
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.workload import Workload
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+ONE_SECOND_A_ROUND = Grid(np.array([1.0, 1024.0]), np.array([1.0, 10_000.0]), np.ones((2, 2)))
+TIMES = RoundTimes(
+    prefill=Grid(ONE_SECOND_A_ROUND.rows, ONE_SECOND_A_ROUND.tokens, np.zeros((2, 2))), round_=ONE_SECOND_A_ROUND
+)
+
+
+def model_of(facts: Facts) -> CostModel:
+    return cost_model(facts.cluster, facts.workload, facts.precision)
+
+
+def plan_of(seed: int, response: LengthSpec) -> Plan:
+    facts = small_facts(memory_bytes=2**50)
+    workload = Workload(batch_size=16, prompt=LengthSpec(max=64, fixed=64), response=response, num_minibatches=2)
+    facts = facts.model_copy(update={"workload": workload})
+    return random_plan(seed, facts, model_of(facts))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_lengths_give_the_planned_seconds_back(seed: int) -> None:
+    plan = plan_of(seed, LengthSpec(max=128, fixed=128))
+    work = Sampled(plan, model_of, seed=0).of_step(0)
+    for placement in plan.placements:
+        tolerance = 0.02 if placement.stage == "actor_generate" else 1e-9  # rounds are costed at twelve mean contexts
+        expected = placement.cost.total
+        assert work.seconds[placement.stage] == pytest.approx(
+            [expected] * len(work.seconds[placement.stage]), tolerance
+        )
+
+
+def test_drawn_steps_differ_and_a_seed_repeats_them() -> None:
+    plan = plan_of(1, LengthSpec(max=256, median=40, p99=200))
+    one, same, other = (Sampled(plan, model_of, seed=seed) for seed in (7, 7, 8))
+    assert one.of_step(0) == same.of_step(0)
+    assert one.of_step(0) != one.of_step(1)
+    assert one.of_step(0) != other.of_step(0)
+
+
+def test_the_mean_of_many_drawn_steps_is_near_the_plan() -> None:
+    plan = plan_of(2, LengthSpec(max=64, histogram=((30, 1), (32, 1), (34, 1))))
+    simulated = simulate(plan, Sampled(plan, model_of, seed=0), steps=50)
+    assert simulated.steps.mean == pytest.approx(plan.period_seconds, rel=0.1)
+    assert simulated.durations == "sampled"
+
+
+def test_a_response_takes_a_round_for_each_token_and_the_first_is_its_prefill() -> None:
+    prompts, responses = np.array([10, 10]), np.array([3, 7])
+    assert generation_seconds(prompts, responses, 2, 1, TIMES) == pytest.approx(6)
+    # One slot: 2 rounds of decoding after the first prefill, 6 after the second.
+    assert generation_seconds(prompts, responses, 1, 1, TIMES) == pytest.approx(8)
+
+
+def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
+    # Slots are free at 2 and 5: the third response runs from 2 to 6. Nothing decodes only in the very first round.
+    assert generation_seconds(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES) == pytest.approx(5)
+
+
+def test_a_micro_batch_is_as_wide_as_its_longest_row() -> None:
+    # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8; pairs are padded to 3, 7 and 4, 8.
+    lengths = np.array([8, 1, 7, 2, 6, 3, 5, 4])
+    assert padded_tokens(lengths, 2, 2).tolist() == [20.0, 24.0]
+
+
+def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:
+    grid = Grid(np.array([1.0, 3.0]), np.array([10.0, 20.0]), np.array([[0.0, 10.0], [2.0, 12.0]]))
+    found = grid(np.array([1.0, 2.0, 3.0, 9.0]), np.array([15.0, 10.0, 20.0, 99.0]))
+    assert found.tolist() == [5.0, 1.0, 12.0, 12.0]

@@ -1,0 +1,138 @@
+"""Virtual time: planned durations give the plan's own times, and every idle second has a cause."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.planner.durations import Planned, StepWork
+from meshwright.planner.evaluate import items
+from meshwright.planner.explain import explain
+from meshwright.planner.plan import Plan
+from meshwright.planner.simulate import Simulation, simulate
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+TOLERANCE = 1e-9
+
+
+class Slower:
+    """The planned work, with some stages taking other times on each replica."""
+
+    name = "slower"
+
+    def __init__(self, plan: Plan, seconds: Mapping[str, tuple[float, ...]]) -> None:
+        self._planned, self._seconds = Planned(plan), seconds
+
+    def of_step(self, step: int) -> StepWork:
+        work = self._planned.of_step(step)
+        return StepWork(seconds={**work.seconds, **self._seconds}, num_tokens=work.num_tokens)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_simulated_step_takes_the_plans_period(seed: int) -> None:
+    plan = random_plan(seed)
+    simulated = simulate(plan, steps=3)
+    assert simulated.steps.seconds == pytest.approx([plan.period_seconds] * 3, rel=TOLERANCE)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6))
+def test_stages_and_refits_run_when_the_plan_says(seed: int) -> None:
+    plan = random_plan(seed)
+    spans = simulate(plan, steps=1, warm_up=0, traced=True).spans
+    starts = {span.instruction: span.start_seconds for span in spans if span.kind in ("stage", "refit")}
+    for placement in plan.placements:
+        assert starts[placement.stage] == pytest.approx(placement.start_seconds, rel=TOLERANCE, abs=1e-12)
+    for refit in plan.refits:
+        if refit.cost.total:
+            assert starts[f"refit {refit.source} -> {refit.target}"] == pytest.approx(refit.start_seconds, abs=1e-12)
+
+
+def test_one_rank_takes_the_sum_of_all_that_it_does() -> None:
+    plan = on_one_rank()
+    simulated = simulate(plan, steps=1)
+    handovers = 1 - sum(share.share for share in simulated.ranks[0].busy)
+    total = math.fsum(item.cost.total for item in items(plan))
+    assert simulated.steps.mean * (1 - handovers) == pytest.approx(total, rel=TOLERANCE)
+
+
+def on_one_rank() -> Plan:
+    """A plan for a machine of one rank."""
+    return random_plan(0, small_facts(ranks_per_node=1, memory_bytes=2**50))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_is_never_shorter_than_its_critical_path(seed: int) -> None:
+    plan = random_plan(seed)
+    draws = {p.stage: tuple(p.cost.total * (1 + 0.1 * i) for i in range(p.layout.dp)) for p in plan.placements}
+    simulated = simulate(plan, Slower(plan, draws), steps=2)
+    path = math.fsum(wait.seconds for wait in explain(plan).critical_path)
+    assert simulated.steps.mean >= path * (1 - TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_busy_and_waiting_shares_of_a_rank_fill_the_step(seed: int) -> None:
+    simulated = simulate(random_plan(seed), steps=2)
+    for use in (*simulated.ranks, *simulated.pools):
+        assert sum(share.share for share in (*use.busy, *use.waits)) == pytest.approx(1)
+        assert use.idle_share == pytest.approx(sum(wait.share for wait in use.waits))
+
+
+def test_idle_shares_agree_with_the_explanation_of_the_plan() -> None:
+    plan = random_plan(3)
+    for use, expected in zip(simulate(plan, steps=1).ranks, explain(plan).ranks, strict=True):
+        assert use.idle_share == pytest.approx(expected.idle_share, abs=1e-9)
+
+
+def with_replicas(stage: str) -> Plan:
+    """A random plan in which the stage has two replicas or more."""
+    return next(plan for plan in map(random_plan, itertools.count()) if plan.placement(stage).layout.dp > 1)
+
+
+def test_a_replica_that_ends_early_waits_for_the_slowest_one() -> None:
+    plan = with_replicas("actor_generate")
+    planned = simulate(plan, steps=1)
+    dp = plan.placement("actor_generate").layout.dp
+    once = plan.placement("actor_generate").cost.total
+    slow = simulate(plan, Slower(plan, {"actor_generate": (*(once,) * (dp - 1), 3 * once)}), steps=1)
+    first = plan.pool_of("actor_generate").first_rank
+    assert slow.steps.mean == pytest.approx(planned.steps.mean + 2 * once)
+    assert waited(slow, first) >= waited(planned, first) + 2 * once - TOLERANCE
+
+
+def waited(simulated: Simulation, rank: int) -> float:
+    """Seconds that the rank waits for responses."""
+    waits = [wait.share for wait in simulated.ranks[rank].waits if wait.what == "actor_generate"]
+    return sum(waits) * simulated.steps.mean
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_rank_does_one_thing_at_a_time(seed: int) -> None:
+    spans = simulate(random_plan(seed), steps=2, warm_up=1, traced=True).spans
+    for rank in range(4):
+        mine = sorted((span for span in spans if span.rank == rank), key=lambda span: span.end_seconds)
+        for one, following in itertools.pairwise(mine):
+            assert one.end_seconds <= following.start_seconds + 1e-12
+
+
+def test_spans_are_labelled_simulated_and_cover_only_the_kept_steps() -> None:
+    spans = simulate(random_plan(0), steps=2, warm_up=3, traced=True).spans
+    assert {span.clock for span in spans} == {"simulated"}
+    assert {span.step for span in spans} == {3, 4}
+
+
+def test_tokens_are_counted_over_the_kept_steps() -> None:
+    plan = random_plan(0)
+    tokens = plan.facts.workload.batch_size * plan.facts.workload.response_lengths.mean
+    assert simulate(plan, steps=4).tokens_per_second == pytest.approx(tokens / plan.period_seconds)
+
+
+def test_the_same_plan_gives_the_same_answer() -> None:
+    assert simulate(random_plan(1), traced=True) == simulate(random_plan(1), traced=True)
