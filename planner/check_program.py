@@ -6,7 +6,7 @@ It reads only the program and the stages' fields, and nothing of how the program
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -132,6 +132,13 @@ class _Progress:
 
     waiting: dict[int, Instruction] = field(default_factory=dict)
     sent: set[tuple[str, str, int]] = field(default_factory=set)  # producer, consumer, owner
+    num_come: Counter[str] = field(default_factory=Counter)  # ranks that have reached a stage or a refit
+
+    def can_go_on(self, rank: int) -> bool:
+        instruction = self.waiting[rank]
+        if isinstance(instruction, Send | Receive):
+            return not self.waits_for(rank)
+        return self.num_come[instruction.name] == len(instruction.ranks)
 
     def waits_for(self, rank: int) -> tuple[int, ...]:
         """The ranks whose doing keeps this one from going on."""
@@ -178,18 +185,24 @@ def _run_without_time(program: Program) -> _Progress:
             if not streams[rank]:
                 continue
             progress.waiting[rank] = streams[rank].popleft()
-        instruction = progress.waiting[rank]
-        if progress.waits_for(rank):
-            continue
-        if isinstance(instruction, Send):
-            progress.sent.add((instruction.producer, instruction.consumer, rank))
-            woken = {rank, *(r for r in instruction.targets if isinstance(progress.waiting.get(r), Receive))}
-        else:
-            woken = {rank} if isinstance(instruction, Receive) else set(instruction.ranks)
-        for done in [rank] if isinstance(instruction, Send | Receive) else instruction.ranks:
-            del progress.waiting[done]
-        ready.extend(sorted(woken))
+            progress.num_come[progress.waiting[rank].name] += 1
+        if progress.can_go_on(rank):
+            ready.extend(_finish(progress, rank))
     return progress
+
+
+def _finish(progress: _Progress, rank: int) -> list[int]:
+    """Completes the instruction that the rank stands before; the ranks that may be able to go on now."""
+    instruction = progress.waiting[rank]
+    if isinstance(instruction, RunStage | MoveWeights):
+        for member in instruction.ranks:
+            del progress.waiting[member]
+        return list(instruction.ranks)
+    del progress.waiting[rank]
+    if isinstance(instruction, Receive):
+        return [rank]
+    progress.sent.add((instruction.producer, instruction.consumer, rank))
+    return [rank, *(target for target in instruction.targets if isinstance(progress.waiting.get(target), Receive))]
 
 
 def _streams(program: Program) -> dict[int, deque[Instruction]]:

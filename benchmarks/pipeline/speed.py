@@ -1,0 +1,112 @@
+"""How fast virtual time runs: events per second, and 50 steps of a job on 1,024 ranks.
+
+    python -m benchmarks.pipeline.speed
+
+The job is made up by hand (no search): a 70B actor of 128 replicas, so that drawn responses end on 128 different
+times in every step. The first line counts what the simulator does when no two ranks behave alike.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import Call, CostModel
+from meshwright.planner.assemble import Origin, Pick, assemble
+from meshwright.planner.durations import Planned, StepWork, handover_seconds
+from meshwright.planner.edges import handovers
+from meshwright.planner.events import play, score
+from meshwright.planner.frontier import Candidate
+from meshwright.planner.job import Facts, read_job, resolve
+from meshwright.planner.pins import Ranks
+from meshwright.planner.plan import Plan, Solver
+from meshwright.planner.program import lower
+from meshwright.planner.sampled import Sampled
+from meshwright.planner.simulate import simulate
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGES, Role, Stage
+
+JOB = Path(__file__).parents[2] / "examples" / "70b-64xh100" / "job.yaml"
+NODES = 128
+EVENTS = 1_000_000
+
+
+def main() -> None:
+    plan = plan_by_hand(facts_of_1024_ranks())
+    began = time.perf_counter()
+    num_events = count_events(plan)
+    seconds = time.perf_counter() - began
+    print(f"{num_events:,} events, every rank for itself: {seconds:.2f} s, {num_events / seconds:,.0f} a second")
+    for name in ("planned", "sampled"):
+        began = time.perf_counter()
+        durations = Planned(plan) if name == "planned" else Sampled(plan, model_of, seed=0)
+        simulated = simulate(plan, durations, steps=50)
+        seconds = time.perf_counter() - began
+        print(f"1,024 ranks, 50 {name} steps: {seconds:.2f} s, {simulated.num_events:,} events")
+
+
+def count_events(plan: Plan) -> int:
+    """Runs steps in which each rank is a group of its own until there were enough events."""
+    program, num_ranks = lower(plan), plan.facts.cluster.num_ranks
+    names = frozenset(instruction.name for instruction in program.instructions)
+    parts = score(program, num_ranks, names, lambda _name, rank: rank)
+    work = Planned(plan).of_step(0)
+    alone = StepWork(seconds={name: seconds * num_ranks for name, seconds in work.seconds.items()}, num_tokens=0.0)
+    steps = -(-EVENTS // sum(map(len, parts.streams)))
+    return sum(1 for _ in play(parts, [alone] * steps, handover_seconds(plan)))
+
+
+def facts_of_1024_ranks() -> Facts:
+    facts = resolve(read_job(JOB), JOB.parent)
+    workload = facts.workload.model_copy(update={"batch_size": 4096})
+    return facts.model_copy(update={"cluster": facts.cluster.model_copy(update={"nodes": NODES}), "workload": workload})
+
+
+def model_of(facts: Facts) -> CostModel:
+    return cost_model(facts.cluster, facts.workload, facts.precision)
+
+
+def plan_by_hand(facts: Facts) -> Plan:
+    """Generation on all ranks; scoring and training on halves."""
+    model = model_of(facts)
+    solver = Solver(
+        name="by hand",
+        version="0",
+        seed=0,
+        num_workers=1,
+        max_deterministic_time=0.0,
+        status="pinned",
+        objective_seconds=1.0,
+        bound_seconds=0.0,
+        gap=1.0,
+    )
+    return assemble(
+        facts,
+        model,
+        handovers=handovers(facts, model),
+        picks={stage.name: pick(facts, model, stage) for stage in STAGES},
+        order=("refit actor_generate", "refit actor_logprob", "refit critic_value", *(stage.name for stage in STAGES)),
+        origin=Origin(digests=facts.digests(), pins=(), solver=solver),
+    )
+
+
+def pick(facts: Facts, model: CostModel, stage: Stage) -> Pick:
+    ranks = Ranks(0, 1024) if stage.generates else Ranks(0 if stage.role in (Role.ACTOR, Role.REWARD) else 512, 512)
+    layout = Layout(tp=8, pp=1, dp=ranks.num_ranks // 8)
+    schedule = Schedule(generation_slots=32) if stage.generates else Schedule(micro_batch_size=2)
+    call = Call(stage=stage, model=facts.models.spec(stage.role), layout=layout, schedule=schedule)
+    memory = model.memory(call)
+    candidate = Candidate(
+        layout=layout,
+        schedule=schedule,
+        seconds=model.seconds(call),
+        resident=memory.resident,
+        transient=memory.transient,
+    )
+    return Pick(ranks, candidate)
+
+
+if __name__ == "__main__":
+    main()
