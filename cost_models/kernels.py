@@ -37,6 +37,12 @@ class Kernels:
         self._flops = flops_per_second / device.num_processors
         self._bandwidth = device.memory_bytes_per_second
         self._start = efficiency.kernel_seconds
+        self._prologue, self._split, self._ridge = (
+            efficiency.gemm_prologue,
+            efficiency.gemm_split,
+            efficiency.gemm_ridge,
+        )
+        self._gemm_byte = 1 / (self._bandwidth * efficiency.gemm_bytes)
         self._tiles = tuple(
             (rows, columns, 2 * rows * columns * self._feeding(rows, columns) / (self._flops * efficiency.gemm_flops))
             for rows, columns in efficiency.gemm_tiles
@@ -52,16 +58,18 @@ class Kernels:
         Tiles that leave processors idle split the inner dimension (stream-K: Osama et al., arXiv:2301.03598); each
         piece pays a prologue of `gemm_prologue` elements.
         """
-        efficiency, processors = self._efficiency, self._processors
+        processors, prologue, most = self._processors, self._prologue, int(inner / self._split) or 1
         compute = math.inf
         for tile_rows, tile_columns, seconds in self._tiles:
             tiles = math.ceil(rows / tile_rows) * math.ceil(outer / tile_columns)
-            split = max(1, min(processors // tiles, int(inner / efficiency.gemm_split)))
-            waves = max(1.0, tiles * split / processors)
-            compute = min(compute, waves * seconds * (inner / split + efficiency.gemm_prologue))
-        moved = inner * outer * self._weight_bytes + rows * (inner + outer) * self._size
-        memory = moved / (self._bandwidth * efficiency.gemm_bytes)
-        return self._start + _joined(compute, memory, efficiency.gemm_ridge)
+            if tiles >= processors:
+                found = tiles / processors * seconds * (inner + prologue)
+            else:
+                split = min(processors // tiles, most)
+                found = seconds * (inner / split + prologue)
+            compute = min(compute, found)
+        memory = (inner * outer * self._weight_bytes + rows * (inner + outer) * self._size) * self._gemm_byte
+        return self._start + _joined(compute, memory, self._ridge)
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
         """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves.

@@ -55,7 +55,7 @@ def _num_requests(row: Row) -> int:
 
 def time_per_token(_stem: str, row: Row) -> Answer:
     """Seconds between two tokens of a request when `batch_size` requests are in flight."""
-    serving, rows = _point(row)
+    serving, rows = serving_point(row)
     cost = serving.round_seconds(min(rows, serving.slots()))
     measured = number(row, "silicon_tpot_ms") / 1e3
     return Answer(label=_label(row, serving, rows), measured=measured, predicted=cost.total, terms=cost)
@@ -63,7 +63,7 @@ def time_per_token(_stem: str, row: Row) -> Answer:
 
 def rate_per_gpu(_stem: str, row: Row) -> Answer:
     """Output tokens per second and GPU; layouts and batches of one load compete."""
-    serving, rows = _point(row)
+    serving, rows = serving_point(row)
     live = min(rows, serving.slots())
     cost = serving.round_seconds(live)
     measured = rows / (number(row, "silicon_tpot_ms") / 1e3) / serving.layout.num_ranks
@@ -91,7 +91,8 @@ def is_dense_hopper(row: Row) -> bool:
     )
 
 
-def _point(row: Row) -> tuple[Serving, int]:
+def serving_point(row: Row) -> tuple[Serving, int]:
+    """The replica of a serving point, and the requests in flight."""
     serving = _serving(row, count(row, "tp_size"), count(row, "pp_size"), count(row, "isl"), count(row, "osl"))
     return serving, count(row, "batch_size")
 

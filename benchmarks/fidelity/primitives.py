@@ -51,10 +51,16 @@ def attention_seconds(kernels: Kernels, row: Row) -> float:
 
 def collective(stem: str, row: Row) -> Answer:
     """An NCCL collective of one node, of 64 KiB or more."""
+    return _exchange(device_of(stem), row["op_name"], group_of(row), message_bytes(row), measured=latency(row))
+
+
+def group_of(row: Row) -> Group:
+    """The ranks of an NCCL collective in one node; skips those of other libraries and operations."""
     if row.get("backend", "NCCL").split()[0] != "NCCL":
         raise Skip(f"{row['backend'].split()[0]} is not NCCL")
-    group = Group(count(row, "num_gpus"), count(row, "num_gpus"))
-    return _exchange(device_of(stem), row["op_name"], group, message_bytes(row), measured=latency(row))
+    if row["op_name"] not in OPERATIONS:
+        raise Skip(f"{row['op_name']} is not among the operations here")
+    return Group(count(row, "num_gpus"), count(row, "num_gpus"))
 
 
 def message_bytes(row: Row) -> int:
@@ -74,8 +80,6 @@ def vidur_collective(_stem: str, row: Row) -> Answer:
 
 
 def _exchange(gpu: str, operation: str, group: Group, num_bytes: int, *, measured: float) -> Answer:
-    if operation not in OPERATIONS:
-        raise Skip(f"{operation} is not among the operations here")
     if num_bytes < _MIN_BYTES:
         raise Skip("less than 64 KiB")
     seconds, _ = _network(gpu).seconds(OPERATIONS[operation], group, num_bytes)
