@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from meshwright.planner.check_program import require_sound
 from meshwright.planner.durations import Durations, Planned, StepWork, handover_seconds
+from meshwright.planner.evaluate import resident_bytes
 from meshwright.planner.events import Record, Replica, Score, play, score
 from meshwright.planner.plan import Plan
-from meshwright.planner.program import Program, Receive, lower
-from meshwright.profiles.trace import Span
+from meshwright.planner.program import Receive, RunStage, lower
+from meshwright.profiles.trace import MEMORY, RESIDENT, Span
 
 CLOCK = "simulated"
 
@@ -86,7 +87,7 @@ def simulate(
     for record in play(parts, works, handover_seconds(plan)):
         account.add(record)
         if traced and record.step >= warm_up:
-            spans += _spans(program, parts, record)
+            spans += _spans(plan, parts, record)
     ends = [account.ends[step] for step in range(warm_up + steps)]
     seconds = [b - a for a, b in zip([0.0, *ends], ends, strict=False)][warm_up:]
     return Simulation(
@@ -115,23 +116,29 @@ def _replica_of(plan: Plan) -> Replica:
     return replica
 
 
-def _spans(program: Program, parts: Score, record: Record) -> Iterator[Span]:
+def _spans(plan: Plan, parts: Score, record: Record) -> Iterator[Span]:
     """One span for each rank of the group; a receive's begins when the rank comes to it, as a measured one does."""
-    if record.number == len(program.instructions):
+    if record.number == len(parts.program.instructions):
         return
-    instruction = program.instructions[record.number]
-    start = record.arrived if isinstance(instruction, Receive) else record.start
+    instruction = parts.program.instructions[record.number]
+    waited = {"waited_seconds": record.start - record.arrived} if record.start > record.arrived else {}
     for rank in parts.groups[record.group]:
         yield Span(
             step=record.step,
             instruction=instruction.name,
             kind=instruction.kind,
             rank=rank,
-            start_seconds=start,
+            start_seconds=record.arrived if isinstance(instruction, Receive) else record.start,
             end_seconds=record.end,
             clock=CLOCK,
-            facts={"waited_seconds": record.start - record.arrived} if record.start > record.arrived else {},
+            facts=waited | (_memory(plan, instruction.stage, rank) if isinstance(instruction, RunStage) else {}),
         )
+
+
+def _memory(plan: Plan, stage: str, rank: int) -> dict[str, float]:
+    """Bytes on the rank while the stage runs, and without it, as the plan counts them."""
+    resident = math.fsum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
+    return {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
 
 
 class _Account:

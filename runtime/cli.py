@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -22,10 +23,11 @@ from meshwright.planner.explain import explain as explanation
 from meshwright.planner.job import Facts, Job, read_job, resolve
 from meshwright.planner.plan import Plan, read_plan, write_plan
 from meshwright.planner.verify import verify as violations
-from meshwright.profiles.documents import Document, canonical_json, digest
+from meshwright.profiles.documents import Document, canonical_json, digest, write_atomically
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table, read_table, write_table
-from meshwright.runtime import show
+from meshwright.profiles.trace import chrome_trace, read_spans
+from meshwright.runtime import show, show_time
 
 app = typer.Typer(
     help="Plans, proves and runs PPO-RLHF jobs on Megatron-core.",
@@ -37,7 +39,15 @@ app = typer.Typer(
 
 JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, PPO, data.")]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by `meshwright plan`.")]
+Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+class DurationsFrom(StrEnum):
+    """Where a simulation takes its seconds from."""
+
+    SAMPLED = "sampled"
+    PLANNED = "planned"
 
 
 class SchemaOf(StrEnum):
@@ -80,9 +90,7 @@ def profile(
 def plan(
     job: JobPath,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
-    profile: Annotated[
-        Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")
-    ] = None,
+    profile: Profile = None,
     pin: Annotated[
         list[str] | None, typer.Option(help="Fix a choice, as stage.key=value; may be given several times.")
     ] = None,
@@ -138,6 +146,41 @@ def explain(plan: PlanPath, as_json: AsJson = False) -> None:
         show.explanation(found)
 
 
+@app.command(epilog="Example: meshwright simulate plan.json --steps 50 --seed 1 --trace simulated.json")
+def simulate(
+    plan: PlanPath,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to report; one more is run before them.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Of the lengths drawn for each step.")] = 0,
+    durations: Annotated[
+        DurationsFrom, typer.Option(help="Drawn lengths, or every step exactly as planned.")
+    ] = DurationsFrom.SAMPLED,
+    profile: Profile = None,
+    trace: Annotated[Path | None, typer.Option(help="Where a timeline for Perfetto goes.")] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="A trace.jsonl of a run or a rehearsal, shown in the same timeline.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
+    from meshwright.planner.durations import Planned
+    from meshwright.planner.sampled import Sampled
+    from meshwright.planner.simulate import simulate as simulation
+
+    document = read_plan(plan)
+    _require_valid(document)
+    others = [span for path in beside or () for span in read_spans(path)]
+    is_sampled = durations is DurationsFrom.SAMPLED
+    work = Sampled(document, _remodel(profile), seed=seed) if is_sampled else Planned(document)
+    found = simulation(document, work, steps=steps, traced=trace is not None)
+    if trace:
+        pools = {pool.name: pool.ranks for pool in document.pools}
+        write_atomically(trace, chrome_trace([*found.spans, *others], pools))
+    if as_json:
+        print(json.dumps(asdict(replace(found, spans=())), indent=2))
+    else:
+        show_time.simulation(found, trace)
+
+
 @app.command(epilog="Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run")
 def run(
     plan: PlanPath,
@@ -165,6 +208,18 @@ def run(
     summary = run_plan(request, Rendezvous.parse(rendezvous, nodes))
     if summary is not None:
         show.run_summary(summary, out)
+
+
+def _require_valid(plan: Plan) -> None:
+    """Raises BadInput with the first rule that the plan breaks."""
+    for sentence in violations(plan):
+        raise BadInput(f"plan: {sentence}")
+
+
+def _remodel(profile: Path | None) -> Callable[[Facts], CostModel]:
+    """The cost model of any facts, with a table where there is one."""
+    table = read_table(profile) if profile else None
+    return lambda facts: cost_model(facts.cluster, facts.workload, facts.precision, table)
 
 
 def main() -> None:

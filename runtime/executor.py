@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
@@ -14,15 +13,8 @@ from meshwright.runtime import host
 from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.experience import Courier
+from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.refit import Refit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What one execution left on this rank."""
-
-    spans: tuple[Span, ...]
-    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by stage
 
 
 class Executor:

@@ -16,7 +16,7 @@ from meshwright.planner.plan import Plan, write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.trace import Span, chrome_trace, read_spans, write_spans
-from meshwright.runtime.executor import Outcome
+from meshwright.runtime.outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,8 @@ class Recorder:
         if self._progress:
             self._progress.stop()
         spans = read_spans(self._out / "trace.jsonl")
-        write_atomically(self._out / "trace.chrome.json", chrome_trace(spans))
+        pools = {pool.name: pool.ranks for pool in self._plan.pools}
+        write_atomically(self._out / "trace.chrome.json", chrome_trace(spans, pools))
         lines = _read(self._out / "metrics.jsonl")
         summary = RunSummary(
             steps=self._steps,

@@ -22,9 +22,10 @@ from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.copies import build_copies, build_refits
 from meshwright.runtime.data import PromptData, read_data
-from meshwright.runtime.executor import Executor, Outcome
+from meshwright.runtime.executor import Executor
 from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import Rendezvous, launch
+from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds
 from meshwright.runtime.resume import latest_step, load_step, save_step
 

@@ -128,6 +128,13 @@ def test_spans_are_labelled_simulated_and_cover_only_the_kept_steps() -> None:
     assert {span.step for span in spans} == {3, 4}
 
 
+def test_the_memory_of_spans_peaks_where_the_plan_says() -> None:
+    plan = random_plan(5)
+    spans = [span for span in simulate(plan, steps=1, traced=True).spans if span.kind == "stage"]
+    for rank, peak in enumerate(plan.peak_bytes_per_rank):
+        assert max(s.facts["memory_bytes"] for s in spans if s.rank == rank) == pytest.approx(peak, abs=1)
+
+
 def test_tokens_are_counted_over_the_kept_steps() -> None:
     plan = random_plan(0)
     tokens = plan.facts.workload.batch_size * plan.facts.workload.response_lengths.mean

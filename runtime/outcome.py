@@ -1,0 +1,14 @@
+"""What one execution of a program left on one rank. It needs no torch, so that records are read without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshwright.profiles.trace import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    spans: tuple[Span, ...]
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by stage
