@@ -12,9 +12,14 @@ from rich.table import Table
 from benchmarks.fidelity.score import Answer, Bar, Score
 
 
+_WIDTH = 140
+"""Columns that the tables need; a narrower terminal wraps them."""
+
+
 def show(scores: Iterable[Score], *, num_worst: int) -> None:
     """One line per set, what was skipped, and the worst rows with their largest terms."""
     console, scores = Console(), list(scores)
+    console.width = max(console.width, _WIDTH)
     console.print(_summary(scores))
     for score in scores:
         for reason, times in score.skipped.most_common():
