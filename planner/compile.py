@@ -50,7 +50,7 @@ def compile_plan(
     limits = limits or Limits()
     fixed = parse_pins(pins)
     check_pins(facts, fixed)
-    found = frontiers(facts, model, fixed, facts.cluster.device.memory_bytes)
+    found = frontiers(facts, model, fixed, facts.cluster.device.usable_bytes)
     edges = handovers(facts, model)
     posed = pose(facts, model, found, edges)
     result = solve(posed.problem, limits, _in_seconds(progress, posed.tick_seconds))

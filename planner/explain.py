@@ -60,7 +60,7 @@ def explain(plan: Plan) -> Explanation:
         gap=plan.solver.gap,
         critical_path=_critical_path(plan),
         ranks=tuple(_rank_use(plan, rank) for rank in range(plan.facts.cluster.num_ranks)),
-        device_bytes=plan.facts.cluster.device.memory_bytes,
+        device_bytes=plan.facts.cluster.device.usable_bytes,
         extrapolated=tuple(task_name(i) for i in items_of(plan) if i.cost.source is Source.EXTRAPOLATED),
         pins=plan.pins,
     )

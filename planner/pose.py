@@ -52,7 +52,7 @@ def pose(facts: Facts, model: CostModel, frontiers: Sequence[Frontier], handover
     refits = tuple(_transfer(facts, model, tick, behind, target) for target in refit_targets())
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
-        device_blocks=facts.cluster.device.memory_bytes // BLOCK_BYTES,
+        device_blocks=facts.cluster.device.usable_bytes // BLOCK_BYTES,
         calls=calls,
         tasks=(*refits, *(Run(name=name, call=name) for name in behind)),
         precedences=(

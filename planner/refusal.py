@@ -87,7 +87,7 @@ def _needed_bytes(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: L
 
 
 def _limits(facts: Facts, every: Sequence[Frontier], needed: int | None) -> Iterator[Limit]:
-    device = facts.cluster.device.memory_bytes
+    device = facts.cluster.device.usable_bytes
     alone = False
     for found in every:
         name = found.stage.name
@@ -102,7 +102,7 @@ def _limits(facts: Facts, every: Sequence[Frontier], needed: int | None) -> Iter
                 stage=name,
                 sentence=(
                     f"{name} needs {peak / _GIB:.1f} GiB on a rank in its smallest form ({found.smallest.layout}), "
-                    f"{(peak - device) / _GIB:.1f} GiB more than the device's {device / _GIB:.1f} GiB."
+                    f"{(peak - device) / _GIB:.1f} GiB more than the {device / _GIB:.1f} GiB that the device can use."
                 ),
                 needed_bytes=peak,
                 device_bytes=device,
@@ -110,7 +110,7 @@ def _limits(facts: Facts, every: Sequence[Frontier], needed: int | None) -> Iter
     if not alone and needed is not None:
         sentence = (
             f"each stage fits alone, and all together need {needed / _GIB:.1f} GiB on a rank, "
-            f"{(needed - device) / _GIB:.1f} GiB more than the device's {device / _GIB:.1f} GiB."
+            f"{(needed - device) / _GIB:.1f} GiB more than the {device / _GIB:.1f} GiB that the device can use."
         )
         yield Limit(stage=None, sentence=sentence, needed_bytes=needed, device_bytes=device)
 
@@ -119,7 +119,7 @@ def _changes(
     facts: Facts, pins: Sequence[Pin], needed: int | None, limits: Limits, remodel: Remodel | None
 ) -> Iterator[Change]:
     if needed is not None:
-        gib = math.ceil(needed / _GIB)
+        gib = math.ceil(needed / (1 - facts.cluster.device.reserved_share) / _GIB)
         yield Change(
             key="cluster.device.memory_bytes",
             value=gib * _GIB,
@@ -130,7 +130,7 @@ def _changes(
 
     def fits(other: Facts) -> bool:
         needs = _needed_bytes(other, remodel(other), pins, limits)
-        return needs is not None and needs <= other.cluster.device.memory_bytes
+        return needs is not None and needs <= other.cluster.device.usable_bytes
 
     yield from _shorter_response(facts, fits)
     yield from _more_nodes(facts, fits)

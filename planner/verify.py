@@ -166,14 +166,14 @@ def _ranks_do_one_thing_at_a_time(plan: Plan) -> Iterator[str]:
 
 
 def _memory_suffices(plan: Plan) -> Iterator[str]:
-    expected, limit = evaluate(plan).peak_bytes_per_rank, plan.facts.cluster.device.memory_bytes
+    expected, limit = evaluate(plan).peak_bytes_per_rank, plan.facts.cluster.device.usable_bytes
     if plan.peak_bytes_per_rank != expected:
         yield "peak_bytes_per_rank is not what the placements add up to; plan the job again."
     rank = max(range(len(expected)), key=expected.__getitem__)
     if expected[rank] > limit:
         names = ", ".join(_residents(plan, rank))
         yield (
-            f"rank {rank} needs {expected[rank] / 2**30:.1f} GiB for {names} and its device has "
+            f"rank {rank} needs {expected[rank] / 2**30:.1f} GiB for {names} and its device can use "
             f"{limit / 2**30:.1f} GiB; move a stage away or cut it over more ranks."
         )
 

@@ -27,7 +27,15 @@ class Device(Document):
     flops_per_second: dict[str, float] = Field(description="dense peak per dtype: fp32, bf16")
     launch_seconds: float = Field(ge=0, description="time to launch one kernel")
     num_processors: int = Field(default=132, gt=0, description="streaming multiprocessors or compute units")
+    reserved_share: float = Field(
+        default=0.0, ge=0, lt=1, description="part of memory_bytes that driver, libraries and allocator keep from a job"
+    )
     source: str = Field(description="where these numbers come from")
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a plan may fill."""
+        return int(self.memory_bytes * (1 - self.reserved_share))
 
 
 class Cluster(Document):

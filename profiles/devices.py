@@ -39,6 +39,7 @@ class _Network(Document):
 
 class _Cuda(Document):
     launch_seconds: float = Field(ge=0)
+    reserved_share: float = Field(ge=0, lt=1)
     message_seconds: float = Field(ge=0)
     source: str = Field(min_length=1)
 
@@ -74,6 +75,7 @@ def device_named(name: str) -> tuple[Device, Link, Link]:
         flops_per_second=sheet.flops_per_second,
         num_processors=sheet.num_processors,
         launch_seconds=known.cuda.launch_seconds,
+        reserved_share=known.cuda.reserved_share,
         source=f"{sheet.source}; {known.cuda.source}",
     )
     intra_node = Link(seconds=known.cuda.message_seconds, bytes_per_second=sheet.intra_node_bytes_per_second)

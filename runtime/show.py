@@ -42,7 +42,7 @@ def plan(found: Plan, path: Path) -> None:
     console.print(_proof(found))
     fullest = max(found.peak_bytes_per_rank)
     console.print(
-        f"fullest rank {_size(fullest)} of {_size(found.facts.cluster.device.memory_bytes)}; written to {path}"
+        f"fullest rank {_size(fullest)} of {_size(found.facts.cluster.device.usable_bytes)} usable; written to {path}"
     )
 
 

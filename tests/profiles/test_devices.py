@@ -74,3 +74,9 @@ def test_more_cores_are_faster_and_half_a_core_launches_at_half_speed() -> None:
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_efficiencies_are_sourced(kind: str) -> None:
     assert len(efficiency_of(kind).source) > 40
+
+
+def test_a_plan_may_not_fill_what_driver_and_libraries_keep() -> None:
+    device, _, _ = device_named("a100-80gb")
+    assert 0.85 * device.memory_bytes < device.usable_bytes < 0.95 * device.memory_bytes
+    assert cpu_device(1, 2**30).usable_bytes == 2**30
