@@ -55,10 +55,9 @@ def random_model(
         bos_token_id=vocab_size - 3,
         eos_token_id=vocab_size - 2,
         pad_token_id=vocab_size - 1,
+        num_labels=1,
         **keys,
     )
-    if scalar_head:
-        config.num_labels = 1
     kind = AutoModelForSequenceClassification if scalar_head else AutoModelForCausalLM
     model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
     _randomise(model, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,15 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 WEIGHTS = ("actor/model.safetensors", "reward/model.safetensors")
 TEXTS = ("tokenizer/tokenizer.json", "actor/config.json", "reward/config.json", "prompts.jsonl", "held_out.jsonl")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Two threads of a test wait for each other longer than they work when the machine is shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
