@@ -26,7 +26,7 @@ from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
-_NUM_WINDOWS = 12
+_NUM_WINDOWS = 8
 """Rounds are costed in this many windows of equal length, each at its mean number of live sequences."""
 
 _NUM_ORDERS = 8

@@ -49,8 +49,9 @@ class StageModel:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._size = element_bytes(precision)
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
-        self._network = Network(cluster, self._efficiency, table)
         self._shard_of, self._framework = shard_of, framework or framework_named("runtime")
+        peers = self._framework.peer_reductions
+        self._network = Network(cluster, self._efficiency, table, peer_reductions=peers)
         self._known: dict[Hashable, object] = {}
 
     def seconds(self, call: Call) -> Cost:

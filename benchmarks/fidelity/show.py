@@ -11,7 +11,6 @@ from rich.table import Table
 
 from benchmarks.fidelity.score import Answer, Bar, Score
 
-
 _WIDTH = 140
 """Columns that the tables need; a narrower terminal wraps them."""
 
