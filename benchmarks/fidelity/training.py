@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import gpt_of, model_named
+from meshwright.cost_models.cost import Tally
 from meshwright.cost_models.pretraining import Iteration, iteration_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import Framework, framework_named
@@ -36,6 +38,8 @@ class Question(NamedTuple):
 
 def iteration(_stem: str, row: Row) -> Answer:
     """One iteration; the measurement is its seconds, published or derived from the published rate."""
+    if row["layers"] == "1":
+        return _one_layer(row)
     asked, cluster, measured = question(row)
     cost = iteration_seconds(asked, cluster, "bf16")
     model, mbs = asked.model, asked.schedule.micro_batch_size
@@ -48,6 +52,22 @@ def iteration(_stem: str, row: Row) -> Answer:
         terms=cost,
         setting=setting if row["dataset"].startswith("vtrain") else "",
     )
+
+
+def _one_layer(row: Row) -> Answer:
+    """Forward and backward of a layer alone: what the second layer of a model adds, without its update."""
+    batch = {**row, "gbs": row["mbs"]}
+    asked, cluster, measured = question(batch)
+    one = iteration_seconds(asked, cluster, "bf16")
+    two = iteration_seconds(replace(asked, model=replace(asked.model, num_layers=2)), cluster, "bf16")
+    before = {term.name: term.amount for term in one.terms}
+    tally = Tally()
+    for term in two.terms:
+        if term.name != "optimizer":
+            tally.add(term.name, term.amount - before[term.name])
+    cost = tally.cost()
+    label = f"{row['model']}, {row['recompute']}, {asked.layout}"
+    return Answer(label=label, measured=measured, predicted=cost.total, terms=cost)
 
 
 def question(row: Row) -> Question:

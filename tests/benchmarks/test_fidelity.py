@@ -90,3 +90,15 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     assert regrets(seconds) == {"a": pytest.approx(0.1)}
     rates = [answer(10, 90, "b", rate=True), answer(8, 100, "b", rate=True)]
     assert regrets(rates) == {"b": pytest.approx(0.1)}
+
+
+def test_a_layer_alone_is_asked_as_what_a_second_layer_adds(tmp_path: Path) -> None:
+    header = "dataset,model,hidden,layers,heads,seq_len,vocab,gpu,num_gpus,TP,PP,VPP,CP,DP,EP,FSDP,mbs,gbs,precision"
+    header += ",recompute,tokens_per_s_per_gpu,TFLOPs_per_gpu,iter_time_s\n"
+    row = "korthikanti_2022_layer,one layer,6144,1,64,2048,,A100-80GB,8,8,1,,,1,,,4,,fp16 mixed,{},,,0.02\n"
+    rows = row.format("baseline no recompute") + row.format("selective recompute")
+    (tmp_path / "megatron_training.csv").write_text(header + rows, encoding="utf-8")
+    found = next(s for s in scores_of(tmp_path) if s.name == "Korthikanti, Narayanan")
+    plain, selective = found.answers
+    assert plain.predicted < selective.predicted < 1.3 * plain.predicted
+    assert "embedding and head" not in {term.name for term in plain.terms.terms}
