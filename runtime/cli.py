@@ -181,6 +181,32 @@ def simulate(
         show_time.simulation(found, trace)
 
 
+@app.command(epilog="Example: meshwright whatif plan.json --set cluster.nodes=8 --set workload.response.p99=2048,4096")
+def whatif(
+    plan: PlanPath,
+    setting: Annotated[
+        list[str], typer.Option("--set", help="A field of the plan's facts, as field=value or field=value,value,...")
+    ],
+    replan: Annotated[
+        bool, typer.Option(help="Search for the best plan each time, instead of costing this one.")
+    ] = False,
+    profile: Profile = None,
+    price: Annotated[float | None, typer.Option(min=0, help="Of one GPU-hour, in any currency.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what would change if the models, the cluster, the workload or the precision were others."""
+    from meshwright.planner.settings import parse_settings
+    from meshwright.planner.whatif import whatif as answers
+
+    document = read_plan(plan)
+    _require_valid(document)
+    found = answers(document, parse_settings(setting), _remodel(profile), replan=replan, price=price)
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        show_time.whatif(found)
+
+
 @app.command(epilog="Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run")
 def run(
     plan: PlanPath,

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.planner.simulate import Share, Simulation, Use
+from meshwright.planner.whatif import Answer, Outlook, WhatIf
 
+_GIB = 2**30
 _MOST_CAUSES = 3
 _LEAST_SHARE = 0.001
 """Smaller shares of the time are left out of the tables; --json has them all."""
@@ -31,6 +33,64 @@ def simulation(found: Simulation, trace: Path | None) -> None:
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
     if trace:
         console.print(f"timeline in {trace}; open it in Perfetto")
+
+
+def whatif(found: WhatIf) -> None:
+    """One row for each setting: what it comes to, and in brackets what changes against the baseline."""
+    console = Console()
+    kind = "planned again" if found.replanned else "the same placements costed again"
+    table = Table(title=f"what if: {kind}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("", "step s", "tokens/s", "idle", "headroom GiB", "GPU-hours", "fits"):
+        table.add_column(heading, justify="left" if heading in ("", "fits") else "right")
+    table.add_row("as planned", *_numbers(found.baseline, None), "yes" if found.baseline.headroom_bytes >= 0 else "no")
+    for answer in found.answers:
+        numbers = _numbers(answer.outlook, answer.difference) if answer.outlook else ("-",) * 5
+        table.add_row(_short(answer), *numbers, "yes" if answer.fits else "no")
+    table.caption = "in brackets: difference to as planned; GPU-hours of 1000 steps"
+    console.print(table)
+    _money(console, found)
+    for answer in found.answers:
+        doubts = [f"extrapolated: {', '.join(answer.extrapolated)}"] if answer.extrapolated else []
+        more = [f"and {len(answer.broken) - 1} more; --json has them all."] if len(answer.broken) > 1 else []
+        for sentence in (*answer.broken[:1], *more, *answer.notes, *doubts):
+            console.print(f"{_named(answer)}: {sentence}", markup=False, soft_wrap=True)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _named(answer: Answer) -> str:
+    return ", ".join(f"{path}={value}" for path, value in answer.setting.items())
+
+
+def _short(answer: Answer) -> str:
+    """The last name of each field, one below the other."""
+    return "\n".join(f"{path.rpartition('.')[2]}={value}" for path, value in answer.setting.items())
+
+
+def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
+    """Step, tokens, idle, headroom, GPU-hours; each above its difference."""
+    values, changes = _five(outlook, ""), _five(difference, "+") if difference else ()
+    return tuple(f"{a}\n({b})" for a, b in zip(values, changes, strict=True)) if changes else values
+
+
+def _five(outlook: Outlook, sign: str) -> tuple[str, ...]:
+    return (
+        f"{outlook.step_seconds:{sign}.3f}",
+        f"{outlook.tokens_per_second:{sign}.0f}",
+        f"{outlook.idle_share:{sign}.1%}",
+        f"{outlook.headroom_bytes / _GIB:{sign}.2f}",
+        f"{outlook.gpu_hours:{sign}.1f}",
+    )
+
+
+def _money(console: Console, found: WhatIf) -> None:
+    if found.baseline.money is None:
+        return
+    console.print(f"1000 steps as planned cost {found.baseline.money:.2f}")
+    for answer in found.answers:
+        if answer.outlook and answer.difference and answer.outlook.money is not None:
+            more = answer.difference.money or 0.0
+            console.print(f"{_named(answer)}: {answer.outlook.money:.2f} ({more:+.2f})", markup=False)
 
 
 def _uses(title: str, uses: Sequence[Use]) -> Table:

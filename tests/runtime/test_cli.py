@@ -231,13 +231,30 @@ def test_a_plan_that_breaks_a_rule_is_not_simulated(call: Call, plan: Path) -> N
     assert "period_seconds is 1e+06" in outcome.err
 
 
+def test_a_what_if_is_a_difference_against_the_plan(call: Call, plan: Path) -> None:
+    answer = json.loads(call("whatif", plan, "--set", "workload.response.p99=12,24", "--price", "3", "--json").out)
+    shorter, same = answer["answers"]
+    assert shorter["difference"]["step_seconds"] < 0
+    assert shorter["outlook"]["money"] == pytest.approx(3 * shorter["outlook"]["gpu_hours"])
+    assert same["difference"]["step_seconds"] == 0
+    shown = call("whatif", plan, "--set", "workload.response.p99=12")
+    assert shown.code == 0
+    assert "the same placements costed again" in shown.out
+
+
+def test_a_what_if_of_an_unknown_field_exits_2_with_the_nearest_name(call: Call, plan: Path) -> None:
+    outcome = call("whatif", plan, "--set", "cluster.node=4")
+    assert outcome.code == 2
+    assert "did you mean cluster.nodes" in outcome.err
+
+
 def test_the_command_line_starts_without_torch() -> None:
     script = "import sys, meshwright.runtime.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
-    for command in ("profile", "plan", "verify", "explain", "simulate", "run", "schema"):
+    for command in ("profile", "plan", "verify", "explain", "simulate", "whatif", "run", "schema"):
         outcome = call(command, "--help")
         assert outcome.code == 0
         assert "Example: meshwright" in outcome.out

@@ -1,0 +1,83 @@
+"""The same placements under other facts: which rules they break there, and what they cost there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.cost_models.precision import element_bytes
+from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.planner.edges import handovers
+from meshwright.planner.evaluate import evaluate
+from meshwright.planner.job import Facts
+from meshwright.planner.plan import Edge, Placement, Plan, Refit
+from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+
+def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
+    """One sentence for each rule of these facts that the plan's pools, layouts and schedules break."""
+    return tuple(_broken(plan, facts))
+
+
+def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
+    workload = facts.workload
+    for role, spec in facts.models:
+        if workload.max_tokens > spec.max_positions:
+            yield (
+                f"prompt.max + response.max = {workload.max_tokens} exceeds the {spec.max_positions} positions of "
+                f"{role}; shorten response.max to {spec.max_positions - workload.prompt.max}."
+            )
+    for pool in plan.pools:
+        for sentence in pool_violations(facts.cluster, pool.first_rank, pool.num_ranks):
+            yield f"pool {pool.name!r}: {sentence}"
+    for placement in plan.placements:
+        stage = STAGE_BY_NAME[placement.stage]
+        rules = layout_rules(facts, stage, placement.layout)
+        for sentence in rules or schedule_rules(facts, stage, placement.layout, placement.schedule):
+            yield f"{placement.stage}: {sentence}"
+
+
+def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
+    """The plan's placements and order under facts that they are legal for, costed by their model and timed again.
+
+    Nothing was searched, so no bound is known: the status is pinned and the gap is 1.
+    """
+    moved = plan.model_copy(
+        update={
+            "facts": facts,
+            "digests": facts.digests(),
+            "placements": tuple(_placement(p, facts, model) for p in plan.placements),
+            "edges": tuple(
+                Edge(producer=h.producer, consumer=h.consumer, fields=h.fields, bytes=h.num_bytes, cost=h.cost)
+                for h in handovers(facts, model)
+            ),
+            "refits": tuple(_refit(plan, refit, facts, model) for refit in plan.refits),
+        }
+    )
+    timed = evaluate(moved)
+    update = {"status": "pinned", "objective_seconds": timed.period_seconds, "bound_seconds": 0.0, "gap": 1.0}
+    return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
+
+
+def _placement(placement: Placement, facts: Facts, model: CostModel) -> Placement:
+    call = Call(
+        stage=STAGE_BY_NAME[placement.stage],
+        model=facts.models.spec(placement.role),
+        layout=placement.layout,
+        schedule=placement.schedule,
+    )
+    memory = model.memory(call)
+    costs = {"cost": model.seconds(call), "resident": memory.resident, "transient": memory.transient}
+    return placement.model_copy(update=costs)
+
+
+def _refit(plan: Plan, refit: Refit, facts: Facts, model: CostModel) -> Refit:
+    spec = facts.models.spec(refit.role)
+    move = Move(
+        model=spec,
+        source=plan.placement(refit.source).layout,
+        target=plan.placement(refit.target).layout,
+        overlap=len(set(plan.pool_of(refit.source).ranks) & set(plan.pool_of(refit.target).ranks)),
+    )
+    num_bytes = float(spec.num_params * element_bytes(facts.precision))
+    return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})

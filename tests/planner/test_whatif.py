@@ -1,0 +1,177 @@
+"""What-if: answers are differences by one cost model, rules that break are named, fields are found or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.job import Facts
+from meshwright.planner.plan import Plan
+from meshwright.planner.recost import recost
+from meshwright.planner.settings import parse_settings, with_setting
+from meshwright.planner.verify import verify
+from meshwright.planner.whatif import outlook, whatif
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+
+def model_of(facts: Facts) -> CostModel:
+    return cost_model(facts.cluster, facts.workload, facts.precision)
+
+
+def facts() -> Facts:
+    """Four ranks on two nodes; responses of median 40 and p99 100."""
+    found = small_facts(nodes=2, ranks_per_node=2, memory_bytes=2**34)
+    workload = found.workload.model_copy(update={"response": LengthSpec(max=128, median=40, p99=100)})
+    return found.model_copy(update={"workload": workload})
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return random_plan(4, facts(), model_of(facts()))
+
+
+def test_a_setting_that_changes_nothing_makes_no_difference(plan: Plan) -> None:
+    found = whatif(plan, parse_settings(["workload.response.p99=100"]), model_of, price=2.0)
+    assert found.answers[0].difference == found.baseline.minus(found.baseline)
+    assert found.answers[0].fits
+    assert found.notes == ()
+
+
+def test_costing_again_by_the_same_model_gives_the_plan_back(plan: Plan) -> None:
+    again = recost(plan, plan.facts, model_of(plan.facts))
+    assert again.placements == plan.placements
+    assert again.refits == plan.refits
+    assert again.edges == plan.edges
+    assert again.period_seconds == plan.period_seconds
+    assert verify(again) == ()
+
+
+def test_shorter_responses_make_shorter_steps_and_ranges_make_rows(plan: Plan) -> None:
+    found = whatif(plan, parse_settings(["workload.response.p99=50,75,100"]), model_of)
+    seconds = [answer.outlook.step_seconds for answer in found.answers if answer.outlook]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < found.baseline.step_seconds
+    assert [answer.setting for answer in found.answers] == [{"workload.response.p99": n} for n in (50, 75, 100)]
+
+
+def test_every_combination_of_several_settings_is_answered() -> None:
+    settings = parse_settings(["cluster.nodes=2,4", "workload.batch_size=16,32", "precision=bf16"])
+    assert settings == tuple(
+        {"cluster.nodes": nodes, "workload.batch_size": size, "precision": "bf16"}
+        for nodes in (2, 4)
+        for size in (16, 32)
+    )
+
+
+def test_gpu_hours_count_every_rank_of_the_cluster_and_money_is_their_price(plan: Plan) -> None:
+    seen = outlook(plan, price=2.0)
+    assert seen.gpu_hours == pytest.approx(plan.period_seconds * 4 * 1000 / 3600)
+    assert seen.money == pytest.approx(2 * seen.gpu_hours)
+    assert outlook(plan).money is None
+
+
+def test_more_nodes_without_a_new_search_stand_idle(plan: Plan) -> None:
+    answer = whatif(plan, parse_settings(["cluster.nodes=4"]), model_of).answers[0]
+    assert answer.fits
+    assert answer.outlook is not None
+    assert answer.difference is not None
+    assert answer.outlook.idle_share > 0.5
+    assert answer.difference.gpu_hours > 0
+
+
+def test_a_placement_that_is_no_longer_legal_is_told_the_rule(plan: Plan) -> None:
+    answer = whatif(plan, parse_settings(["workload.batch_size=7"]), model_of).answers[0]
+    assert not answer.fits
+    assert answer.outlook is None
+    assert any("does not divide the 7 sequences" in sentence for sentence in answer.broken)
+
+
+def test_a_sequence_longer_than_the_positions_is_told() -> None:
+    plan = random_plan(4, facts(), model_of(facts()))
+    answer = whatif(plan, parse_settings(["workload.response.max=1000"]), model_of).answers[0]
+    assert answer.broken[0].startswith("prompt.max + response.max = 1064 exceeds the 512 positions of actor")
+
+
+def test_a_device_that_is_too_small_does_not_fit_and_the_headroom_is_negative(plan: Plan) -> None:
+    answer = whatif(plan, parse_settings(["cluster.device.memory_bytes=100000"]), model_of).answers[0]
+    assert not answer.fits
+    assert answer.outlook is not None
+    assert answer.outlook.headroom_bytes < 0
+    assert answer.broken[0].startswith("rank 0 needs")
+
+
+def test_a_quantile_beyond_the_longest_length_is_told_to_be_cut(plan: Plan) -> None:
+    answer = whatif(plan, parse_settings(["workload.response.p99=500"]), model_of).answers[0]
+    assert answer.notes == ("workload.response.p99=500 is cut at workload.response.max=128; set both.",)
+
+
+def test_planning_again_is_never_slower_than_the_same_placements() -> None:
+    few = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**34)
+    plan = compile_plan(few, model_of(few))
+    assert isinstance(plan, Plan)
+    settings = parse_settings(["workload.response.fixed=64"])
+    kept = whatif(plan, settings, model_of).answers[0].outlook
+    again = whatif(plan, settings, model_of, replan=True).answers[0].outlook
+    assert kept is not None
+    assert again is not None
+    assert again.step_seconds <= kept.step_seconds * (1 + 1e-9)
+
+
+def test_a_job_that_no_plan_fits_says_what_binds(plan: Plan) -> None:
+    setting = parse_settings(["cluster.device.memory_bytes=1000"])
+    answer = whatif(plan, setting, model_of, replan=True).answers[0]
+    assert not answer.fits
+    assert answer.outlook is None
+    assert answer.broken
+
+
+def test_a_baseline_that_another_model_costs_otherwise_is_told(plan: Plan) -> None:
+    other = plan.model_copy(update={"period_seconds": 2 * plan.period_seconds})
+    assert "s a step and is costed at" in whatif(other, (), model_of).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nodes", "did you mean cluster.nodes?"),
+        ("cluster.nodess", "did you mean cluster.nodes"),
+        ("workload.respnse.p99", "did you mean workload.prompt.p99 or workload.response.p99?"),
+        ("qqqq", "known: cluster, models, precision, workload and the fields in them."),
+    ],
+)
+def test_an_unknown_field_is_told_the_nearest_names(path: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        with_setting(facts(), {path: 1})
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["cluster.nodes", "=4", "cluster.nodes="])
+def test_a_setting_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is not of the form field=value"):
+        parse_settings([text])
+
+
+def test_a_field_that_is_set_twice_is_refused() -> None:
+    with pytest.raises(BadInput, match="given twice"):
+        parse_settings(["cluster.nodes=2", "cluster.nodes=4"])
+
+
+def test_a_value_that_breaks_a_rule_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"cluster\.nodes is 0"):
+        with_setting(facts(), {"cluster.nodes": 0})
+
+
+def test_devices_and_networks_are_given_by_name() -> None:
+    found = with_setting(facts(), {"cluster.device": "a100-80gb", "cluster.inter_node": "ib-ndr-400"})
+    assert found.cluster.device.name == "a100-80gb"
+    assert found.cluster.inter_node != facts().cluster.inter_node
+
+
+def test_a_list_is_one_value() -> None:
+    (setting,) = parse_settings(["workload.response.histogram=[[10, 1], [20, 3]]"])
+    assert setting == {"workload.response.histogram": [[10, 1], [20, 3]]}
