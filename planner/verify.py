@@ -51,7 +51,7 @@ def _pools_are_named_once(plan: Plan) -> Iterator[str]:
 
 
 def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
-    expected = {(a, b): fields for a, b, fields in stage_graph().edges.data("fields")}
+    expected = {(a, b): data["fields"] for a, b, data in stage_graph().edges(data=True)}
     given = {(edge.producer, edge.consumer): edge.fields for edge in plan.edges}
     if len(given) < len(plan.edges):
         yield "an edge is listed twice; list each once."
