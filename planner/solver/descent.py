@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product
 
-from meshwright.planner.solver.greedy import Greedy, Picks, Score
+from meshwright.planner.solver.greedy import Greedy, Near, Picks, Score
 
 _SWEEPS = 20
 """Descents have always ended by themselves long before."""
@@ -25,7 +25,7 @@ def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
     return picks, score
 
 
-def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Sequence[Sequence[int]]) -> tuple[Picks, Score]:
+def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Near) -> tuple[Picks, Score]:
     """A choice that no change of two calls to options in `near` improves, each change followed by a descent."""
     pairs = list(combinations(range(len(near)), 2))
     for _ in range(_SWEEPS):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import Place, Problem, Run, Transfer
+from meshwright.planner.solver.problem import Option, Place, Problem, Run, Transfer
 
 
 class Score(NamedTuple):
@@ -26,6 +26,9 @@ WORST = Score(2**62, 2**62, 2**62)
 
 Picks = tuple[int, ...]
 """The index of an option for each call, in the order of the calls."""
+
+Near = Sequence[Sequence[int]]
+"""Indices of some options for each call."""
 
 
 class _Memory(NamedTuple):
@@ -81,6 +84,14 @@ class Greedy:
         ticks = [self._duration(task, picks) for task in range(len(self._tasks))]
         ends = self._schedule(self._occupied_by_all(picks, ticks), ticks, self._tails(ticks))
         return {self._tasks[task].name: end - ticks[task] for end, task in ends}
+
+    def picked(self, picks: Picks) -> tuple[Option, ...]:
+        """The options of a choice."""
+        return tuple(options[index] for options, index in zip(self.options, picks, strict=True))
+
+    def indices(self, options: Sequence[Option]) -> Picks:
+        """The choice of these options."""
+        return tuple(known.index(option) for known, option in zip(self.options, options, strict=True))
 
     def _spread(self, call: int, option: int) -> _Memory:
         picked = self.options[call][option]

@@ -1,61 +1,106 @@
-"""Drops the options that no answer within a makespan can use, by bounds from arithmetic and from the relaxation."""
+"""Drops the options that no answer within a makespan can use, by bounds from arithmetic and from the relaxation.
+
+The relaxation is solved once, and then with each call fixed to each of its pools in turn. Each of these optima also
+suggests a choice to descend from.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 from meshwright.planner.solver.bounds import within
+from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.model import makespan_model
-from meshwright.planner.solver.problem import Call, Problem
+from meshwright.planner.solver.problem import Call, Option, Problem
 from meshwright.planner.solver.relaxation import Relaxation, Relaxed
 from meshwright.planner.solver.variables import Variables
 
-_WORTHWHILE = 0.9
-"""Another round pays when the last one left less than this share of the options."""
+Suggest = Callable[[Greedy, Picks, Near | None], int]
+"""Takes a choice worth trying, and returns the makespan that an answer must be within from now on.
+
+The options near the relaxation's answer come with its own rounding, None with the others.
+"""
+
+_NEAR = 20
+"""Options per call that are near the relaxation's answer: those whose reduced cost is least."""
 
 
-def reduced(problem: Problem, makespan: int) -> Problem:
-    """The problem without options that are in no answer that ends by `makespan`; a call may be left with none."""
-    while True:
-        smaller = _reduced_by_relaxation(within(problem, makespan), makespan)
-        if num_options(smaller) == 0 or num_options(smaller) > _WORTHWHILE * num_options(problem):
-            return smaller
-        problem = smaller
+@dataclass(frozen=True)
+class Reduced:
+    """What is left, and a makespan that no answer to the original problem is below unless it is above the one asked."""
+
+    problem: Problem
+    bound: int
+
+    @property
+    def is_empty(self) -> bool:
+        return any(not call.options for call in self.problem.calls)
 
 
-def num_options(problem: Problem) -> int:
-    """The number of options of all calls, 0 when a call has none."""
-    counts = [len(call.options) for call in problem.calls]
-    return sum(counts) if all(counts) else 0
-
-
-def _reduced_by_relaxation(problem: Problem, makespan: int) -> Problem:
-    if not num_options(problem):
-        return problem
+def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
+    """The problem without options that are in no answer that ends by `makespan`, or by what `suggest` lowers it to."""
+    problem = within(problem, makespan)
+    if any(not call.options for call in problem.calls):
+        return Reduced(problem, makespan + 1)
     model, x = makespan_model(problem)
     relaxation = Relaxation(model, x.makespan)
     relaxed = relaxation.solve()
-    return problem.with_calls(
-        tuple(
-            Call(call.name, tuple(o for i, o in enumerate(call.options) if i in kept))
-            for call in problem.calls
-            for kept in [_kept(relaxation, relaxed, call, x, makespan)]
-        )
-    )
+    if relaxed is None or relaxed.bound > makespan:
+        return Reduced(problem.with_calls(tuple(Call(call.name, ()) for call in problem.calls)), makespan + 1)
+    greedy = Greedy(problem)
+    pass_ = _Pass(problem, x, relaxation, greedy, suggest, makespan)
+    pass_.makespan = suggest(greedy, rounded(problem, x, relaxed), _near(problem, x, relaxed))
+    kept = {call.name: pass_.kept(call, relaxed) for call in problem.calls}
+    return Reduced(within(_only(problem, kept), pass_.makespan), relaxed.bound)
 
 
-def _kept(relaxation: Relaxation, relaxed: Relaxed | None, call: Call, x: Variables, makespan: int) -> set[int]:
-    """The options of a call that survive: first one by one, then with the call fixed to each pool in turn."""
-    if relaxed is None:
-        return set()
-    variables = [x.pick[call.name, index].index for index in range(len(call.options))]
-    pools: dict[range, list[int]] = {}
-    for index, option in enumerate(call.options):
-        if relaxed.bound_with(variables[index]) <= makespan:
-            pools.setdefault(option.place.ranks, []).append(index)
-    kept: set[int] = set()
-    for indices in pools.values():
-        there = relaxation.solve_with_one_of([variables[index] for index in indices])
-        if there is not None and there.bound <= makespan:
-            kept.update(index for index in indices if there.bound_with(variables[index]) <= makespan)
-    for index in set(range(len(call.options))) - kept:
-        relaxation.forbid(variables[index])
-    return kept
+def rounded(problem: Problem, x: Variables, relaxed: Relaxed) -> Picks:
+    """The option of each call that has most of the relaxation's answer."""
+
+    def most(call: Call) -> int:
+        return max(range(len(call.options)), key=lambda index: relaxed.values[x.pick[call.name, index].index])
+
+    return tuple(most(call) for call in problem.calls)
+
+
+def _near(problem: Problem, x: Variables, relaxed: Relaxed) -> Near:
+    def nearest(call: Call) -> list[int]:
+        cost = [relaxed.reduced_costs[x.pick[call.name, index].index] for index in range(len(call.options))]
+        return sorted(range(len(call.options)), key=cost.__getitem__)[:_NEAR]
+
+    return [nearest(call) for call in problem.calls]
+
+
+@dataclass
+class _Pass:
+    """One pass over the calls; `makespan` falls as suggestions turn out well."""
+
+    problem: Problem
+    x: Variables
+    relaxation: Relaxation
+    greedy: Greedy
+    suggest: Suggest
+    makespan: int
+
+    def kept(self, call: Call, relaxed: Relaxed) -> tuple[Option, ...]:
+        """The options of a call that survive: first one by one, then with the call fixed to each pool in turn."""
+        variables = [self.x.pick[call.name, index].index for index in range(len(call.options))]
+        pools: dict[range, list[int]] = {}
+        for index, option in enumerate(call.options):
+            if relaxed.bound_with(variables[index]) <= self.makespan:
+                pools.setdefault(option.place.ranks, []).append(index)
+        kept: set[int] = set()
+        for indices in pools.values():
+            there = self.relaxation.solve_with_one_of([variables[index] for index in indices])
+            if there is not None and there.bound <= self.makespan:
+                kept.update(index for index in indices if there.bound_with(variables[index]) <= self.makespan)
+                self.makespan = self.suggest(self.greedy, rounded(self.problem, self.x, there), None)
+        for index in range(len(call.options)):
+            if index not in kept:
+                self.relaxation.forbid(variables[index])
+        return tuple(option for index, option in enumerate(call.options) if index in kept)
+
+
+def _only(problem: Problem, kept: Mapping[str, tuple[Option, ...]]) -> Problem:
+    return problem.with_calls(tuple(Call(name, options) for name, options in kept.items()))

@@ -1,0 +1,97 @@
+"""The best answer so far, and the descents that improve it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meshwright.planner.solver.bounds import within
+from meshwright.planner.solver.descent import descend, descend_in_pairs
+from meshwright.planner.solver.greedy import Greedy, Near, Picks
+from meshwright.planner.solver.problem import Option, Problem
+from meshwright.planner.solver.result import Answer, Progress, Result
+
+_RANDOM_STARTS = 4
+
+
+@dataclass
+class Incumbent:
+    """The best answer so far to one problem; options are kept, since their indices change as others are dropped."""
+
+    problem: Problem
+    progress: Progress
+    bound: int = 0
+    makespan: int | None = None
+    options: tuple[Option, ...] = ()
+    starts: dict[str, int] = field(default_factory=dict)
+
+    def offer(self, options: tuple[Option, ...], makespan: int, starts: dict[str, int]) -> None:
+        """Takes the answer if it is better."""
+        if self.makespan is None or makespan < self.makespan:
+            self.makespan, self.options, self.starts = makespan, options, starts
+            self.progress(makespan, self.bound)
+
+    def descend_from(self, greedy: Greedy, picks: Picks, near: Near | None = None) -> None:
+        """Offers what a descent from this choice finds, in pairs within `near` when that is given."""
+        picks, score = descend(greedy, picks, greedy.score(picks))
+        if near is not None:
+            picks, score = descend_in_pairs(greedy, picks, score, near)
+        if score.excess_blocks == 0:
+            self.offer(greedy.picked(picks), score.makespan, greedy.starts(picks))
+
+    def consider(self, greedy: Greedy, picks: Picks, near: Near | None) -> None:
+        """Descends from a choice that comes with what is near it, from others only when they would be fast enough."""
+        if near is not None and self._is_left(greedy):
+            self.descend_from(greedy, greedy.indices(self.options), near)
+        if near is not None or self.makespan is None or greedy.score(picks).makespan < self.makespan:
+            self.descend_from(greedy, picks, near)
+
+    def _is_left(self, greedy: Greedy) -> bool:
+        """Whether the answer's own options are all among those that are left."""
+        return all(option in left for option, left in zip(self.options, greedy.options, strict=False))
+
+    def start(self, seed: int) -> None:
+        """Descents from the fastest options, the smallest and some at random, each among those that can still win."""
+        problem, rng = self.problem, random.Random(seed)
+        for start in (_fastest, _smallest, *[_any(rng)] * _RANDOM_STARTS):
+            self.descend_from(Greedy(problem), start(problem))
+            if self.makespan is not None:
+                problem = within(problem, self.makespan)
+
+    def polish(self) -> None:
+        """Gives every call that does not matter for the makespan its least work."""
+        greedy = Greedy(self.problem)
+        picks = greedy.indices(self.options)
+        picks, score = descend(greedy, picks, greedy.score(picks))
+        assert self.makespan is not None
+        if score.excess_blocks == 0 and score.makespan <= self.makespan:
+            self.makespan, self.starts = score.makespan, greedy.starts(picks)
+            self.options = greedy.picked(picks)
+
+    def result(self) -> Result:
+        """The answer with what is proven of it."""
+        assert self.makespan is not None
+        picked = {c.name: c.options.index(o) for c, o in zip(self.problem.calls, self.options, strict=True)}
+        return Result(
+            status="optimal" if self.bound == self.makespan else "feasible",
+            answer=Answer(picked=picked, starts=self.starts),
+            objective=self.makespan,
+            bound=self.bound,
+        )
+
+
+def _fastest(problem: Problem) -> Picks:
+    return tuple(min(range(len(c.options)), key=lambda i: c.options[i].ticks) for c in problem.calls)
+
+
+def _smallest(problem: Problem) -> Picks:
+    return tuple(min(range(len(c.options)), key=lambda i: _peak(c.options[i])) for c in problem.calls)
+
+
+def _any(rng: random.Random) -> Callable[[Problem], Picks]:
+    return lambda problem: tuple(rng.randrange(len(c.options)) for c in problem.calls)
+
+
+def _peak(option: Option) -> int:
+    return option.resident_blocks + option.transient_blocks
