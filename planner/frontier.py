@@ -22,6 +22,7 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 
 DOMINATED = "another choice is no slower and no larger"
+TOO_LARGE = "larger than the device"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def frontier(facts: Facts, model: CostModel, stage: Stage, pins: Sequence[Pin], 
         smallest = min((*costed, *([smallest] if smallest else [])), key=lambda c: c.peak_bytes, default=None)
         fitting = [c for c in costed if limit_bytes is None or c.peak_bytes <= limit_bytes]
         kept = _undominated_by_layout(fitting) if stage.role in TRAIN_STAGE else undominated(fitting)
-        rejected["larger than the device"] += len(costed) - len(fitting)
+        rejected[TOO_LARGE] += len(costed) - len(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         candidates[size] = kept
     return Frontier(stage=stage, pools=found, candidates=candidates, rejected=+rejected, smallest=smallest)

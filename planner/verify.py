@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
-from meshwright.planner.evaluate import evaluate, items, name_of, ranks_of, tasks
+from meshwright.planner.evaluate import items, name_of, peak_bytes, ranks_of, tasks
 from meshwright.planner.pins import Ranks, parse_pin
 from meshwright.planner.plan import Plan
 from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
@@ -166,7 +166,7 @@ def _ranks_do_one_thing_at_a_time(plan: Plan) -> Iterator[str]:
 
 
 def _memory_suffices(plan: Plan) -> Iterator[str]:
-    expected, limit = evaluate(plan).peak_bytes_per_rank, plan.facts.cluster.device.usable_bytes
+    expected, limit = peak_bytes(plan), plan.facts.cluster.device.usable_bytes
     if plan.peak_bytes_per_rank != expected:
         yield "peak_bytes_per_rank is not what the placements add up to; plan the job again."
     rank = max(range(len(expected)), key=expected.__getitem__)

@@ -1,0 +1,69 @@
+"""Nothing on a frontier is beaten, and whatever is left out is beaten, too large, or against a rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from meshwright.cost_models.question import Call
+from meshwright.planner.frontier import DOMINATED, TOO_LARGE, Candidate, frontier
+from meshwright.planner.pins import parse_pins
+from meshwright.planner.space import choices
+from meshwright.profiles.stages import STAGE_BY_NAME
+from tests.planner.jobs import RandomModel, small_facts
+
+FACTS = small_facts(batch_size=8)
+MODEL = RandomModel(3, 2**29)
+
+
+def beats(one: Candidate, other: Candidate) -> bool:
+    return one.amounts != other.amounts and all(a <= b for a, b in zip(one.amounts, other.amounts, strict=True))
+
+
+@pytest.mark.parametrize("name", ["reward_score", "actor_generate", "critic_train"])
+def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> None:
+    stage = STAGE_BY_NAME[name]
+    limit = 2**30
+    found = frontier(FACTS, MODEL, stage, (), limit)
+    tied = stage.name != "reward_score"
+    for size, kept in found.candidates.items():
+        every = []
+        for choice in choices(FACTS, stage, size, (), Counter()):
+            call = Call(
+                stage=stage, model=FACTS.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule
+            )
+            memory = MODEL.memory(call)
+            candidate = Candidate(
+                layout=choice.layout,
+                schedule=choice.schedule,
+                seconds=MODEL.seconds(call),
+                resident=memory.resident,
+                transient=memory.transient,
+            )
+            if candidate.peak_bytes <= limit:
+                every.append(candidate)
+        for candidate in every:
+            rivals = [o for o in every if not tied or o.layout == candidate.layout]
+            assert (candidate in kept) == (not any(beats(rival, candidate) for rival in rivals))
+
+
+def test_every_choice_is_kept_or_counted() -> None:
+    stage = STAGE_BY_NAME["critic_train"]
+    found = frontier(FACTS, MODEL, stage, (), 2**30)
+    rejected: Counter[str] = Counter()
+    legal = sum(len(list(choices(FACTS, stage, size, (), rejected))) for size in found.candidates)
+    kept = sum(len(candidates) for candidates in found.candidates.values())
+    assert found.rejected[DOMINATED] + found.rejected[TOO_LARGE] + kept == legal
+    assert found.rejected - Counter({DOMINATED: 10**9, TOO_LARGE: 10**9}) == rejected
+
+
+def test_without_a_limit_nothing_is_too_large() -> None:
+    assert frontier(FACTS, MODEL, STAGE_BY_NAME["actor_train"], (), None).rejected[TOO_LARGE] == 0
+
+
+def test_a_pin_leaves_what_agrees_with_it() -> None:
+    pins = parse_pins(["critic_train.recompute=full", "critic_train.pool=2:2"])
+    found = frontier(FACTS, MODEL, STAGE_BY_NAME["critic_train"], pins, None)
+    assert [str(pool) for pool in found.pools] == ["2:2"]
+    assert {c.schedule.recompute.value for c in found.candidates[2]} == {"full"}

@@ -1,0 +1,127 @@
+"""The choices of a stage are exactly those that break no rule; a pin that none agrees with is refused helpfully."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from meshwright.planner.pins import Pin, Ranks, parse_pin, parse_pins
+from meshwright.planner.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedule_rules
+from meshwright.planner.space import check_pins, choices, pools
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Recompute, Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from tests.planner.jobs import small_facts
+
+FACTS = small_facts(batch_size=12, num_minibatches=3)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_choices_are_those_that_break_no_rule(stage) -> None:  # type: ignore[no-untyped-def]
+    degrees = itertools.product(range(1, 5), repeat=3)
+    layouts = [Layout(tp, pp, dp, sp) for tp, pp, dp in degrees for sp in (False, True) if not (sp and tp == 1)]
+    legal = {layout for layout in layouts if layout.num_ranks == 4 and not layout_rules(FACTS, stage, layout)}
+    found = list(choices(FACTS, stage, 4, (), Counter()))
+    assert {choice.layout for choice in found} == legal
+    for layout in legal:
+        schedules = {choice.schedule for choice in found if choice.layout == layout}
+        assert schedules == {
+            schedule
+            for size, recompute, slots in itertools.product(range(1, 13), Recompute, range(13))
+            for schedule in [Schedule(micro_batch_size=size, recompute=recompute, generation_slots=slots)]
+            if not schedule_rules(FACTS, stage, layout, schedule) and not (stage.generates and size > 1)
+        }
+
+
+def test_what_is_left_out_is_counted_under_its_rule() -> None:
+    rejected: Counter[str] = Counter()
+    list(choices(FACTS, STAGE_BY_NAME["actor_train"], 4, (), rejected))
+    assert rejected == Counter()
+    facts = small_facts(batch_size=6, num_heads=2)
+    list(choices(facts, STAGE_BY_NAME["actor_train"], 4, (), rejected))
+    assert rejected == {
+        "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
+        "dp=4 does not divide the 6 sequences of a minibatch; use dp=3.": 1,
+    }
+
+
+def test_pools_are_aligned_powers_of_two_and_the_whole_cluster() -> None:
+    cluster = small_facts(nodes=3, ranks_per_node=2).cluster
+    assert pool_sizes(cluster) == (1, 2, 4, 6)
+    assert first_ranks(cluster, 2) == (0, 2, 4)
+    assert first_ranks(cluster, 4) == (0,)
+    assert pool_violations(cluster, 0, 6) == ()
+    for first, size in itertools.product(range(7), range(1, 8)):
+        legal = size in pool_sizes(cluster) and first in first_ranks(cluster, size)
+        assert (pool_violations(cluster, first, size) == ()) == legal
+
+
+def test_a_pool_never_straddles_nodes_that_could_hold_it() -> None:
+    assert first_ranks(small_facts(nodes=2, ranks_per_node=6).cluster, 4) == (0, 8)
+
+
+def test_num_minibatches_must_divide_the_batch_for_training_only() -> None:
+    facts = small_facts(batch_size=10, num_minibatches=3)
+    assert layout_rules(facts, STAGE_BY_NAME["reward_score"], Layout()) == ()
+    assert layout_rules(facts, STAGE_BY_NAME["actor_train"], Layout())[0] == (
+        "num_minibatches=3 does not divide batch_size=10; use 2."
+    )
+
+
+def test_a_pin_is_read_and_written_in_one_form() -> None:
+    assert str(parse_pin("actor_train . layout = tp2,dp2")) == "actor_train.layout=tp2,pp1,dp2"
+    assert parse_pin("critic_train.pool=4:4") == Pin("critic_train", "pool", Ranks(4, 4))
+    assert parse_pin("critic_train.recompute=selective").value is Recompute.SELECTIVE
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("actor_train", "is not of the form stage.key=value"),
+        ("actor_trian.layout=tp1", "there is no stage 'actor_trian'; did you mean 'actor_train'?"),
+        ("actor_train.layuot=tp1", "a stage has no 'layuot'; did you mean 'layout'?"),
+        ("actor_train.pool=4", "'4' is not a pool; write first:number, such as 0:4."),
+        ("actor_train.micro_batch_size=two", "'two' is not a whole number; use 1 or more."),
+        ("actor_train.recompute=ful", "there is no recomputation 'ful'; did you mean 'full'?"),
+        ("ref_logprob.recompute=full", "ref_logprob does not train, so nothing is recomputed; remove the pin."),
+        ("ref_logprob.generation_slots=4", "ref_logprob does not generate, so it has no slots"),
+        ("actor_train.layout=tp1,xx2", "the part 'xx2'; write it like 'tp2,pp1,dp2'"),
+    ],
+)
+def test_a_malformed_pin_is_refused_in_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(BadInput) as refusal:  # noqa: PT011 - the sentence is compared below
+        parse_pin(text)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("pins", "sentence"),
+    [
+        (["actor_train.pool=1:2"], "a pool of 2 ranks cannot start at rank 1; start at rank 0."),
+        (["actor_train.pool=0:3"], "3 ranks is neither a power of two nor the whole cluster of 4; use 2 ranks."),
+        (["actor_train.pool=4:4"], "ranks 4 to 7 leave the cluster of 4 ranks; start at rank 0."),
+        (["actor_train.layout=tp3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
+        (["actor_train.micro_batch_size=5"], "no legal choice has it; the nearest legal value is 4."),
+        (["actor_train.layout=tp2", "actor_train.pool=0:4"], "the nearest legal value is tp2,pp1,dp2."),
+        (["actor_train.layout=dp4", "actor_train.micro_batch_size=2"], "the nearest legal value is 1."),
+        (["actor_generate.generation_slots=5"], "the nearest legal value is 4."),
+    ],
+)
+def test_an_illegal_pin_names_the_nearest_legal_value(pins: list[str], sentence: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        check_pins(FACTS, parse_pins(pins))
+    assert sentence in str(refusal.value)
+
+
+def test_one_choice_cannot_be_fixed_twice() -> None:
+    with pytest.raises(BadInput, match="fix the same choice; remove one"):
+        parse_pins(["actor_train.pool=0:2", "actor_train.pool=2:2"])
+
+
+def test_a_pinned_pool_is_the_only_one() -> None:
+    pins = parse_pins(["actor_train.pool=2:2"])
+    assert pools(FACTS, STAGE_BY_NAME["actor_train"], pins) == (Ranks(2, 2),)
+    assert len(pools(FACTS, STAGE_BY_NAME["critic_train"], pins)) == 7

@@ -1,0 +1,162 @@
+"""The verifier convicts a plan of each rule that it breaks, in a sentence that says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshwright.cost_models.cost import Cost, Term
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.evaluate import evaluate
+from meshwright.planner.plan import Plan
+from meshwright.planner.verify import verify
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Recompute, Schedule
+from tests.planner.jobs import ToyModel, small_facts
+
+PINS = (
+    "actor_generate.layout=tp1,pp2,dp2",
+    "actor_generate.pool=0:4",
+    "actor_train.layout=tp2,pp1,dp1",
+    "actor_train.pool=0:2",
+    "actor_logprob.pool=0:2",
+    "actor_logprob.layout=tp2,pp1,dp1",
+    "critic_value.pool=2:2",
+    "critic_train.pool=2:2",
+)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    facts = small_facts()
+    found = compile_plan(facts, ToyModel(facts), pins=PINS)
+    assert isinstance(found, Plan)
+    return found.model_copy(update={"pins": ()})
+
+
+def changed(plan: Plan, stage: str, **update: Any) -> Plan:
+    """The plan with one placement changed, and nothing made consistent with it."""
+    placements = tuple(p.model_copy(update=update) if p.stage == stage else p for p in plan.placements)
+    return plan.model_copy(update={"placements": placements})
+
+
+def test_a_compiled_plan_is_clean(plan: Plan) -> None:
+    assert verify(plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("breakage", "sentence"),
+    [
+        (
+            lambda plan: changed(plan, "actor_train", layout=Layout(tp=3)),
+            "actor_train: tp=3 does not divide the 4 attention heads of actor; use tp=2.",
+        ),
+        (
+            lambda plan: changed(plan, "actor_train", layout=Layout(tp=4)),
+            "actor_train: tp=4 x pp=1 x dp=1 is 4 ranks and its pool has 2; make the product 2.",
+        ),
+        (
+            lambda plan: changed(plan, "actor_generate", layout=Layout(tp=4, sp=True)),
+            "actor_generate: sp is on, and a single new token cannot be divided along the sequence; turn sp off.",
+        ),
+        (
+            lambda plan: changed(plan, "ref_logprob", schedule=Schedule(micro_batch_size=3)),
+            "ref_logprob: micro_batch_size=3 does not divide the",
+        ),
+        (
+            lambda plan: changed(plan, "ref_logprob", schedule=Schedule(recompute=Recompute.FULL)),
+            "ref_logprob: recompute=full on a stage that does not train; use none.",
+        ),
+        (
+            lambda plan: changed(plan, "actor_generate", schedule=Schedule(generation_slots=3)),
+            "actor_generate: generation_slots=3 is not a power of two between pp=2 and the 8 sequences of a "
+            "replica, nor that number; use 2.",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"placements": plan.placements[1:]}),
+            "actor_generate is placed 0 times; place it once.",
+        ),
+        (
+            lambda plan: changed(plan, "ref_logprob", pool="nowhere"),
+            "ref_logprob is placed on pool 'nowhere', which is not defined; define it.",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"edges": plan.edges[1:]}),
+            "the edge actor_generate -> reward_score must carry tokens.",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"refits": ()}),
+            "actor_generate has its own copy of the weights and no refit; add one.",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"refits": plan.refits * 2}),
+            "the refit of actor_generate is not needed; remove it.",
+        ),
+        (
+            lambda plan: changed(plan, "critic_train", start_seconds=0.0),
+            "critic_train lasts",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"period_seconds": 2 * plan.period_seconds}),
+            "period_seconds is",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"digests": {**plan.digests, "workload": "0"}}),
+            "the digest of workload does not match the plan's facts; plan the job again.",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"pins": ("actor_train.recompute=full", "critic_value.pool=0:4")}),
+            "the pin 'critic_value.pool=0:4' is not kept: critic_value has pool=2:2.",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"peak_bytes_per_rank": (1,) * 4}),
+            "peak_bytes_per_rank is not what the placements add up to; plan the job again.",
+        ),
+        (
+            lambda plan: plan.model_copy(update={"solver": plan.solver.model_copy(update={"bound_seconds": 0.0})}),
+            "gap=",
+        ),
+        (
+            lambda plan: changed(plan, "actor_train", transient=Cost((Term("activations", -1.0),))),
+            "actor_train: the cost term 'activations' is -1.0; a cost adds up from 0.",
+        ),
+        (lambda plan: plan.model_copy(update={"staleness": 1}), "staleness=1 is not planned yet; use 0."),
+    ],
+)
+def test_a_broken_rule_is_told(plan: Plan, breakage: Callable[[Plan], Plan], sentence: str) -> None:
+    told = verify(breakage(plan))
+    assert any(line.startswith(sentence) for line in told), told
+
+
+def test_stages_at_once_on_one_rank_are_told(plan: Plan) -> None:
+    """The critic's value stage is moved onto the ranks of the actor's log-probabilities, at the same time."""
+    other = plan.placement("actor_logprob")
+    mine = plan.placement("critic_value")
+    start = other.start_seconds
+    broken = changed(plan, "critic_value", pool=other.pool, start_seconds=start, end_seconds=start + mine.cost.total)
+    assert any("both run on rank 0" in line for line in verify(broken))
+
+
+def test_a_stage_before_its_inputs_is_told(plan: Plan) -> None:
+    mine = plan.placement("critic_value")
+    broken = changed(plan, "critic_value", start_seconds=0.0, end_seconds=mine.cost.total)
+    assert any(
+        line.startswith("critic_value starts at 0 s, before actor_generate is ready at") for line in verify(broken)
+    )
+
+
+def test_too_little_memory_is_told_with_the_stages_on_the_rank(plan: Plan) -> None:
+    huge = plan.placement("actor_train").resident + Cost((Term("more", float(2**40)),))
+    broken = evaluate(changed(plan, "actor_train", resident=huge))
+    told = next(line for line in verify(broken) if line.startswith("rank 0 needs"))
+    assert "actor_train" in told
+    assert "move a stage away or cut it over more ranks" in told
+
+
+def test_every_random_mutation_of_a_time_is_told(plan: Plan) -> None:
+    for placement in plan.placements:
+        for shift in (-1e-3, 1e-3):
+            moved = changed(plan, placement.stage, start_seconds=max(0.0, placement.start_seconds + shift))
+            assert verify(moved), placement.stage
