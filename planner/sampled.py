@@ -19,6 +19,7 @@ from meshwright.planner.plan import Placement, Plan
 from meshwright.planner.probe import Remodel, RoundTimes, round_times
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.workload import Workload
 
 Lengths = NDArray[np.int64]
 
@@ -37,7 +38,7 @@ class Sampled:
         self._generation_level = placement.cost.total / remodel(plan.facts).seconds(call).total
 
     def of_step(self, step: int, /) -> StepWork:
-        prompts, responses = self._draw(step)
+        prompts, responses = draw_lengths(self._workload, seed=self._seed, step=step)
         seconds = refit_seconds(self._plan)
         for placement in self._placements:
             stage = STAGE_BY_NAME[placement.stage]
@@ -48,13 +49,6 @@ class Sampled:
             else:
                 seconds[stage.name] = self._forward(placement, prompts + responses)
         return StepWork(seconds=seconds, num_tokens=float(responses.sum()))
-
-    def _draw(self, step: int) -> tuple[Lengths, Lengths]:
-        """Prompts and responses of the batch, in order of the prompts' lengths."""
-        draw = np.random.default_rng([self._seed, step])
-        size = self._workload.batch_size
-        prompts = np.sort(_sample(draw, self._workload.prompt_lengths, size))
-        return prompts, _sample(draw, self._workload.response_lengths, size)
 
     def _generation(self, placement: Placement, prompts: Lengths, responses: Lengths) -> tuple[float, ...]:
         """Each replica takes every dp-th prompt in order of length, as the runtime shares them."""
@@ -81,6 +75,13 @@ class Sampled:
         slowest = sum(float(padded_tokens(update, layout.dp, size).max()) for update in updates)
         typical = _typical_tokens(self._workload.sequence_lengths, rows, placement)
         return placement.cost.total * slowest / (len(updates) * typical)
+
+
+def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
+    """Prompts and responses of one step's batch, in order of the prompts' lengths."""
+    draw = np.random.default_rng([seed, step])
+    prompts = np.sort(_sample(draw, workload.prompt_lengths, workload.batch_size))
+    return prompts, _sample(draw, workload.response_lengths, workload.batch_size)
 
 
 def padded_tokens(lengths: Lengths, num_replicas: int, micro_batch_size: int) -> NDArray[np.float64]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,15 +18,30 @@ from rich.markup import escape
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.durations import Durations, Planned
 from meshwright.planner.explain import explain as explanation
 from meshwright.planner.job import Facts, Job, read_job, resolve
 from meshwright.planner.plan import Plan, read_plan, write_plan
+from meshwright.planner.sampled import Sampled
+from meshwright.planner.simulate import simulate as simulation
 from meshwright.planner.verify import verify as violations
 from meshwright.profiles.documents import Document, canonical_json, digest, write_atomically
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table, read_table, write_table
-from meshwright.profiles.trace import chrome_trace, read_spans
+from meshwright.profiles.trace import Span, chrome_trace, read_spans
 from meshwright.runtime import show, show_time
+from meshwright.runtime.options import (
+    AsJson,
+    DurationsFrom,
+    From,
+    JobPath,
+    PlanPath,
+    Profile,
+    SchemaOf,
+    Seed,
+    Steps,
+    TracePath,
+)
 
 app = typer.Typer(
     help="Plans, proves and runs PPO-RLHF jobs on Megatron-core.",
@@ -36,24 +50,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
-JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, PPO, data.")]
-PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by `meshwright plan`.")]
-Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-
-
-class DurationsFrom(StrEnum):
-    """Where a simulation takes its seconds from."""
-
-    SAMPLED = "sampled"
-    PLANNED = "planned"
-
-
-class SchemaOf(StrEnum):
-    JOB = "job"
-    PLAN = "plan"
-    TABLE = "table"
 
 
 @app.command(epilog="Example: meshwright schema job > job.schema.json")
@@ -149,36 +145,60 @@ def explain(plan: PlanPath, as_json: AsJson = False) -> None:
 @app.command(epilog="Example: meshwright simulate plan.json --steps 50 --seed 1 --trace simulated.json")
 def simulate(
     plan: PlanPath,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to report; one more is run before them.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, help="Of the lengths drawn for each step.")] = 0,
-    durations: Annotated[
-        DurationsFrom, typer.Option(help="Drawn lengths, or every step exactly as planned.")
-    ] = DurationsFrom.SAMPLED,
+    steps: Steps = 20,
+    seed: Seed = 0,
+    durations: From = DurationsFrom.SAMPLED,
     profile: Profile = None,
-    trace: Annotated[Path | None, typer.Option(help="Where a timeline for Perfetto goes.")] = None,
+    trace: TracePath = None,
     beside: Annotated[
         list[Path] | None, typer.Option(help="A trace.jsonl of a run or a rehearsal, shown in the same timeline.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
-    from meshwright.planner.durations import Planned
-    from meshwright.planner.sampled import Sampled
-    from meshwright.planner.simulate import simulate as simulation
-
     document = read_plan(plan)
     _require_valid(document)
     others = [span for path in beside or () for span in read_spans(path)]
-    is_sampled = durations is DurationsFrom.SAMPLED
-    work = Sampled(document, _remodel(profile), seed=seed) if is_sampled else Planned(document)
+    work = _durations(durations, document, profile, seed)
     found = simulation(document, work, steps=steps, traced=trace is not None)
     if trace:
-        pools = {pool.name: pool.ranks for pool in document.pools}
-        write_atomically(trace, chrome_trace([*found.spans, *others], pools))
+        _write_timeline(trace, document, [*found.spans, *others])
     if as_json:
         print(json.dumps(asdict(replace(found, spans=())), indent=2))
     else:
         show_time.simulation(found, trace)
+
+
+@app.command(epilog="Example: meshwright rehearse plan.json --steps 3 --speed 0.1")
+def rehearse(
+    plan: PlanPath,
+    steps: Steps = 3,
+    speed: Annotated[float, typer.Option(help="Waits are the predicted seconds times this.")] = 0.1,
+    ranks_per_process: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that a process hosts; by default as many as leave 16 processes.")
+    ] = None,
+    durations: From = DurationsFrom.PLANNED,
+    seed: Seed = 0,
+    profile: Profile = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Where a timeline for Perfetto goes, the simulated beside it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow the plan with real processes and messages, waiting where a device would compute."""
+    from meshwright.runtime.rehearse import rehearse as rehearsal
+
+    document = read_plan(plan)
+    _require_valid(document)
+    work = _durations(durations, document, profile, seed)
+    found = rehearsal(document, work, steps=steps, speed=speed, seed=seed, ranks_per_process=ranks_per_process)
+    if trace:
+        simulated = simulation(document, work, steps=steps, traced=True)
+        _write_timeline(trace, document, [*simulated.spans, *found.spans])
+    if as_json:
+        print(json.dumps(asdict(replace(found, spans=())), indent=2))
+    else:
+        show_time.rehearsal(found, trace)
 
 
 @app.command(epilog="Example: meshwright whatif plan.json --set cluster.nodes=8 --set workload.response.p99=2048,4096")
@@ -240,6 +260,14 @@ def _require_valid(plan: Plan) -> None:
     """Raises BadInput with the first rule that the plan breaks."""
     for sentence in violations(plan):
         raise BadInput(f"plan: {sentence}")
+
+
+def _durations(durations: DurationsFrom, plan: Plan, profile: Path | None, seed: int) -> Durations:
+    return Sampled(plan, _remodel(profile), seed=seed) if durations is DurationsFrom.SAMPLED else Planned(plan)
+
+
+def _write_timeline(path: Path, plan: Plan, spans: Sequence[Span]) -> None:
+    write_atomically(path, chrome_trace(spans, {pool.name: pool.ranks for pool in plan.pools}))
 
 
 def _remodel(profile: Path | None) -> Callable[[Facts], CostModel]:

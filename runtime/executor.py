@@ -1,43 +1,58 @@
-"""Executes a program on this rank, instruction by instruction, and writes down when each ran."""
+"""Follows a program on one rank, instruction by instruction, and writes down when each ran.
+
+It is the one piece of code that schedules: the runtime and the rehearsal differ in what a device does, nowhere else.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-
-import torch.distributed as dist
+from typing import Protocol
 
 from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send
 from meshwright.profiles.trace import Span
-from meshwright.runtime import host
-from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.experience import Courier
 from meshwright.runtime.outcome import Outcome
-from meshwright.runtime.refit import Refit
+
+
+class Device(Protocol):
+    """What a rank's device does: it computes, or it waits for as long as computing would take."""
+
+    def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        """Runs a stage that this rank belongs to; returns what is worth recording of it."""
+        ...
+
+    def refit(self, source: str, target: str) -> None:
+        """Takes this rank's part in giving the source's weights to the target."""
+        ...
+
+    def synchronise(self) -> None:
+        """Returns when everything asked of the device is done."""
+        ...
 
 
 class Executor:
-    """Runs programs over the same stages, refits and couriers. `began` is the time.time() that spans count from."""
+    """Runs programs on one rank. `began` is the time.time() that spans count from, `clock` whose time it is."""
 
     def __init__(
         self,
-        actions: Actions,
-        refits: Mapping[tuple[str, str], Refit],
+        device: Device,
         courier: Courier,
         *,
+        rank: int,
         began: float,
-        clock: Callable[[], float] = time.time,
+        clock: str,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._actions, self._refits, self._courier = actions, refits, courier
-        self._began, self._clock = began, clock
+        self._device, self._courier, self._rank = device, courier, rank
+        self._began, self._clock, self._time = began, clock, now
 
     def execute(self, program: Program, batch: Batch) -> Outcome:
         """Executes this rank's part of the program on a batch."""
-        rank = dist.get_rank()
         spans: list[Span] = []
         metrics: dict[str, Mapping[str, float]] = {}
-        for instruction in program.of_rank(rank):
+        for instruction in program.of_rank(self._rank):
             start = self._now()
             facts = self._do(instruction, program, batch)
             spans.append(
@@ -45,10 +60,10 @@ class Executor:
                     step=batch.step,
                     instruction=instruction.name,
                     kind=instruction.kind,
-                    rank=rank,
+                    rank=self._rank,
                     start_seconds=start,
                     end_seconds=self._now(),
-                    clock="measured",
+                    clock=self._clock,
                     facts=facts if instruction.kind != "stage" else _sizes(facts),
                 )
             )
@@ -60,10 +75,10 @@ class Executor:
     def _do(self, instruction: Instruction, program: Program, batch: Batch) -> Mapping[str, float]:
         match instruction:
             case MoveWeights(source=source, target=target):
-                self._refits[source, target].run()
+                self._device.refit(source, target)
                 return {}
             case RunStage(stage=stage):
-                return self._actions.run(stage, batch)
+                return self._device.run_stage(stage, batch)
             case Send():
                 tag = program.tag(instruction.producer, instruction.consumer)
                 return {"num_bytes": float(self._courier.send(instruction, batch.experience, tag))}
@@ -72,8 +87,8 @@ class Executor:
                 return {"num_bytes": float(self._courier.receive(instruction, batch.experience, tag))}
 
     def _now(self) -> float:
-        host.synchronise()
-        return self._clock() - self._began
+        self._device.synchronise()
+        return self._time() - self._began
 
 
 def _sizes(facts: Mapping[str, float]) -> Mapping[str, float]:

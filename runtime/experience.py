@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
 from meshwright.planner.program import Receive, Send
+from meshwright.runtime.mail import Mail
 
 
 class Experience:
@@ -55,44 +55,32 @@ class Experience:
 class Courier:
     """Carries packed experience between ranks; sends do not wait."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        """`group` is a gloo group over the whole world."""
-        self._group = group
-        self._in_flight: list[tuple[dist.Work, Tensor]] = []
+    def __init__(self, mail: Mail) -> None:
+        self._mail = mail
 
     def send(self, instruction: Send, experience: Experience, tag: int) -> int:
         """Sends what this owner holds to the other targets; returns the bytes sent."""
-        targets = [rank for rank in instruction.targets if rank != dist.get_rank()]
+        targets = [rank for rank in instruction.targets if rank != self._mail.rank]
         if not targets:
             return 0
         payload = torch.frombuffer(bytearray(experience.pack(instruction.fields)), dtype=torch.uint8)
-        header = torch.tensor([len(payload)])
         for rank in targets:
-            for message, channel in ((header, 2 * tag), (payload, 2 * tag + 1)):
-                work = dist.isend(message, rank, group=self._group, tag=channel)
-                assert work is not None
-                self._in_flight.append((work, message))
+            self._mail.send(payload, rank, tag)
         return len(payload) * len(targets)
 
     def receive(self, instruction: Receive, experience: Experience, tag: int) -> int:
         """Waits for what every other owner sends; returns the bytes received."""
         received = 0
         for rank in instruction.owners:
-            if rank == dist.get_rank():
-                continue
-            header = torch.zeros(1, dtype=torch.int64)
-            dist.recv(header, rank, group=self._group, tag=2 * tag)
-            payload = torch.empty(int(header[0]), dtype=torch.uint8)
-            dist.recv(payload, rank, group=self._group, tag=2 * tag + 1)
-            experience.unpack(payload.numpy().tobytes())
-            received += len(payload)
+            if rank != self._mail.rank:
+                payload = self._mail.receive(rank, tag)
+                experience.unpack(payload.numpy().tobytes())
+                received += len(payload)
         return received
 
     def flush(self) -> None:
         """Waits until everything sent has arrived."""
-        for work, _ in self._in_flight:
-            work.wait()
-        self._in_flight.clear()
+        self._mail.flush()
 
 
 def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import multiprocessing
 import os
 import socket
 import tempfile
@@ -25,7 +26,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.runtime import host
 
 T = TypeVar("T")
 
@@ -70,14 +70,37 @@ class Rendezvous:
                 ) from None
 
 
+def with_megatron() -> str:
+    """Makes a process ready to compute; the backend of its collectives."""
+    from meshwright.runtime import host  # noqa: PLC0415 - it loads Megatron, and a rehearsal does without
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    host.install()
+    return host.backend()
+
+
+def with_messages_only() -> str:
+    """A process that computes nothing needs no more than gloo."""
+    return "gloo"
+
+
 def launch(
-    entry: Callable[..., T], *args: Any, num_ranks: int, rendezvous: Rendezvous | None = None, logs: Path | None = None
+    entry: Callable[..., T],
+    *args: Any,
+    num_ranks: int,
+    rendezvous: Rendezvous | None = None,
+    logs: Path | None = None,
+    prepare: Callable[[], str] = with_megatron,
+    preload: str | None = None,
 ) -> dict[int, T]:
     """Calls `entry(*args)` in `num_ranks` processes of this node, inside a process group over all nodes.
 
     Returns the results by global rank. `logs` keeps the traceback of a failure. Raises the BadInput of a rank as it is,
-    and RunFailed for anything else.
+    and RunFailed for anything else. With `preload` the processes are forked from one that has imported that module.
     """
+    if preload:
+        multiprocessing.set_forkserver_preload([preload])
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check_free()
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
@@ -94,28 +117,25 @@ def launch(
             rdzv_endpoint=f"{rendezvous.address}:{rendezvous.port}",
             max_restarts=0,
             monitor_interval=0.05,
-            start_method="spawn",
+            start_method="forkserver" if preload else "spawn",
             local_addr=rendezvous.address if rendezvous.nodes == 1 else None,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         try:
-            results: dict[int, T] = elastic_launch(config, _rank_main)(entry, args, str(failures))
+            results: dict[int, T] = elastic_launch(config, _rank_main)(prepare, entry, args, str(failures))
         except ChildFailedError as error:
             raise _explain(error, failures, logs) from None
         return results
 
 
-def _rank_main(entry: Callable[..., T], args: tuple[Any, ...], failures: str) -> T:
+def _rank_main(prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], failures: str) -> T:
     """What each process runs: join the process group, call, leave. On a CPU a rank is one core."""
     torch.set_num_threads(1)
     for message in _NOISE:
         warnings.filterwarnings("ignore", message=message)
     rank = int(os.environ["RANK"])
     try:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        host.install()
-        dist.init_process_group(host.backend(), timeout=_PATIENCE)
+        dist.init_process_group(prepare(), timeout=_PATIENCE)
         result = entry(*args)
         dist.barrier()
         dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -12,7 +13,11 @@ from rich.table import Table
 from meshwright.planner.simulate import Share, Simulation, Use
 from meshwright.planner.whatif import Answer, Outlook, WhatIf
 
+if TYPE_CHECKING:  # it imports torch, which the other answers do without
+    from meshwright.runtime.rehearse import Rehearsal
+
 _GIB = 2**30
+_MIB = 2**20
 _MOST_CAUSES = 3
 _LEAST_SHARE = 0.001
 """Smaller shares of the time are left out of the tables; --json has them all."""
@@ -33,6 +38,27 @@ def simulation(found: Simulation, trace: Path | None) -> None:
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
     if trace:
         console.print(f"timeline in {trace}; open it in Perfetto")
+
+
+def rehearsal(found: Rehearsal, trace: Path | None) -> None:
+    """Rehearsed beside simulated step times, and what following the program costs by itself."""
+    console = Console()
+    console.print(
+        f"[bold]REHEARSAL[/] of {len(found.steps.seconds)} steps with {found.durations} durations at speed "
+        f"{found.speed:g}: {found.num_processes} processes, {found.ranks_per_process} ranks each; no device computed"
+    )
+    table = Table(title="REHEARSAL: seconds per step, in the time of the plan", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("", "mean", "median", "p99"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, steps in (("rehearsed", found.steps), ("simulated", found.simulated)):
+        table.add_row(name, f"{steps.mean:.3f}", f"{steps.p50:.3f}", f"{steps.p99:.3f}")
+    console.print(table)
+    console.print(
+        f"rehearsed against simulated: {found.error:+.1%}; executor {found.overhead_seconds * 1e3:.3f} ms per "
+        f"instruction; {found.message_bytes / _MIB:.1f} MiB of experience per step"
+    )
+    if trace:
+        console.print(f"REHEARSAL timeline in {trace}; open it in Perfetto")
 
 
 def whatif(found: WhatIf) -> None:

@@ -20,11 +20,13 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
 from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
+from meshwright.runtime.computing import Computing
 from meshwright.runtime.copies import build_copies, build_refits
 from meshwright.runtime.data import PromptData, read_data
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import Rendezvous, launch
+from meshwright.runtime.mail import Mail
 from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds
 from meshwright.runtime.resume import latest_step, load_step, save_step
@@ -125,10 +127,11 @@ class Run:
         assert group is not None
         self._control = group
         self._executor = Executor(
-            Actions(plan, job, self.data, self.copies),
-            build_refits(plan, self.copies),
-            Courier(group),
+            Computing(Actions(plan, job, self.data, self.copies), build_refits(plan, self.copies)),
+            Courier(Mail(group)),
+            rank=dist.get_rank(),
             began=self.began,
+            clock="measured",
         )
         self.recorder = Recorder(plan, request.out, request.steps, is_writer=dist.get_rank() == 0)
 

@@ -248,13 +248,23 @@ def test_a_what_if_of_an_unknown_field_exits_2_with_the_nearest_name(call: Call,
     assert "did you mean cluster.nodes" in outcome.err
 
 
+@pytest.mark.slow
+def test_a_rehearsal_says_so_and_shows_the_simulated_clock_beside(call: Call, plan: Path, tmp_path: Path) -> None:
+    timeline = tmp_path / "timeline.json"
+    outcome = call("rehearse", plan, "--steps", "1", "--speed", "0.5", "--trace", timeline)
+    assert outcome.code == 0
+    assert outcome.out.startswith("REHEARSAL of 1 steps with planned durations at speed 0.5: 2 processes")
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["SIMULATED", "REHEARSED"]
+
+
 def test_the_command_line_starts_without_torch() -> None:
     script = "import sys, meshwright.runtime.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
-    for command in ("profile", "plan", "verify", "explain", "simulate", "whatif", "run", "schema"):
+    for command in ("profile", "plan", "verify", "explain", "simulate", "whatif", "rehearse", "run", "schema"):
         outcome = call(command, "--help")
         assert outcome.code == 0
         assert "Example: meshwright" in outcome.out

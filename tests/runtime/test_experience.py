@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.planner.program import Receive, Send
 from meshwright.runtime.experience import Courier, Experience, micro_batches, share
+from meshwright.runtime.mail import Mail
 from tests.runtime.ranks import run_on_ranks
 
 
@@ -45,7 +46,7 @@ def test_a_packed_field_unpacks_to_the_same_rows() -> None:
 
 def exchange() -> tuple[int, ...]:
     """Ranks 0 and 1 own a row each; ranks 1 and 2 want both."""
-    courier, experience, rank = Courier(dist.group.WORLD), Experience(), dist.get_rank()
+    courier, experience, rank = Courier(Mail(dist.group.WORLD)), Experience(), dist.get_rank()
     if rank < 2:
         experience.put("scores", rank, torch.tensor([float(rank)]))
     names = {"producer": "reward_score", "consumer": "actor_train", "fields": ("scores",)}

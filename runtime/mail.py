@@ -1,0 +1,77 @@
+"""Bytes from rank to rank over gloo, whatever the devices compute with. Sends do not wait.
+
+A process may house several ranks, each in a thread of its own: letters within a house do not leave the process, and
+letters between houses carry both ranks in their tag.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_PATIENCE_SECONDS = 900.0
+"""A letter within a house that is longer on its way was never sent."""
+
+
+class House:
+    """The ranks of one process, `size` to a process, and the letters between them."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+        self._lock = threading.Lock()
+        self._boxes: dict[tuple[int, int, int], queue.SimpleQueue[Tensor]] = defaultdict(queue.SimpleQueue)
+
+    def box(self, source: int, target: int, channel: int) -> queue.SimpleQueue[Tensor]:
+        with self._lock:
+            return self._boxes[source, target, channel]
+
+
+class Mail:
+    """One rank's letters. Letters of one channel between two ranks arrive in the order in which they were sent."""
+
+    def __init__(self, group: dist.ProcessGroup, *, rank: int | None = None, house: House | None = None) -> None:
+        """`group` is a gloo group over all processes; without a `house` each process is one rank."""
+        self.rank = dist.get_rank() if rank is None else rank
+        self._group, self._house = group, house or House()
+        self._in_flight: list[tuple[dist.Work, Tensor]] = []
+
+    def send(self, letter: Tensor, target: int, channel: int) -> None:
+        """Sends bytes (uint8) to another rank, their number ahead of them."""
+        if self._is_here(target):
+            self._house.box(self.rank, target, channel).put(letter)
+            return
+        for message, half in ((torch.tensor([len(letter)]), 0), (letter, 1)):
+            tag = self._tag(self.rank, target, 2 * channel + half)
+            work = dist.isend(message, target // self._house.size, group=self._group, tag=tag)
+            assert work is not None
+            self._in_flight.append((work, message))
+
+    def receive(self, source: int, channel: int) -> Tensor:
+        """Waits for the bytes that another rank sends."""
+        if self._is_here(source):
+            return self._house.box(source, self.rank, channel).get(timeout=_PATIENCE_SECONDS)
+        header = torch.zeros(1, dtype=torch.int64)
+        process = source // self._house.size
+        dist.recv(header, process, group=self._group, tag=self._tag(source, self.rank, 2 * channel))
+        letter = torch.empty(int(header[0]), dtype=torch.uint8)
+        dist.recv(letter, process, group=self._group, tag=self._tag(source, self.rank, 2 * channel + 1))
+        return letter
+
+    def flush(self) -> None:
+        """Waits until everything sent has arrived."""
+        for work, _ in self._in_flight:
+            work.wait()
+        self._in_flight.clear()
+
+    def _is_here(self, rank: int) -> bool:
+        return rank // self._house.size == self.rank // self._house.size
+
+    def _tag(self, source: int, target: int, channel: int) -> int:
+        """Channel, then the places of both ranks in their houses."""
+        size = self._house.size
+        return (channel * size + source % size) * size + target % size

@@ -1,0 +1,37 @@
+"""Where ranks wait for each other before they do something together, in threads and in processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import torch.distributed as dist
+
+_PATIENCE_SECONDS = 900.0
+"""A meeting that waits longer than this has lost a rank."""
+
+
+class Meetings:
+    """Meetings of fixed sets of ranks, `house_size` of which live in each process, as threads."""
+
+    def __init__(self, sets: Iterable[tuple[int, ...]], house_size: int) -> None:
+        """Collective over the processes, which name the same sets in the same order; one object for all threads."""
+        here = dist.get_rank()
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._threads: dict[tuple[int, ...], threading.Barrier] = {}
+        for ranks in dict.fromkeys(sets):
+            processes = sorted({rank // house_size for rank in ranks})
+            self._groups[ranks] = dist.new_group(processes, backend="gloo") if len(processes) > 1 else None
+            housed = sum(rank // house_size == here for rank in ranks)
+            if housed:
+                self._threads[ranks] = threading.Barrier(housed, timeout=_PATIENCE_SECONDS)
+
+    def wait(self, ranks: tuple[int, ...]) -> None:
+        """Returns when all ranks of the set have come: first those of this process, then the processes."""
+        first_here = self._threads[ranks].wait() == 0
+        group = self._groups[ranks]
+        if group is None:
+            return
+        if first_here:
+            dist.barrier(group=group)
+        self._threads[ranks].wait()

@@ -1,0 +1,221 @@
+"""A rehearsal: the real launcher, processes, messages and executor, with devices that wait instead of computing.
+
+It shows that a plan's program comes to its end on real processes, and what scheduling and messages cost, without any
+accelerator. Times are divided by the speed of the rehearsal, so that they compare with the plan's.
+"""
+
+from __future__ import annotations
+
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch.distributed as dist
+
+from meshwright.planner.check_program import require_sound
+from meshwright.planner.durations import Durations
+from meshwright.planner.plan import Plan
+from meshwright.planner.program import MoveWeights, Program, RunStage, lower
+from meshwright.planner.sampled import draw_lengths
+from meshwright.planner.simulate import StepTimes, simulate
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Span
+from meshwright.runtime.batch import Batch
+from meshwright.runtime.executor import Executor
+from meshwright.runtime.experience import Courier
+from meshwright.runtime.launch import launch, with_messages_only
+from meshwright.runtime.mail import House, Mail
+from meshwright.runtime.meeting import Meetings
+from meshwright.runtime.slots import Prompt
+from meshwright.runtime.waiting import Waiting
+
+CLOCK = "rehearsed"
+MOST_PROCESSES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What a rehearsal showed. `steps` and `spans` are in seconds of the plan: wall time divided by `speed`.
+
+    `overhead_seconds` is the wall time that the executor itself takes per instruction (median over ranks and steps).
+    """
+
+    clock: str
+    durations: str
+    speed: float
+    num_processes: int
+    ranks_per_process: int
+    steps: StepTimes
+    simulated: StepTimes
+    overhead_seconds: float
+    num_instructions: int
+    message_bytes: float  # per step, over all ranks
+    error: float  # (rehearsed - simulated) / simulated, of the mean step
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What every process is told."""
+
+    plan: Plan
+    durations: Durations
+    steps: int
+    seed: int
+    speed: float
+    ranks_per_process: int
+    began: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What one rank saw: spans in wall seconds, and when each step began and the last one ended."""
+
+    rank: int
+    spans: tuple[Span, ...]
+    steps: tuple[float, ...]
+
+
+def rehearse(
+    plan: Plan,
+    durations: Durations,
+    *,
+    steps: int = 3,
+    speed: float = 0.1,
+    seed: int = 0,
+    ranks_per_process: int | None = None,
+) -> Rehearsal:
+    """Rehearses `steps` steps of a valid plan on this machine, one more before them left out. `seed` draws lengths.
+
+    Raises BadInput for a program that is not sound, and RunFailed when a rank fails.
+    """
+    require_sound(lower(plan))
+    num_ranks = plan.facts.cluster.num_ranks
+    size = ranks_per_process or -(-num_ranks // MOST_PROCESSES)
+    if speed <= 0:
+        raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
+    request = _Request(
+        plan=plan,
+        durations=durations,
+        steps=steps,
+        seed=seed,
+        speed=speed,
+        ranks_per_process=size,
+        began=time.time(),
+    )
+    num_processes = -(-num_ranks // size)
+    results = launch(
+        _live, request, num_ranks=num_processes, prepare=with_messages_only, preload="meshwright.runtime.rehearse"
+    )
+    parts = [part for process in sorted(results) for part in results[process]]
+    return _report(request, parts, num_processes)
+
+
+def _report(request: _Request, parts: Sequence[_Part], num_processes: int) -> Rehearsal:
+    """Puts the ranks' parts together; the step that warmed up is left out."""
+    begins = [max(times) for times in zip(*(part.steps for part in parts), strict=True)]
+    seconds = [(b - a) / request.speed for a, b in pairwise(begins)][1:]
+    kept = [span for part in parts for span in part.spans if span.step > 0]
+    rehearsed = StepTimes.of(seconds)
+    simulated = simulate(request.plan, request.durations, steps=request.steps, warm_up=1).steps
+    return Rehearsal(
+        clock=CLOCK,
+        durations=request.durations.name,
+        speed=request.speed,
+        num_processes=num_processes,
+        ranks_per_process=request.ranks_per_process,
+        steps=rehearsed,
+        simulated=simulated,
+        overhead_seconds=statistics.median(_gaps(parts)),
+        num_instructions=len(kept),
+        message_bytes=sum(span.facts["num_bytes"] for span in kept if span.kind == "send") / request.steps,
+        error=rehearsed.mean / simulated.mean - 1,
+        spans=tuple(_scaled(span, begins[1], request.speed) for span in kept),
+    )
+
+
+def _gaps(parts: Iterable[_Part]) -> list[float]:
+    """Wall seconds between the end of an instruction and the start of the next one of its step, on every rank."""
+    return [
+        following.start_seconds - one.end_seconds
+        for part in parts
+        for one, following in pairwise(part.spans)
+        if one.step == following.step
+    ]
+
+
+def _scaled(span: Span, began: float, speed: float) -> Span:
+    """The span in seconds of the plan since the first step that is kept."""
+    return Span(
+        step=span.step,
+        instruction=span.instruction,
+        kind=span.kind,
+        rank=span.rank,
+        start_seconds=(span.start_seconds - began) / speed,
+        end_seconds=(span.end_seconds - began) / speed,
+        clock=span.clock,
+        facts=span.facts,
+    )
+
+
+def _live(request: _Request) -> list[_Part]:
+    """What one process does: one thread for each rank that it houses. The first error of any of them is raised."""
+    size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
+    first = dist.get_rank() * size
+    ranks = range(first, min(first + size, num_ranks))
+    program, house = lower(request.plan), House(size)
+    everyone = tuple(range(num_ranks))
+    meetings = Meetings((everyone, *_sets(program)), size)
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+    done: queue.SimpleQueue[_Part | BaseException] = queue.SimpleQueue()
+
+    def follow(rank: int) -> None:
+        try:
+            done.put(_follow(request, program, meetings, Mail(group, rank=rank, house=house)))
+        except BaseException as error:
+            done.put(error)
+
+    for rank in ranks:
+        threading.Thread(target=follow, args=(rank,), name=f"rank {rank}", daemon=True).start()
+    parts = []
+    for _ in ranks:
+        part = done.get()
+        if isinstance(part, BaseException):
+            raise part
+        parts.append(part)
+    return sorted(parts, key=lambda part: part.rank)
+
+
+def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
+    """The ranks that meet, for each stage and refit."""
+    return tuple(tuple(sorted(i.ranks)) for i in program.instructions if isinstance(i, RunStage | MoveWeights))
+
+
+def _follow(request: _Request, program: Program, meetings: Meetings, mail: Mail) -> _Part:
+    """One rank from the first step to the end of the last; all ranks begin a step together, as in a run."""
+    plan = request.plan
+    device = Waiting(plan, mail.rank, meetings, speed=request.speed)
+    executor = Executor(device, Courier(mail), rank=mail.rank, began=request.began, clock=CLOCK)
+    everyone = tuple(range(plan.facts.cluster.num_ranks))
+    spans: list[Span] = []
+    steps = []
+    for step in range(request.steps + 1):
+        prompts, responses = draw_lengths(plan.facts.workload, seed=request.seed, step=step)
+        device.begin(request.durations.of_step(step), responses)
+        batch = Batch(
+            step=step,
+            prompts=tuple(
+                Prompt(row=row, draw=row, tokens=(0,) * length) for row, length in enumerate(prompts.tolist())
+            ),
+        )
+        meetings.wait(everyone)
+        steps.append(time.time() - request.began)
+        spans += executor.execute(program, batch).spans
+    meetings.wait(everyone)
+    steps.append(time.time() - request.began)
+    return _Part(rank=mail.rank, spans=tuple(spans), steps=tuple(steps))

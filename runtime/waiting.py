@@ -1,0 +1,86 @@
+"""The device of a rank in a rehearsal: it meets its partners, waits for as long as the work would take, and leaves
+experience of the right sizes behind.
+
+It fails where the real device would: when a rank of the pool does not come, or when a stage lacks what it reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from meshwright.planner.durations import StepWork
+from meshwright.planner.plan import Plan
+from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.runtime.batch import Batch
+from meshwright.runtime.experience import share
+from meshwright.runtime.meeting import Meetings
+
+_DTYPES = {"tokens": torch.int64}
+"""All other fields are fp32."""
+
+_ONE_VALUE = ("scores",)
+"""Fields with one value for each sequence."""
+
+
+class Waiting:
+    """One rank. `speed` multiplies every wait: 0.1 rehearses in a tenth of the time."""
+
+    def __init__(self, plan: Plan, rank: int, meetings: Meetings, *, speed: float) -> None:
+        self._plan, self._rank, self._meetings, self._speed = plan, rank, meetings, speed
+        self._work = StepWork(seconds={}, num_tokens=0.0)
+        self._responses: Mapping[int, int] = {}
+        self._free_at = 0.0
+
+    def begin(self, work: StepWork, responses: np.typing.NDArray[np.int64]) -> None:
+        """Takes up a step: what its instructions take, and how long each row's response becomes."""
+        self._work, self._responses = work, dict(enumerate(responses.tolist()))
+
+    def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
+        self._require_inputs(kind, batch)
+        _, replica, pipeline_stage = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
+        self._occupy(stage, tuple(pool.ranks), replica)
+        rows = self._rows(kind, batch, replica)
+        if kind.generates or pipeline_stage == self._plan.placement(stage).layout.pp - 1:
+            self._write(kind, batch, rows)
+        return {"num_tokens": float(sum(self._length(batch, row) for row in rows))}
+
+    def refit(self, source: str, target: str) -> None:
+        ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
+        self._occupy(f"refit {source} -> {target}", tuple(sorted(ranks)), 0)
+
+    def synchronise(self) -> None:
+        """Waits until the device has done what it was given."""
+        time.sleep(max(0.0, self._free_at - time.monotonic()))
+
+    def _occupy(self, name: str, ranks: tuple[int, ...], replica: int) -> None:
+        """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""
+        seconds = self._work.seconds[name]
+        if any(seconds):
+            self._meetings.wait(ranks)
+            taken = seconds[replica] if len(seconds) > 1 else seconds[0]
+            self._free_at = time.monotonic() + taken * self._speed
+
+    def _require_inputs(self, stage: Stage, batch: Batch) -> None:
+        for field in stage.reads:
+            if batch.experience.rows(field) != batch.rows:
+                raise RunFailed(f"rank {self._rank} lacks rows of {field} for {stage.name}; the program is not sound.")
+
+    def _rows(self, stage: Stage, batch: Batch, replica: int) -> tuple[int, ...]:
+        """The rows of this rank's replica, shared as the runtime shares them."""
+        known = {row: batch.prompt_length(row) for row in batch.rows} if stage.generates else batch.lengths()
+        return share(batch.rows, known, replica, self._plan.placement(stage.name).layout.dp)
+
+    def _write(self, stage: Stage, batch: Batch, rows: tuple[int, ...]) -> None:
+        for field in stage.writes:
+            for row in rows:
+                size = 1 if field in _ONE_VALUE else self._length(batch, row)
+                batch.experience.put(field, row, torch.zeros(size, dtype=_DTYPES.get(field, torch.float32)))
+
+    def _length(self, batch: Batch, row: int) -> int:
+        return batch.prompt_length(row) + self._responses[row]

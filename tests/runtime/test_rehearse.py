@@ -1,0 +1,158 @@
+"""Rehearsals: real processes and messages follow the program to its end, in the simulated time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from meshwright.planner.durations import Planned, StepWork
+from meshwright.planner.evaluate import evaluate
+from meshwright.planner.plan import Plan
+from meshwright.planner.program import Send, lower
+from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.profiles.trace import chrome_trace
+from meshwright.runtime.batch import Batch
+from meshwright.runtime.executor import Executor
+from meshwright.runtime.rehearse import Rehearsal, rehearse
+from meshwright.runtime.slots import Prompt
+from meshwright.runtime.waiting import Waiting
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+STEPS = 2
+
+
+class NoPartners:
+    """Meetings to which everybody has already come."""
+
+    def wait(self, ranks: tuple[int, ...]) -> None:
+        assert ranks
+
+
+class NoMessages:
+    """A courier of a rank that is alone."""
+
+    def send(self, *_: object) -> int:
+        return 0
+
+    receive = send
+
+    def flush(self) -> None:
+        return None
+
+
+def alone() -> Plan:
+    return random_plan(0, small_facts(ranks_per_node=1, memory_bytes=2**50))
+
+
+def batch_of(plan: Plan) -> Batch:
+    prompts = range(plan.facts.workload.batch_size)
+    return Batch(step=0, prompts=tuple(Prompt(row=row, draw=row, tokens=(0,) * 8) for row in prompts))
+
+
+def device_of(plan: Plan, speed: float = 0.0) -> Waiting:
+    device = Waiting(plan, 0, NoPartners(), speed=speed)  # type: ignore[arg-type]
+    responses = np.full(plan.facts.workload.batch_size, 5)
+    device.begin(Planned(plan).of_step(0), responses)
+    return device
+
+
+def test_the_executor_follows_the_program_and_every_stage_finds_what_it_reads() -> None:
+    plan, program = alone(), lower(alone())
+    executor = Executor(device_of(plan), NoMessages(), rank=0, began=0.0, clock="rehearsed")  # type: ignore[arg-type]
+    batch = batch_of(plan)
+    spans = executor.execute(program, batch).spans
+    assert [span.instruction for span in spans] == [i.name for i in program.instructions]
+    assert {span.clock for span in spans} == {"rehearsed"}
+    assert batch.experience.get("tokens", 0).dtype is torch.int64
+    assert [len(batch.experience.get(field, 3)) for field in ("tokens", "values", "scores")] == [13, 13, 1]
+
+
+def test_a_stage_without_its_input_fails_as_it_would_in_a_run() -> None:
+    plan = alone()
+    with pytest.raises(RunFailed, match="rank 0 lacks rows of tokens for reward_score"):
+        device_of(plan).run_stage("reward_score", batch_of(plan))
+
+
+def test_a_device_is_busy_for_the_predicted_seconds_times_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = alone()
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    device = device_of(plan, speed=0.5)
+    device.run_stage("actor_generate", batch_of(plan))
+    device.synchronise()
+    assert slept[-1] == pytest.approx(0.5 * plan.placement("actor_generate").cost.total, abs=0.05)
+
+
+def test_a_rehearsal_at_no_speed_is_refused() -> None:
+    with pytest.raises(BadInput, match="--speed 0 is not above 0"):
+        rehearse(alone(), Planned(alone()), speed=0)
+
+
+def slow_enough(plan: Plan) -> Plan:
+    """The plan with every cost ten times as long, so that waits dominate on a busy machine."""
+    longer = [p.model_copy(update={"cost": p.cost.scaled(10)}) for p in plan.placements]
+    return evaluate(plan.model_copy(update={"placements": tuple(longer)}))
+
+
+def pooled() -> Plan:
+    """A plan of four ranks with several pools and hand-overs between them."""
+    plans = map(random_plan, range(100))
+    return slow_enough(next(plan for plan in plans if len(plan.pools) > 3 and plan.refits))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4, 3])
+def rehearsed(request: pytest.FixtureRequest) -> Rehearsal:
+    plan = pooled()
+    return rehearse(plan, Planned(plan), steps=STEPS, speed=2 / plan.period_seconds, ranks_per_process=request.param)
+
+
+@pytest.mark.slow
+def test_a_rehearsed_step_takes_about_as_long_as_a_simulated_one(rehearsed: Rehearsal) -> None:
+    assert rehearsed.simulated.mean == pytest.approx(pooled().period_seconds)
+    assert -0.001 < rehearsed.error < 0.25  # two seconds a step, on a machine that does other things besides
+
+
+@pytest.mark.slow
+def test_every_instruction_of_every_rank_is_followed(rehearsed: Rehearsal) -> None:
+    program = lower(pooled())
+    followed = sorted((s.step, s.rank, s.instruction) for s in rehearsed.spans)
+    expected = [(n + 1, rank, i.name) for n in range(STEPS) for i in program.instructions for rank in i.ranks]
+    assert followed == sorted(expected)
+    assert rehearsed.overhead_seconds < 1e-3
+
+
+@pytest.mark.slow
+def test_messages_have_the_sizes_of_the_experience(rehearsed: Rehearsal) -> None:
+    plan = pooled()
+    workload = plan.facts.workload
+    tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
+    sends = [i for i in lower(plan).instructions if isinstance(i, Send) and i.producer == "actor_generate"]
+    copies = sum(len(send.targets) for send in sends)
+    assert rehearsed.message_bytes > 0
+    assert rehearsed.message_bytes < 2 * copies * tokens * 12 + 1e6
+
+
+@pytest.mark.slow
+def test_a_rehearsal_is_a_process_of_its_own_in_a_timeline(rehearsed: Rehearsal) -> None:
+    events = json.loads(chrome_trace(rehearsed.spans))["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["REHEARSED"]
+
+
+class Failing:
+    """Work that lacks a stage, so that every rank fails at it."""
+
+    name = "failing"
+
+    def of_step(self, _step: int, /) -> StepWork:
+        return StepWork(seconds={}, num_tokens=1.0)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_rehearsal_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"rank \d failed: KeyError"):
+        rehearse(pooled(), Failing(), steps=1, ranks_per_process=2)
