@@ -22,6 +22,7 @@ demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with 
 	$(BIN)/meshwright profile $(TINY)/job.yaml -o $(BUILD)/table.json
 	$(BIN)/meshwright plan $(TINY)/job.yaml --profile $(BUILD)/table.json -o $(BUILD)/plan.json
 	$(BIN)/meshwright verify $(BUILD)/plan.json
+	rm -rf $(BUILD)/run
 	$(BIN)/meshwright run $(BUILD)/plan.json $(TINY)/job.yaml --steps 20 --out $(BUILD)/run
 
 check: lint types contracts test ## everything that CI runs
