@@ -85,7 +85,8 @@ def _ranks(text: str, value: str) -> Ranks:
 
 def _recompute(text: str, value: str) -> Recompute:
     if value not in set(Recompute):
-        raise BadInput(f"pin {text!r}: there is no recomputation {value!r}; {suggestion(value, [kind.value for kind in Recompute])}")
+        hint = suggestion(value, [kind.value for kind in Recompute])
+        raise BadInput(f"pin {text!r}: there is no recomputation {value!r}; {hint}")
     return Recompute(value)
 
 

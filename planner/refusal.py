@@ -17,12 +17,17 @@ from meshwright.planner.frontier import Frontier, frontiers
 from meshwright.planner.job import Facts
 from meshwright.planner.pins import Pin
 from meshwright.planner.pose import BLOCK_BYTES, pose
+from meshwright.planner.settings import with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import least_memory
 
 _GIB = 2**30
-_MOST_RANKS = 16
-"""More ranks are looked for up to this many times the cluster."""
+_MIB = 2**20
+_MOST_TIMES = 16
+"""More nodes are looked for up to this many times the cluster."""
+
+_SHORTEST_TAIL = 1 / 64
+"""Responses are cut down to this share of their longest, no further: the job would be another one."""
 
 Remodel = Callable[[Facts], CostModel]
 
@@ -56,6 +61,20 @@ class NoPlan:
     rejected: Mapping[str, Mapping[str, int]]
 
 
+@dataclass(frozen=True)
+class _Need:
+    """The choices of every stage whatever their size, and the least usable memory with which a plan exists.
+
+    None when some stage has no legal choice at all.
+    """
+
+    stages: tuple[Frontier, ...]
+    num_bytes: int | None
+
+    def fits(self, facts: Facts) -> bool:
+        return self.num_bytes is not None and self.num_bytes <= facts.cluster.device.usable_bytes
+
+
 def refuse(
     facts: Facts,
     model: CostModel,
@@ -69,104 +88,106 @@ def refuse(
     if status == "out_of_limit":
         sentence = f"no plan was found within max_deterministic_time={limits.max_deterministic_time}; allow more."
         return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
-    every = frontiers(facts, model, pins, None)
-    needed = _needed_bytes(facts, model, pins, limits)
+    need = _need(facts, model, pins, limits)
+    changes = list(_more_memory(facts, need))
+    if remodel is not None:
+        fits = _asked_again(remodel, pins, limits)
+        changes += [*_shorter_response(facts, fits), *_more_nodes(facts, fits)]
     return NoPlan(
         status="infeasible",
-        limits=tuple(_limits(facts, every, needed)),
-        changes=tuple(_changes(facts, pins, needed, limits, remodel)),
-        rejected={f.stage.name: dict(f.rejected) for f in every},
+        limits=tuple(_limits(facts, need)),
+        changes=tuple(changes),
+        rejected={found.stage.name: dict(found.rejected) for found in need.stages},
     )
 
 
-def _needed_bytes(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> int | None:
-    """The least device memory with which a plan exists; None when a stage has no legal choice at any size."""
+def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
     found = frontiers(facts, model, pins, None)
     blocks = least_memory(pose(facts, model, found, handovers(facts, model)).problem, limits)
-    return None if blocks is None else blocks * BLOCK_BYTES
+    return _Need(found, None if blocks is None else blocks * BLOCK_BYTES)
 
 
-def _limits(facts: Facts, every: Sequence[Frontier], needed: int | None) -> Iterator[Limit]:
-    device = facts.cluster.device.usable_bytes
-    alone = False
-    for found in every:
-        name = found.stage.name
-        if found.smallest is None:
-            alone = True
-            reasons = "; ".join(sentence.rstrip(".") for sentence, _ in found.rejected.most_common(3))
-            yield Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.")
-        elif found.smallest.peak_bytes > device:
-            alone = True
-            peak = math.ceil(found.smallest.peak_bytes)
-            yield Limit(
-                stage=name,
-                sentence=(
-                    f"{name} needs {peak / _GIB:.1f} GiB on a rank in its smallest form ({found.smallest.layout}), "
-                    f"{(peak - device) / _GIB:.1f} GiB more than the {device / _GIB:.1f} GiB that the device can use."
-                ),
-                needed_bytes=peak,
-                device_bytes=device,
-            )
-    if not alone and needed is not None:
+def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
+    alone = [limit for found in need.stages for limit in _limits_alone(facts, found)]
+    yield from alone
+    if not alone and need.num_bytes is not None:
+        usable = facts.cluster.device.usable_bytes
         sentence = (
-            f"each stage fits alone, and all together need {needed / _GIB:.1f} GiB on a rank, "
-            f"{(needed - device) / _GIB:.1f} GiB more than the {device / _GIB:.1f} GiB that the device can use."
+            f"each stage fits alone, and all together need {_size(need.num_bytes)} on a rank, "
+            f"{_size(need.num_bytes - usable)} more than the {_size(usable)} that the device can use."
         )
-        yield Limit(stage=None, sentence=sentence, needed_bytes=needed, device_bytes=device)
+        yield Limit(stage=None, sentence=sentence, needed_bytes=need.num_bytes, device_bytes=usable)
 
 
-def _changes(
-    facts: Facts, pins: Sequence[Pin], needed: int | None, limits: Limits, remodel: Remodel | None
-) -> Iterator[Change]:
-    if needed is not None:
-        gib = math.ceil(needed / (1 - facts.cluster.device.reserved_share) / _GIB)
-        yield Change(
-            key="cluster.device.memory_bytes",
-            value=gib * _GIB,
-            sentence=f"devices of {gib} GiB instead of {facts.cluster.device.memory_bytes / _GIB:.0f} GiB.",
+def _limits_alone(facts: Facts, found: Frontier) -> Iterator[Limit]:
+    """What binds one stage even if it had the cluster to itself."""
+    name, usable = found.stage.name, facts.cluster.device.usable_bytes
+    if found.smallest is None:
+        reasons = "; ".join(sentence.rstrip(".") for sentence, _ in found.rejected.most_common(3))
+        yield Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.")
+    elif found.smallest.peak_bytes > usable:
+        peak = math.ceil(found.smallest.peak_bytes)
+        sentence = (
+            f"{name} needs {_size(peak)} on a rank in its smallest form ({found.smallest.layout}), "
+            f"{_size(peak - usable)} more than the {_size(usable)} that the device can use."
         )
-    if remodel is None:
+        yield Limit(stage=name, sentence=sentence, needed_bytes=peak, device_bytes=usable)
+
+
+def _asked_again(remodel: Remodel, pins: Sequence[Pin], limits: Limits) -> Callable[[Facts], bool]:
+    """Whether a job with other facts has a plan."""
+    return lambda facts: _need(facts, remodel(facts), pins, limits).fits(facts)
+
+
+def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:
+    """The smallest device, in whole GiB, or whole MiB when that is less than one, that leaves a plan."""
+    if need.num_bytes is None:
         return
-
-    def fits(other: Facts) -> bool:
-        needs = _needed_bytes(other, remodel(other), pins, limits)
-        return needs is not None and needs <= other.cluster.device.usable_bytes
-
-    yield from _shorter_response(facts, fits)
-    yield from _more_nodes(facts, fits)
+    device = facts.cluster.device
+    unit = _GIB if need.num_bytes >= _GIB else _MIB
+    num_bytes = math.ceil(need.num_bytes / (1 - device.reserved_share) / unit) * unit
+    yield Change(
+        key="cluster.device.memory_bytes",
+        value=num_bytes,
+        sentence=f"devices of {_size(num_bytes)} instead of {_size(device.memory_bytes)}.",
+    )
 
 
 def _shorter_response(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]:
     """The longest cut of the response tail among halvings that leaves a plan."""
-    longest = facts.workload.response.max
-    while longest > 1:
-        longest //= 2
+    before = facts.workload.response.max
+    longest = before // 2
+    while longest >= before * _SHORTEST_TAIL:
         if fits(_with_response(facts, longest)):
-            yield Change(
-                key="workload.response.max",
-                value=longest,
-                sentence=f"responses of at most {longest} tokens instead of {facts.workload.response.max}.",
-            )
+            sentence = f"responses of at most {longest} tokens instead of {before}."
+            yield Change(key="workload.response.max", value=longest, sentence=sentence)
             return
+        longest //= 2
 
 
 def _more_nodes(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]:
     """The fewest nodes among doublings that leave a plan."""
-    nodes = facts.cluster.nodes
-    while nodes * 2 <= facts.cluster.nodes * _MOST_RANKS:
-        nodes *= 2
-        other = facts.model_copy(update={"cluster": facts.cluster.model_copy(update={"nodes": nodes})})
-        if fits(other):
-            ranks = other.cluster.num_ranks
+    before = facts.cluster
+    times = 2
+    while times <= _MOST_TIMES:
+        cluster = before.model_copy(update={"nodes": before.nodes * times})
+        if fits(with_setting(facts, {"cluster.nodes": cluster.nodes})):
             sentence = (
-                f"{nodes} nodes ({ranks} ranks) instead of {facts.cluster.nodes} ({facts.cluster.num_ranks} ranks)."
+                f"{cluster.nodes} nodes ({cluster.num_ranks} ranks) instead of {before.nodes} "
+                f"({before.num_ranks} ranks)."
             )
-            yield Change(key="cluster.nodes", value=nodes, sentence=sentence)
+            yield Change(key="cluster.nodes", value=cluster.nodes, sentence=sentence)
             return
+        times *= 2
 
 
 def _with_response(facts: Facts, longest: int) -> Facts:
-    response = facts.workload.response
-    fixed = None if response.fixed is None else min(response.fixed, longest)
-    cut = response.model_copy(update={"max": longest, "fixed": fixed})
-    return facts.model_copy(update={"workload": facts.workload.model_copy(update={"response": cut})})
+    fixed = facts.workload.response.fixed
+    setting = {"workload.response.max": longest}
+    if fixed is not None:
+        setting["workload.response.fixed"] = min(fixed, longest)
+    return with_setting(facts, setting)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.1f} MiB"

@@ -92,7 +92,7 @@ def test_a_pin_is_read_and_written_in_one_form() -> None:
     ],
 )
 def test_a_malformed_pin_is_refused_in_a_sentence(text: str, sentence: str) -> None:
-    with pytest.raises(BadInput) as refusal:  # noqa: PT011 - the sentence is compared below
+    with pytest.raises(BadInput) as refusal:
         parse_pin(text)
     assert sentence in str(refusal.value)
 

@@ -1,0 +1,103 @@
+"""When nothing fits, the answer says what binds, by how much, and which changes were found to help."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.job import Facts
+from meshwright.planner.plan import Plan
+from meshwright.planner.refusal import Change, NoPlan
+from meshwright.planner.settings import with_setting
+from tests.planner.jobs import ToyModel, small_facts
+
+MIB = 2**20
+
+
+def refused(facts: Facts, pins: tuple[str, ...] = ()) -> NoPlan:
+    answer = compile_plan(facts, ToyModel(facts), pins=pins, remodel=ToyModel)
+    assert isinstance(answer, NoPlan)
+    assert answer.status == "infeasible"
+    return answer
+
+
+def applied(facts: Facts, change: Change) -> Facts:
+    """The facts with one change, as `--set` would make it."""
+    return with_setting(facts, {change.key: change.value})
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return small_facts(ranks_per_node=2, memory_bytes=7 * MIB)
+
+
+@pytest.fixture(scope="module")
+def answer(facts: Facts) -> NoPlan:
+    return refused(facts)
+
+
+def test_stages_that_fit_alone_and_not_together_are_told_by_how_much(answer: NoPlan, facts: Facts) -> None:
+    (limit,) = answer.limits
+    assert limit.stage is None
+    assert limit.sentence.startswith("each stage fits alone, and all together need")
+    assert limit.needed_bytes > limit.device_bytes == facts.cluster.device.usable_bytes
+
+
+def test_every_change_leaves_a_job_that_has_a_plan(answer: NoPlan, facts: Facts) -> None:
+    assert {change.key for change in answer.changes} >= {"cluster.device.memory_bytes", "cluster.nodes"}
+    for change in answer.changes:
+        changed = applied(facts, change)
+        assert isinstance(compile_plan(changed, ToyModel(changed)), Plan), change
+
+
+def test_a_little_less_memory_than_told_is_not_enough(answer: NoPlan, facts: Facts) -> None:
+    told = next(change for change in answer.changes if change.key == "cluster.device.memory_bytes")
+    less = applied(facts, Change(key=told.key, value=told.value - MIB, sentence=""))
+    assert isinstance(compile_plan(less, ToyModel(less)), NoPlan)
+
+
+def test_a_stage_that_does_not_fit_alone_is_named() -> None:
+    answer = refused(small_facts(ranks_per_node=1, memory_bytes=4 * MIB))
+    named = [limit.stage for limit in answer.limits]
+    assert "actor_train" in named
+    assert "reward_score" not in named
+    sentence = next(limit.sentence for limit in answer.limits if limit.stage == "actor_train")
+    assert "in its smallest form (tp1,pp1,dp1)" in sentence
+
+
+def test_a_stage_without_a_legal_choice_is_told_the_rules() -> None:
+    answer = refused(small_facts(batch_size=10, num_minibatches=3))
+    assert {limit.stage for limit in answer.limits} == {"actor_train", "critic_train"}
+    assert answer.limits[0].sentence == (
+        "actor_train has no legal choice: num_minibatches=3 does not divide batch_size=10; use 2."
+    )
+    assert answer.changes == ()
+
+
+def test_pins_stay_in_force_when_changes_are_looked_for() -> None:
+    facts = small_facts(ranks_per_node=2, memory_bytes=9 * MIB)
+    answer = refused(facts, pins=("actor_train.pool=0:1", "critic_train.pool=0:1"))
+    assert "cluster.nodes" not in {change.key for change in answer.changes}
+
+
+def test_without_a_model_of_other_facts_only_memory_is_proposed(facts: Facts) -> None:
+    answer = compile_plan(facts, ToyModel(facts))
+    assert isinstance(answer, NoPlan)
+    assert {change.key for change in answer.changes} == {"cluster.device.memory_bytes"}
+
+
+def test_the_answer_counts_what_was_left_out(answer: NoPlan) -> None:
+    assert answer.rejected["actor_generate"]
+
+
+def test_a_model_is_asked_for_the_changed_facts(facts: Facts) -> None:
+    asked: list[Facts] = []
+
+    def remodel(other: Facts) -> CostModel:
+        asked.append(other)
+        return ToyModel(other)
+
+    compile_plan(facts, ToyModel(facts), remodel=remodel)
+    assert any(other.cluster.nodes == 2 for other in asked)
+    assert any(other.workload.response.max == facts.workload.response.max // 2 for other in asked)
