@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.edges import Handover
 from meshwright.planner.evaluate import evaluate, name_of
@@ -17,7 +18,6 @@ from meshwright.planner.plan import Edge, Placement, Plan, Pool, Refit, Solver
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE
 
 _I = TypeVar("_I", Placement, Refit)
-_PARAMETER_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
         target=target,
         start_seconds=0.0,
         end_seconds=0.0,
-        bytes=float(spec.num_params * _PARAMETER_BYTES[facts.precision]),
+        bytes=float(spec.num_params * element_bytes(facts.precision)),
         cost=cost,
     )
 

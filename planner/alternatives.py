@@ -1,0 +1,114 @@
+"""What else each stage could have been given: the next best choices, everything else of the plan staying as it is.
+
+Each alternative is a whole plan, timed by the evaluator in the same order of tasks; those that do not fit are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.assemble import Origin, Pick, assemble
+from meshwright.planner.edges import Handover, handovers
+from meshwright.planner.evaluate import tasks
+from meshwright.planner.frontier import Candidate, Frontier, frontiers
+from meshwright.planner.pins import Ranks, parse_pins
+from meshwright.planner.plan import Plan
+from meshwright.planner.pose import refit_name, refit_targets
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+
+_FASTEST = 4
+"""Candidates tried per stage and size of pool; slower ones of the same size seldom make a better plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """One other choice for a stage; `delta_seconds` is how much longer the step would be."""
+
+    ranks: Ranks
+    layout: Layout
+    schedule: Schedule
+    period_seconds: float
+    delta_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Considered:
+    """What the search looked at for one stage: the best other choices, and how many were left out by which rule."""
+
+    stage: str
+    runners_up: tuple[Alternative, ...]
+    rejected: Mapping[str, int]
+
+
+def alternatives(plan: Plan, model: CostModel, *, most: int = 3) -> tuple[Considered, ...]:
+    """The `most` best other choices of each stage, under the plan's pins. `model` prices the plan's own facts."""
+    edges = handovers(plan.facts, model)
+    limit = plan.facts.cluster.device.usable_bytes
+    return tuple(
+        Considered(
+            stage=found.stage.name,
+            runners_up=_best(_tried(plan, model, edges, found), most),
+            rejected=dict(found.rejected),
+        )
+        for found in frontiers(plan.facts, model, parse_pins(plan.pins), limit)
+    )
+
+
+def _best(tried: Iterator[Alternative], most: int) -> tuple[Alternative, ...]:
+    """The fastest, one per size of pool and layout, so that they differ in more than a position or a micro-batch."""
+    best: dict[Layout, Alternative] = {}
+    for one in tried:
+        known = best.get(one.layout)
+        if known is None or one.period_seconds < known.period_seconds:
+            best[one.layout] = one
+    return tuple(sorted(best.values(), key=lambda a: (a.period_seconds, a.ranks, a.layout))[:most])
+
+
+def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Frontier) -> Iterator[Alternative]:
+    """Plans that differ in one stage's choice and fit in memory."""
+    stage, picks, order = found.stage.name, _picks(plan), _order(plan)
+    for ranks in found.pools:
+        nearest = sorted(found.candidates[ranks.num_ranks], key=lambda c: c.seconds.total)[:_FASTEST]
+        for candidate in nearest:
+            if (ranks, candidate.layout, candidate.schedule) == _choice(picks[stage]):
+                continue
+            origin = Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver)
+            changed = {**picks, stage: Pick(ranks, candidate)}
+            other = assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin)
+            if max(other.peak_bytes_per_rank) <= plan.facts.cluster.device.usable_bytes:
+                yield Alternative(
+                    ranks=ranks,
+                    layout=candidate.layout,
+                    schedule=candidate.schedule,
+                    period_seconds=other.period_seconds,
+                    delta_seconds=other.period_seconds - plan.period_seconds,
+                )
+
+
+def _picks(plan: Plan) -> dict[str, Pick]:
+    found = {}
+    for placement in plan.placements:
+        pool = plan.pool(placement.pool)
+        candidate = Candidate(
+            layout=placement.layout,
+            schedule=placement.schedule,
+            seconds=placement.cost,
+            resident=placement.resident,
+            transient=placement.transient,
+        )
+        found[placement.stage] = Pick(Ranks(pool.first_rank, pool.num_ranks), candidate)
+    return found
+
+
+def _order(plan: Plan) -> tuple[str, ...]:
+    """The plan's order of tasks, with refits that only another choice would need at its start."""
+    names = [task.name for task in tasks(plan)]
+    absent = [name for name in map(refit_name, refit_targets()) if name not in names]
+    return (*absent, *names)
+
+
+def _choice(pick: Pick) -> tuple[Ranks, Layout, Schedule]:
+    return pick.ranks, pick.candidate.layout, pick.candidate.schedule
