@@ -21,7 +21,8 @@ class Meetings:
         self._threads: dict[tuple[int, ...], threading.Barrier] = {}
         for ranks in dict.fromkeys(sets):
             processes = sorted({rank // house_size for rank in ranks})
-            self._groups[ranks] = dist.new_group(processes, backend="gloo") if len(processes) > 1 else None
+            group = dist.new_group(processes, backend="gloo") if len(processes) > 1 else None
+            self._groups[ranks] = group if here in processes else None
             housed = sum(rank // house_size == here for rank in ranks)
             if housed:
                 self._threads[ranks] = threading.Barrier(housed, timeout=_PATIENCE_SECONDS)
@@ -35,3 +36,9 @@ class Meetings:
         if first_here:
             dist.barrier(group=group)
         self._threads[ranks].wait()
+
+    def close(self) -> None:
+        """Gives the connections back, when no rank will meet again."""
+        for group in self._groups.values():
+            if group is not None:
+                dist.destroy_process_group(group)

@@ -59,7 +59,7 @@ class Rehearsal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Request:
+class Request:
     """What every process is told."""
 
     plan: Plan
@@ -72,8 +72,8 @@ class _Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What one rank saw: spans in wall seconds, and when each step began and the last one ended."""
+class Part:
+    """What one rank saw: spans in wall seconds, when each step began and when the last one ended."""
 
     rank: int
     spans: tuple[Span, ...]
@@ -98,7 +98,7 @@ def rehearse(
     size = ranks_per_process or -(-num_ranks // MOST_PROCESSES)
     if speed <= 0:
         raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
-    request = _Request(
+    request = Request(
         plan=plan,
         durations=durations,
         steps=steps,
@@ -109,13 +109,13 @@ def rehearse(
     )
     num_processes = -(-num_ranks // size)
     results = launch(
-        _live, request, num_ranks=num_processes, prepare=with_messages_only, preload="meshwright.runtime.rehearse"
+        live, request, num_ranks=num_processes, prepare=with_messages_only, preload="meshwright.runtime.rehearse"
     )
     parts = [part for process in sorted(results) for part in results[process]]
     return _report(request, parts, num_processes)
 
 
-def _report(request: _Request, parts: Sequence[_Part], num_processes: int) -> Rehearsal:
+def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehearsal:
     """Puts the ranks' parts together; the step that warmed up is left out."""
     begins = [max(times) for times in zip(*(part.steps for part in parts), strict=True)]
     seconds = [(b - a) / request.speed for a, b in pairwise(begins)][1:]
@@ -138,7 +138,7 @@ def _report(request: _Request, parts: Sequence[_Part], num_processes: int) -> Re
     )
 
 
-def _gaps(parts: Iterable[_Part]) -> list[float]:
+def _gaps(parts: Iterable[Part]) -> list[float]:
     """Wall seconds between the end of an instruction and the start of the next one of its step, on every rank."""
     return [
         following.start_seconds - one.end_seconds
@@ -162,8 +162,11 @@ def _scaled(span: Span, began: float, speed: float) -> Span:
     )
 
 
-def _live(request: _Request) -> list[_Part]:
-    """What one process does: one thread for each rank that it houses. The first error of any of them is raised."""
+def live(request: Request) -> list[Part]:
+    """What one process of the rehearsal does: a thread for each rank that it houses.
+
+    The first error of any of them is raised; the others are then left to end with the process.
+    """
     size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
     first = dist.get_rank() * size
     ranks = range(first, min(first + size, num_ranks))
@@ -172,7 +175,7 @@ def _live(request: _Request) -> list[_Part]:
     meetings = Meetings((everyone, *_sets(program)), size)
     group = dist.new_group(backend="gloo")
     assert group is not None
-    done: queue.SimpleQueue[_Part | BaseException] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
 
     def follow(rank: int) -> None:
         try:
@@ -188,6 +191,8 @@ def _live(request: _Request) -> list[_Part]:
         if isinstance(part, BaseException):
             raise part
         parts.append(part)
+    meetings.close()
+    dist.destroy_process_group(group)
     return sorted(parts, key=lambda part: part.rank)
 
 
@@ -196,7 +201,7 @@ def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(i.ranks)) for i in program.instructions if isinstance(i, RunStage | MoveWeights))
 
 
-def _follow(request: _Request, program: Program, meetings: Meetings, mail: Mail) -> _Part:
+def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) -> Part:
     """One rank from the first step to the end of the last; all ranks begin a step together, as in a run."""
     plan = request.plan
     device = Waiting(plan, mail.rank, meetings, speed=request.speed)
@@ -218,4 +223,4 @@ def _follow(request: _Request, program: Program, meetings: Meetings, mail: Mail)
         spans += executor.execute(program, batch).spans
     meetings.wait(everyone)
     steps.append(time.time() - request.began)
-    return _Part(rank=mail.rank, spans=tuple(spans), steps=tuple(steps))
+    return Part(rank=mail.rank, spans=tuple(spans), steps=tuple(steps))

@@ -17,11 +17,12 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.trace import chrome_trace
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.executor import Executor
-from meshwright.runtime.rehearse import Rehearsal, rehearse
+from meshwright.runtime.rehearse import Rehearsal, Request, live, rehearse
 from meshwright.runtime.slots import Prompt
 from meshwright.runtime.waiting import Waiting
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.runtime.ranks import run_on_ranks
 
 STEPS = 2
 
@@ -141,6 +142,31 @@ def test_messages_have_the_sizes_of_the_experience(rehearsed: Rehearsal) -> None
 def test_a_rehearsal_is_a_process_of_its_own_in_a_timeline(rehearsed: Rehearsal) -> None:
     events = json.loads(chrome_trace(rehearsed.spans))["traceEvents"]
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["REHEARSED"]
+
+
+def follow_random_plans(seeds: range) -> int:
+    """Rehearses many plans without waiting, two ranks to a process; how many instructions were followed."""
+    followed = 0
+    for seed in seeds:
+        plan = random_plan(seed)
+        request = Request(
+            plan=plan,
+            durations=Planned(plan),
+            steps=1,
+            seed=seed,
+            speed=1e-9,
+            ranks_per_process=2,
+            began=0.0,
+        )
+        followed += sum(len(part.spans) for part in live(request))
+    return followed
+
+
+@pytest.mark.slow
+def test_no_random_legal_plan_comes_to_a_standstill() -> None:
+    seeds = range(200)
+    followed = sum(run_on_ranks(2, follow_random_plans, seeds))
+    assert followed == sum(2 * len(i.ranks) for seed in seeds for i in lower(random_plan(seed)).instructions)
 
 
 class Failing:
