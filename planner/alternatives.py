@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import Handover, handovers
-from meshwright.planner.evaluate import tasks
+from meshwright.planner.evaluate import private_bytes, resident_bytes, tasks
 from meshwright.planner.frontier import Candidate, Frontier, frontiers
 from meshwright.planner.pins import Ranks, parse_pins
 from meshwright.planner.plan import Plan
@@ -20,7 +21,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
 _FASTEST = 4
-"""Candidates tried per stage and size of pool; slower ones of the same size seldom make a better plan."""
+"""Fitting candidates tried per stage and pool; slower ones on the same pool seldom make a better plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,24 +69,47 @@ def _best(tried: Iterator[Alternative], most: int) -> tuple[Alternative, ...]:
 
 
 def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Frontier) -> Iterator[Alternative]:
-    """Plans that differ in one stage's choice and fit in memory."""
+    """Plans that differ in one stage's choice and fit in memory: the fastest few of every pool."""
     stage, picks, order = found.stage.name, _picks(plan), _order(plan)
+    origin = Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver)
+
+    def plan_with(pick: Pick) -> Plan:
+        changed = {**picks, stage: pick}
+        return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin)
+
     for ranks in found.pools:
-        nearest = sorted(found.candidates[ranks.num_ranks], key=lambda c: c.seconds.total)[:_FASTEST]
-        for candidate in nearest:
-            if (ranks, candidate.layout, candidate.schedule) == _choice(picks[stage]):
-                continue
-            origin = Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver)
-            changed = {**picks, stage: Pick(ranks, candidate)}
-            other = assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin)
-            if max(other.peak_bytes_per_rank) <= plan.facts.cluster.device.usable_bytes:
-                yield Alternative(
-                    ranks=ranks,
-                    layout=candidate.layout,
-                    schedule=candidate.schedule,
-                    period_seconds=other.period_seconds,
-                    delta_seconds=other.period_seconds - plan.period_seconds,
-                )
+        room = _room(plan, stage, ranks)
+        nearest = sorted(found.candidates[ranks.num_ranks], key=lambda candidate: candidate.seconds.total)
+        small = (Pick(ranks, c) for c in nearest if c.peak_bytes - c.weights_bytes <= room)
+        plans = ((pick, plan_with(pick)) for pick in small if _choice(pick) != _choice(picks[stage]))
+        fitting = ((pick, other) for pick, other in plans if _fits(other))
+        for pick, other in islice(fitting, _FASTEST):
+            yield Alternative(
+                ranks=ranks,
+                layout=pick.candidate.layout,
+                schedule=pick.candidate.schedule,
+                period_seconds=other.period_seconds,
+                delta_seconds=other.period_seconds - plan.period_seconds,
+            )
+
+
+def _room(plan: Plan, stage: str, ranks: Ranks) -> float:
+    """The most bytes that a stage can have on these ranks beside what the others keep there.
+
+    Weights of the stage's own role are left out: they may come to be shared.
+    """
+    role = plan.placement(stage).role
+
+    def kept(rank: int) -> float:
+        others = [p for p in plan.placements if p.stage != stage and rank in plan.pool(p.pool).ranks]
+        return sum(resident_bytes(plan, p) if p.role != role else private_bytes(p) for p in others)
+
+    first, last = ranks.first_rank, ranks.first_rank + ranks.num_ranks
+    return plan.facts.cluster.device.usable_bytes - max(kept(rank) for rank in range(first, last))
+
+
+def _fits(plan: Plan) -> bool:
+    return max(plan.peak_bytes_per_rank) <= plan.facts.cluster.device.usable_bytes
 
 
 def _picks(plan: Plan) -> dict[str, Pick]:

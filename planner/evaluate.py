@@ -105,6 +105,11 @@ def resident_bytes(plan: Plan, placement: Placement) -> float:
     """Bytes that a stage keeps on its ranks, without weights that another stage's copy already holds."""
     if plan.copy_of(placement.stage) == placement.stage:
         return placement.resident.total
+    return private_bytes(placement)
+
+
+def private_bytes(placement: Placement) -> float:
+    """Bytes that a stage keeps on its ranks beside the weights."""
     return math.fsum(term.amount for term in placement.resident.terms if term.name != WEIGHTS)
 
 
