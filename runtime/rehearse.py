@@ -55,6 +55,7 @@ class Rehearsal:
     num_instructions: int
     message_bytes: float  # per step, over all ranks
     error: float  # (rehearsed - simulated) / simulated, of the mean step
+    excess_seconds: float  # wall time per step beyond the waits: messages, scheduling, other work of this machine
     spans: tuple[Span, ...] = ()
 
 
@@ -134,6 +135,7 @@ def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehe
         num_instructions=len(kept),
         message_bytes=sum(span.facts["num_bytes"] for span in kept if span.kind == "send") / request.steps,
         error=rehearsed.mean / simulated.mean - 1,
+        excess_seconds=(rehearsed.mean - simulated.mean) * request.speed,
         spans=tuple(_scaled(span, begins[1], request.speed) for span in kept),
     )
 

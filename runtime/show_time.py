@@ -54,8 +54,9 @@ def rehearsal(found: Rehearsal, trace: Path | None) -> None:
         table.add_row(name, f"{steps.mean:.3f}", f"{steps.p50:.3f}", f"{steps.p99:.3f}")
     console.print(table)
     console.print(
-        f"rehearsed against simulated: {found.error:+.1%}; executor {found.overhead_seconds * 1e3:.3f} ms per "
-        f"instruction; {found.message_bytes / _MIB:.1f} MiB of experience per step"
+        f"rehearsed against simulated: {found.error:+.1%}, which is {found.excess_seconds:.2f} s of wall time a step "
+        f"for {found.message_bytes / _MIB:.1f} MiB of experience, scheduling and what else this machine does\n"
+        f"executor: {found.overhead_seconds * 1e3:.3f} ms per instruction (median)"
     )
     if trace:
         console.print(f"REHEARSAL timeline in {trace}; open it in Perfetto")
