@@ -1,0 +1,76 @@
+"""List scheduling and memory, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cost_models.cost import Cost, Term
+from meshwright.planner.evaluate import Task, evaluate, list_schedule, peak_bytes, resident_bytes
+from meshwright.planner.plan import Plan
+from meshwright.profiles.layout import Layout
+from tests.planner.plans import random_plan
+
+
+def task(name: str, ranks: set[int], seconds: float, *after: tuple[str, float]) -> Task:
+    return Task(name=name, ranks=frozenset(ranks), seconds=seconds, after=after)
+
+
+def test_ranks_take_tasks_in_order_and_as_early_as_they_can() -> None:
+    """a holds both ranks for 2 s; b and c then run side by side; d needs c's output half a second later."""
+    order = [
+        task("a", {0, 1}, 2.0),
+        task("b", {0}, 3.0, ("a", 0.0)),
+        task("c", {1}, 1.0, ("a", 0.25)),
+        task("d", {1}, 1.0, ("c", 0.5)),
+    ]
+    times = list_schedule(order)
+    assert [(times[name].start, times[name].end) for name in "abcd"] == [(0, 2), (2, 5), (2.25, 3.25), (3.75, 4.75)]
+
+
+def test_a_task_that_takes_no_time_waits_for_no_rank() -> None:
+    times = list_schedule([task("a", {0}, 2.0), task("nothing", {0}, 0.0), task("b", {0}, 1.0, ("nothing", 0.0))])
+    assert times["nothing"].end == 0.0
+    assert times["b"].start == 2.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_evaluating_twice_changes_nothing(seed: int) -> None:
+    plan = evaluate(random_plan(seed))
+    assert evaluate(plan) == plan, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_period_lies_between_the_longest_stage_and_everything_in_turn(seed: int) -> None:
+    plan = random_plan(seed)
+    tasks = [item.cost.total for item in (*plan.placements, *plan.refits)]
+    lags = sum(edge.cost.total for edge in plan.edges)
+    assert max(tasks) <= plan.period_seconds <= sum(tasks) + lags
+
+
+def placed(plan: Plan, stage: str, pool: str, layout: Layout, memory: tuple[float, float, float]) -> Plan:
+    weights, other, transient = memory
+    update = {
+        "pool": pool,
+        "layout": layout,
+        "resident": Cost((Term("weights", weights), Term("other", other))),
+        "transient": Cost((Term("activations", transient),)),
+    }
+    placements = tuple(p.model_copy(update=update) if p.stage == stage else p for p in plan.placements)
+    return plan.model_copy(update={"placements": placements})
+
+
+def test_a_shared_copy_is_held_once_and_only_the_largest_transient_counts() -> None:
+    """The trained copy is 10 + 5, generation shares it and keeps 1 besides, ref is 7; transients are 3, 8 and 2."""
+    plan = random_plan(0)
+    pool = plan.pools[0].name
+    rank = plan.pools[0].first_rank
+    elsewhere = next(p.name for p in plan.pools if rank not in p.ranks)
+    for stage in ("reward_score", "critic_value", "actor_logprob", "critic_train"):
+        plan = placed(plan, stage, elsewhere, Layout(), (0, 0, 0))
+    plan = placed(plan, "actor_train", pool, Layout(tp=2), (10, 5, 3))
+    plan = placed(plan, "actor_generate", pool, Layout(tp=2), (10, 1, 8))
+    plan = placed(plan, "ref_logprob", pool, Layout(), (7, 0, 2))
+    assert peak_bytes(plan)[rank] == 10 + 5 + 1 + 7 + 8
+    assert resident_bytes(plan, plan.placement("actor_generate")) == 1
+    apart = placed(plan, "actor_generate", pool, Layout(dp=2), (10, 1, 8))
+    assert peak_bytes(apart)[rank] == 10 + 5 + 11 + 7 + 8

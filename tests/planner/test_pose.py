@@ -1,0 +1,58 @@
+"""The posed problem stands for the job: ticks never exceed seconds, blocks never fall short of bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.edges import handovers
+from meshwright.planner.frontier import frontiers
+from meshwright.planner.pose import BLOCK_BYTES, Posed, pose
+from meshwright.planner.solver.problem import Place, Transfer
+from meshwright.planner.solver.symmetry import swaps
+from meshwright.profiles.stages import STAGES
+from tests.planner.jobs import ToyModel, small_facts
+
+FACTS = small_facts(nodes=2, ranks_per_node=2)
+MODEL = ToyModel(FACTS)
+
+
+@pytest.fixture(scope="module")
+def posed() -> Posed:
+    return pose(FACTS, MODEL, frontiers(FACTS, MODEL, (), None), handovers(FACTS, MODEL))
+
+
+def test_every_candidate_is_an_option_on_every_pool_of_its_size(posed: Posed) -> None:
+    for call in posed.problem.calls:
+        pairs = posed.behind[call.name]
+        for option, (ranks, candidate) in zip(call.options, pairs, strict=True):
+            assert option.place == Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout))
+        by_pool = {ranks: [c for r, c in pairs if r == ranks] for ranks, _ in pairs}
+        assert len({tuple(c.amounts for c in found) for r, found in by_pool.items() if r.num_ranks == 1}) == 1
+
+
+def test_ticks_round_down_and_blocks_round_up(posed: Posed) -> None:
+    for call in posed.problem.calls:
+        for option, (_, candidate) in zip(call.options, posed.behind[call.name], strict=True):
+            seconds = candidate.seconds.total
+            assert 0 <= seconds - option.ticks * posed.tick_seconds < posed.tick_seconds
+            assert 0 <= option.resident_blocks * BLOCK_BYTES - candidate.resident.total < 2 * BLOCK_BYTES
+            assert 0 <= option.transient_blocks * BLOCK_BYTES - candidate.transient.total < BLOCK_BYTES
+
+
+def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(posed: Posed) -> None:
+    fastest = sum(min(option.ticks for option in call.options) for call in posed.problem.calls)
+    assert 10**5 <= fastest <= 10**6
+
+
+def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(posed: Posed) -> None:
+    names = {task.name for task in posed.problem.tasks}
+    refits = {"refit actor_generate", "refit actor_logprob", "refit critic_value"}
+    assert names == {stage.name for stage in STAGES} | refits
+    for task in posed.problem.tasks:
+        if isinstance(task, Transfer):
+            assert task.occupies == "both"
+            assert task.source == ("critic_train" if "critic" in task.target else "actor_train")
+
+
+def test_blocks_of_ranks_of_one_size_are_interchangeable(posed: Posed) -> None:
+    assert {(len(swap.left), swap.left.start) for swap in swaps(posed.problem)} == {(1, 0), (1, 2), (2, 0)}
