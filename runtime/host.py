@@ -16,7 +16,6 @@ import importlib
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -52,19 +51,6 @@ _FACTORIES = (
     "zeros_like",
 )
 
-_KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
-    # Megatron's optimizer looks for gradients on views of its fp32 weights, finds none, and goes on.
-    # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/optimizer.py#L66
-    ("The .grad attribute of a Tensor that is not a leaf Tensor is being accessed", UserWarning),
-    # Said whenever the core attention is recomputed; it is not Transformer Engine's.
-    ("If you are using transformer_engine as the transformer implementation", UserWarning),
-    # Names that torch has renamed and megatron has not.
-    ("`torch.distributed.(reduce_scatter_tensor|all_gather_into_tensor)` is deprecated", FutureWarning),
-    ("`load_state_dict` is deprecated", FutureWarning),
-    ("Please use DTensor instead", FutureWarning),
-)
-"""Warnings of code that is not ours about code that is not ours, by the beginning of their message."""
-
 
 def device() -> torch.device:
     """Where the tensors of this process live."""
@@ -92,8 +78,8 @@ def install() -> None:
     # Megatron overlaps communication by launching kernels in this order, and says so with a warning otherwise.
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    for message, category in _KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=message, category=category)
+    for name in _MODULES:
+        importlib.import_module(name)
     if torch.cuda.is_available():
         return
     _take_cpu_generator_for_cuda()
@@ -216,10 +202,3 @@ class _TensorMethodsAnswerCuda(TorchFunctionMode):
         if func is torch.Tensor.type and isinstance(answer, str):
             return answer.replace("torch.", "torch.cuda.", 1)
         return answer
-
-
-with warnings.catch_warnings():
-    # Before any other file imports megatron-core, which then warns of optional extras and old names.
-    warnings.simplefilter("ignore")
-    for _name in _MODULES:
-        importlib.import_module(_name)

@@ -13,7 +13,6 @@ import os
 import socket
 import tempfile
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +30,6 @@ T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(minutes=15)
 """A collective that waits longer than this has lost a partner."""
-
-_NOISE = (
-    r"(?s).*`torch.distributed.\w+` is deprecated",  # megatron-core's own calls
-    r"(?s).*full scope is deprecated",  # said by every megatron configuration
-    r"(?s).*using transformer_engine as the transformer implementation",  # it is not
-    r"(?s).*\.grad attribute of a Tensor that is not a leaf",  # megatron-core reads it to clear it
-)
-"""Warnings of libraries about themselves, which a user can do nothing about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +122,6 @@ def launch(
 def _rank_main(prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], failures: str) -> T:
     """What each process runs: join the process group, call, leave. On a CPU a rank is one core."""
     torch.set_num_threads(1)
-    for message in _NOISE:
-        warnings.filterwarnings("ignore", message=message)
     rank = int(os.environ["RANK"])
     try:
         dist.init_process_group(prepare(), timeout=_PATIENCE)

@@ -122,7 +122,7 @@ def _start(directory: Path, world_size: int) -> int:
     """Forks the ranks from one process that has imported everything slow; the exit code of the first to end."""
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     host.install()
-    warnings.simplefilter("error", append=True)  # as in the test session, after what host.install() knows of
+    warnings.simplefilter("error", append=True)  # as in the test session, after what the runtime knows of
     torch.set_num_threads(1)
     for rank in range(world_size):
         if os.fork() == 0:
