@@ -5,8 +5,7 @@ What it finds is a starting point and an upper bound; no proof depends on how go
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, product
+from itertools import combinations
 
 from meshwright.planner.solver.greedy import Greedy, Near, Picks, Score
 
@@ -19,7 +18,7 @@ def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
     for _ in range(_SWEEPS):
         before = score
         for call, options in enumerate(greedy.options):
-            picks, score = _best(greedy, picks, score, _changes(picks, (call,), [range(len(options))]))
+            picks, score = _best(greedy, picks, score, (call,), [range(len(options))])
         if score == before:
             break
     return picks, score
@@ -31,24 +30,16 @@ def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Near) -> 
     for _ in range(_SWEEPS):
         before = score
         for one, other in pairs:
-            changes = _changes(picks, (one, other), (near[one], near[other]))
-            picks, score = _best(greedy, picks, score, changes)
+            picks, score = _best(greedy, picks, score, (one, other), [near[one], near[other]])
         if score == before:
             break
         picks, score = descend(greedy, picks, score)
     return picks, score
 
 
-def _changes(picks: Picks, calls: tuple[int, ...], options: Sequence[Iterable[int]]) -> Iterator[Picks]:
-    for chosen in product(*options):
-        changed = list(picks)
-        for call, option in zip(calls, chosen, strict=True):
-            changed[call] = option
-        yield tuple(changed)
-
-
-def _best(greedy: Greedy, picks: Picks, score: Score, changes: Iterable[Picks]) -> tuple[Picks, Score]:
-    for changed in changes:
+def _best(greedy: Greedy, picks: Picks, score: Score, calls: tuple[int, ...], near: Near) -> tuple[Picks, Score]:
+    """The best change of these calls to options near them, or the choice as it was."""
+    for changed in greedy.promising(picks, calls, near, score):
         found = greedy.score(changed, score)
         if found < score:
             picks, score = changed, found

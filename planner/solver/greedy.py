@@ -5,8 +5,9 @@ The problem is laid out in arrays once, so that a score costs tens of microsecon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +32,16 @@ Near = Sequence[Sequence[int]]
 """Indices of some options for each call."""
 
 
-class _Memory(NamedTuple):
-    """Blocks of one option on each atom."""
+Array: TypeAlias = NDArray[np.int64]
 
-    resident: NDArray[np.int64]
-    shared: NDArray[np.int64]
-    transient: NDArray[np.int64]
+
+class _Table(NamedTuple):
+    """What each option of a call puts on each atom, [options, atoms]: ticks of its runs, and blocks."""
+
+    load: Array
+    resident: Array
+    shared: Array
+    transient: Array
 
 
 class Greedy:
@@ -49,7 +54,8 @@ class Greedy:
         self._atoms = [ranks.start for ranks in problem.atoms]
         self._sizes = [len(ranks) for ranks in problem.atoms]
         self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
-        self._memory = [[self._spread(i, o) for o in range(len(options))] for i, options in enumerate(self.options)]
+        runs = Counter(call[task.call] for task in problem.tasks if isinstance(task, Run))
+        self._tables = [self._table(options, runs[index]) for index, options in enumerate(self.options)]
         self._covered = [[self._atoms_in(option.place) for option in options] for options in self.options]
         tasks = {task.name: index for index, task in enumerate(problem.tasks)}
         self._tasks = problem.tasks
@@ -65,18 +71,33 @@ class Greedy:
         self._order = [tasks[name] for name in problem.order]
         self._moved: dict[tuple[int, int, int], int] = {}
 
+    def promising(self, picks: Picks, calls: Sequence[int], near: Near, best: Score) -> list[Picks]:
+        """The changes of one or two calls to options near them whose load and least memory can be below `best`."""
+        zero = np.zeros(len(self._atoms), dtype=np.int64)
+        load, held, peak = zero, zero, zero
+        for call, table in enumerate(self._tables):
+            rows = np.array(near[calls.index(call)] if call in calls else [picks[call]])
+            shape = (*(len(rows) if other == call else 1 for other in calls), len(self._atoms))
+            least = table.resident[rows] - (table.shared[rows] if self._owners[call] else 0)
+            load = load + table.load[rows].reshape(shape)
+            held = held + least.reshape(shape)
+            peak = np.maximum(peak, table.transient[rows].reshape(shape))
+        excess = np.maximum(held + peak - self._device, 0).sum(axis=-1)
+        kept = (excess < best.excess_blocks) | ((excess == best.excess_blocks) & (load.max(axis=-1) <= best.makespan))
+        return [self._changed(picks, calls, near, chosen) for chosen in np.argwhere(kept).tolist()]
+
     def score(self, picks: Sequence[int], best: Score = WORST) -> Score:
         """The score of a choice; WORST as soon as it is clear that it is not below `best`."""
+        excess = self._excess(picks)
+        if excess > best.excess_blocks:
+            return WORST
         ticks = [self._duration(task, picks) for task in range(len(self._tasks))]
         tails = self._tails(ticks)
         if best.excess_blocks == 0 and max(tails) > best.makespan:
             return WORST
-        excess = self._excess(picks)
-        if excess > best.excess_blocks:
-            return WORST
         atoms = self._occupied_by_all(picks, ticks)
         makespan = max(end for end, _ in self._schedule(atoms, ticks, tails))
-        work = sum(t * sum(self._sizes[atom] for atom in here) for t, here in zip(ticks, atoms, strict=True))
+        work = sum(t * sum(sum(self._sizes[here]) for here in blocks) for t, blocks in zip(ticks, atoms, strict=True))
         return Score(excess, makespan, work)
 
     def starts(self, picks: Sequence[int]) -> dict[str, int]:
@@ -93,28 +114,40 @@ class Greedy:
         """The choice of these options."""
         return tuple(known.index(option) for known, option in zip(self.options, options, strict=True))
 
-    def _spread(self, call: int, option: int) -> _Memory:
-        picked = self.options[call][option]
-        here = np.array([first in picked.place.ranks for first in self._atoms], dtype=np.int64)
-        return _Memory(here * picked.resident_blocks, here * picked.shared_blocks, here * picked.transient_blocks)
+    @staticmethod
+    def _changed(picks: Picks, calls: Sequence[int], near: Near, chosen: Sequence[int]) -> Picks:
+        changed = list(picks)
+        for call, options, index in zip(calls, near, chosen, strict=True):
+            changed[call] = options[index]
+        return tuple(changed)
 
-    def _atoms_in(self, place: Place) -> tuple[int, ...]:
-        return tuple(index for index, first in enumerate(self._atoms) if first in place.ranks)
+    def _table(self, options: Sequence[Option], num_runs: int) -> _Table:
+        here = np.array([[first in option.place.ranks for first in self._atoms] for option in options], dtype=np.int64)
+
+        def spread(amounts: Iterable[int]) -> Array:
+            return here * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
+
+        return _Table(
+            load=spread(option.ticks * num_runs for option in options),
+            resident=spread(option.resident_blocks for option in options),
+            shared=spread(option.shared_blocks for option in options),
+            transient=spread(option.transient_blocks for option in options),
+        )
+
+    def _atoms_in(self, place: Place) -> slice:
+        inside = [index for index, first in enumerate(self._atoms) if first in place.ranks]
+        return slice(inside[0], inside[-1] + 1)
 
     def _shares(self, call: int, picks: Sequence[int]) -> bool:
         place = self.options[call][picks[call]].place
         return any(self.options[owner][picks[owner]].place == place for owner in self._owners[call])
 
     def _excess(self, picks: Sequence[int]) -> int:
-        memory = [self._memory[call][option] for call, option in enumerate(picks)]
-        held = memory[0].resident.copy()
-        peak = memory[0].transient
-        for other in memory[1:]:
-            held += other.resident
-            peak = np.maximum(peak, other.transient)
+        held = sum(table.resident[option] for table, option in zip(self._tables, picks, strict=True))
+        peak = np.max([table.transient[option] for table, option in zip(self._tables, picks, strict=True)], axis=0)
         for call, owners in enumerate(self._owners):
             if owners and self._shares(call, picks):
-                held -= memory[call].shared
+                held = held - self._tables[call].shared[picks[call]]
         return int(np.maximum(held + peak - self._device, 0).sum())
 
     def _duration(self, task: int, picks: Sequence[int]) -> int:
@@ -131,15 +164,18 @@ class Greedy:
             self._moved[key] = transfer.ticks_between(*places)
         return self._moved[key]
 
-    def _occupied(self, task: int, picks: Sequence[int]) -> tuple[int, ...]:
+    def _occupied(self, task: int, picks: Sequence[int]) -> tuple[slice, ...]:
+        """The atoms that a task occupies, in blocks that do not overlap."""
         source, target = self._ends[task]
         here = self._tasks[task]
+        block, other = self._covered[source][picks[source]], self._covered[target][picks[target]]
         if isinstance(here, Run) or here.occupies == "source":
-            return self._covered[source][picks[source]]
-        there = self._covered[target][picks[target]]
+            return (block,)
         if here.occupies == "target":
-            return there
-        return tuple({*self._covered[source][picks[source]], *there})
+            return (other,)
+        if block.stop <= other.start or other.stop <= block.start:
+            return (block, other)
+        return (slice(min(block.start, other.start), max(block.stop, other.stop)),)
 
     def _tails(self, ticks: Sequence[int]) -> list[int]:
         """The ticks from the start of each task to the end of the longest line of tasks behind it."""
@@ -148,25 +184,25 @@ class Greedy:
             tails[task] = ticks[task] + max((lag + tails[after] for after, lag in self._after[task]), default=0)
         return tails
 
-    def _occupied_by_all(self, picks: Sequence[int], ticks: Sequence[int]) -> list[tuple[int, ...]]:
+    def _occupied_by_all(self, picks: Sequence[int], ticks: Sequence[int]) -> list[tuple[slice, ...]]:
         """The atoms that each task occupies; none for a task that takes no time."""
         return [self._occupied(task, picks) if ticks[task] else () for task in range(len(ticks))]
 
     def _schedule(
-        self, atoms: Sequence[tuple[int, ...]], ticks: Sequence[int], tails: Sequence[int]
+        self, atoms: Sequence[tuple[slice, ...]], ticks: Sequence[int], tails: Sequence[int]
     ) -> list[tuple[int, int]]:
         """(end, task) in the order in which tasks were given their time."""
         waits, earliest, free = list(self._waits), [0] * len(ticks), [0] * len(self._atoms)
         ready = [task for task, count in enumerate(waits) if not count]
         done: list[tuple[int, int]] = []
         while ready:
-            begins = [max([earliest[task], *(free[atom] for atom in atoms[task])]) for task in ready]
+            begins = [max([earliest[task], *[max(free[here]) for here in atoms[task]]]) for task in ready]
             start, _, task = min((at, -tails[task], task) for at, task in zip(begins, ready, strict=True))
             ready.remove(task)
             end = start + ticks[task]
             done.append((end, task))
-            for atom in atoms[task]:
-                free[atom] = end
+            for here in atoms[task]:
+                free[here] = [end] * (here.stop - here.start)
             for after, lag in self._after[task]:
                 waits[after] -= 1
                 earliest[after] = max(earliest[after], end + lag)
