@@ -1,15 +1,18 @@
-"""Measured where the table covers the shape, analytic elsewhere; each term's source says which."""
+"""Measured where the table covers the shape, analytic elsewhere; each term's source says which.
+
+A table's corrections hold for both.
+"""
 
 from __future__ import annotations
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard, Shard, Time
-from meshwright.cost_models.measured import MeasuredShard
+from meshwright.cost_models.measured import MeasuredShard, corrected
 from meshwright.cost_models.question import CostModel
 from meshwright.cost_models.stages import StageModel
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.table import Body, Table
+from meshwright.profiles.table import Body, Table, shape_of
 from meshwright.profiles.workload import Workload
 
 
@@ -20,7 +23,8 @@ class BlendedModel(StageModel):
         table.require(cluster, precision)
 
         def shard_of(model: ModelSpec, tp: int, analytic: AnalyticShard) -> Shard:
-            return _BlendedShard(MeasuredShard(table, model, tp), analytic)
+            blended = _BlendedShard(MeasuredShard(table, model, tp), analytic)
+            return corrected(blended, table, shape_of(model, tp))
 
         super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
 

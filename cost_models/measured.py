@@ -1,10 +1,12 @@
 """Times of a shard read from a measured table: exact at its points, interpolated between, extrapolated beyond.
 
 Two depths at one point give the time of a layer (their slope) and of embedding and head (what is left). Depths that
-were not measured repeat the measured layer, and count as interpolated.
+were not measured repeat the measured layer, and count as interpolated. So do times that a calibration has changed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from meshwright.cost_models.compute import AnalyticShard, Shard, Time
 from meshwright.cost_models.cost import Source, least_trusted
@@ -27,7 +29,7 @@ class MeasuredModel(StageModel):
         table.require(cluster, precision)
 
         def shard_of(model: ModelSpec, tp: int, _analytic: AnalyticShard) -> Shard:
-            return MeasuredShard(table, model, tp)
+            return corrected(MeasuredShard(table, model, tp), table, shape_of(model, tp))
 
         super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
 
@@ -61,6 +63,26 @@ class MeasuredShard:
         layers, ends = self._surfaces[body]
         layer, source = layers.at(rows, length)
         return Time(layer, ends.at(rows, length)[0], least_trusted([source, self._best]))
+
+
+def corrected(shard: Shard, table: Table, shape: Shape) -> Shard:
+    """The shard with the table's corrections of its shape; the same shard where they change nothing."""
+    factors = {body: factor for body, factor in table.factors(shape).items() if factor != 1}
+    return _CorrectedShard(shard, factors) if factors else shard
+
+
+class _CorrectedShard:
+    """Times of a shard multiplied by a factor for each body, which makes them none that were measured."""
+
+    def __init__(self, shard: Shard, factors: Mapping[Body, float]) -> None:
+        self._shard, self._factors = shard, factors
+
+    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+        time = self._shard.time(body, rows, tokens, context)
+        if body not in self._factors:
+            return time
+        factor = self._factors[body]
+        return Time(time.layer * factor, time.ends * factor, least_trusted([time.source, Source.INTERPOLATED]))
 
 
 def _surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Surface, Surface]:

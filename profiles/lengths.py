@@ -6,6 +6,7 @@ A distribution is a histogram, whatever it was given as; costs integrate over it
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -15,6 +16,9 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 
 _NUM_BINS = 64
+
+_BISECTIONS = 60
+"""Halvings after which a factor is as exact as a float."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,29 @@ class LengthSpec(Document):
         assert self.median is not None
         assert self.p99 is not None
         return _cut(_lognormal(self.median, self.p99), self.max)
+
+    def with_mean(self, mean: float) -> LengthSpec:
+        """The lengths times one factor, within 1..max, so that their mean is `mean` or as near as that allows."""
+        lengths = self.resolve()
+        if math.isclose(lengths.mean, mean, rel_tol=1e-6):
+            return self
+        pairs = tuple(zip(lengths.tokens, lengths.probabilities, strict=True))
+        low, high = 0.0, self.max / lengths.tokens[0]
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            reached = math.fsum(p * min(max(t * middle, 1.0), self.max) for t, p in pairs)
+            low, high = (middle, high) if reached < mean else (low, middle)
+        return LengthSpec(max=self.max, histogram=tuple(_scaled(pairs, high, self.max)))
+
+
+def _scaled(pairs: tuple[tuple[int, float], ...], factor: float, longest: int) -> Iterator[tuple[int, float]]:
+    """Each length times the factor, split between the whole lengths below and above so that the mean is kept."""
+    for tokens, weight in pairs:
+        length = min(max(tokens * factor, 1.0), float(longest))
+        above = length - math.floor(length)
+        yield math.floor(length), weight * (1 - above)
+        if above:
+            yield math.floor(length) + 1, weight * above
 
 
 def _lognormal(median: float, p99: float) -> tuple[tuple[int, float], ...]:

@@ -7,6 +7,7 @@ This file knows what a table is and which tables it refuses; it does not interpo
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -155,13 +156,30 @@ class Provenance(Document):
     repeats: int = Field(gt=0, description="repeats asked of each measurement")
 
 
+class Correction(Document):
+    """What a run says of one body on one shape: its seconds are the table's times `factor`."""
+
+    shape: Shape
+    body: Body
+    factor: float = Field(gt=0, description="corrected seconds over those without this correction")
+    spread: float = Field(ge=0, description="interquartile range over steps of the measured seconds, over their median")
+    stages: tuple[str, ...] = Field(min_length=1, description="stages of the run that it was taken from")
+    plan: str = Field(min_length=1, description="SHA-256 of the plan that ran")
+    num_steps: int = Field(gt=0, description="steps that were measured, the first of the run left out")
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the calibration")
+
+
 class Table(Document):
-    """Measurements under one provenance. Their order carries no meaning and is canonical."""
+    """Measurements under one provenance. Their order carries no meaning and is canonical.
+
+    Corrections leave the measurements as they are and multiply one another; the latest is the last.
+    """
 
     schema_version: Literal[1] = 1
     provenance: Provenance
     measurements: tuple[Measurement, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    corrections: tuple[Correction, ...] = ()
 
     @field_validator("measurements")
     @classmethod
@@ -176,6 +194,11 @@ class Table(Document):
         if len({c.exchange for c in found}) < len(found):
             raise ValueError("a collective is measured twice; keep one of the two")
         return tuple(sorted(found, key=lambda c: (c.exchange.operation, c.exchange.num_ranks, c.exchange.num_bytes)))
+
+    def factors(self, shape: Shape) -> dict[Body, float]:
+        """What all corrections together multiply the seconds of this shape by; bodies without a correction left out."""
+        mine = [c for c in self.corrections if c.shape == shape]
+        return {body: math.prod(c.factor for c in mine if c.body == body) for body in {c.body for c in mine}}
 
     def require(self, cluster: Cluster, precision: str) -> None:
         """Raises BadInput when the table is of another device, or of another precision."""

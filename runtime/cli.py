@@ -29,7 +29,7 @@ from meshwright.profiles.documents import Document, canonical_json, digest, writ
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table, read_table, write_table
 from meshwright.profiles.trace import Span, chrome_trace, read_spans
-from meshwright.runtime import show, show_time
+from meshwright.runtime import calibrating, show, show_time
 from meshwright.runtime.options import (
     AsJson,
     DurationsFrom,
@@ -254,6 +254,9 @@ def run(
     summary = run_plan(request, Rendezvous.parse(rendezvous, nodes))
     if summary is not None:
         show.run_summary(summary, out)
+
+
+app.command(epilog=calibrating.EXAMPLE)(calibrating.calibrate)
 
 
 def _require_valid(plan: Plan) -> None:

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from meshwright.planner.calibrate import Calibration
 from meshwright.planner.evaluate import items
 from meshwright.planner.explain import Explanation
 from meshwright.planner.plan import Plan, Refit, Solver
@@ -111,6 +112,24 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         times = f", {rise / error:.1f} standard errors" if error else ""
         console.print(f"held-out reward rose by {rise:.3f} ± {error:.3f}{times}")
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def calibration(found: Calibration, path: Path) -> None:
+    """Each stage's predicted seconds before and after, beside the measured ones."""
+    console = Console()
+    table = Table(title=f"seconds of each stage, median of {found.num_steps} steps", box=box.SIMPLE)
+    for heading in ("", "planned", "before", "measured", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in found.rows:
+        seconds = (row.planned_seconds, row.before_seconds, row.measured_seconds, row.after_seconds)
+        table.add_row(row.stage, *(f"{value:.3f}" for value in seconds))
+    table.caption = "before, after: predicted for the lengths of the run"
+    console.print(table)
+    if found.response_tokens is not None:
+        console.print(
+            f"a response had {found.response_tokens:.0f} tokens, the plan expects {found.expected_response_tokens:.0f}"
+        )
+    console.print(f"written to {path}")
 
 
 def _schedule(schedule: Schedule) -> str:

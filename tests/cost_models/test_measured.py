@@ -16,8 +16,8 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, exchanges, failure, points, record, record_collective
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.stages import STAGES, Role
-from meshwright.profiles.table import Body, Measurement, Point, Provenance, Table, shape_of
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, Role
+from meshwright.profiles.table import Body, Correction, Measurement, Point, Provenance, Table, shape_of
 from meshwright.profiles.workload import Workload
 
 PROVENANCE = Provenance(
@@ -226,3 +226,31 @@ def test_a_long_tail_is_covered_by_the_points_of_its_workload(
         cost = model.seconds(call(stage.name, "tp1", 8, slots=8, model=shallow[stage.role]))
         extrapolated = {term.name for term in cost.terms if term.source is Source.EXTRAPOLATED}
         assert extrapolated == set(), stage.name
+
+
+def test_a_correction_multiplies_its_body_of_its_shape_and_is_no_longer_measured(
+    table: Table,
+    shallow: dict[Role, ModelSpec],
+    call: Callable[..., Call],
+    a100s: Callable[[int], Cluster],
+    fixed: Workload,
+) -> None:
+    correction = Correction(
+        shape=shape_of(shallow[Role.REF], 1),
+        body=Body.FORWARD,
+        factor=1.5,
+        spread=0.0,
+        stages=("ref_logprob",),
+        plan="a",
+        num_steps=3,
+        date="2026-11-21",
+    )
+    twice = table.model_copy(update={"corrections": (correction, correction)})
+    for kind in (MeasuredModel, BlendedModel):
+        was, now = (kind(t, a100s(1), fixed, "bf16") for t in (table, twice))
+        ref = call("ref_logprob", "tp1", 4, model=shallow[Role.REF])
+        assert now.seconds(ref).total == pytest.approx(1.5**2 * was.seconds(ref).total)
+        assert now.seconds(ref).source is Source.INTERPOLATED
+        for other in ("critic_value", "actor_train", "actor_generate"):
+            question = call(other, "tp1", 4, slots=16, model=shallow[STAGE_BY_NAME[other].role])
+            assert now.seconds(question) == was.seconds(question)

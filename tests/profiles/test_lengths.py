@@ -84,3 +84,25 @@ def test_a_changed_copy_forgets_the_old_lengths() -> None:
     changed = workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})
     assert changed.sequence_lengths.mean == 4
     assert changed == workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})
+
+
+@pytest.mark.parametrize("mean", [1.0, 7.25, 20.0, 60.0, 96.0])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        LengthSpec(max=96, fixed=30),
+        LengthSpec(max=96, median=20, p99=90),
+        LengthSpec(max=96, histogram=((3, 1.0), (40, 2.0))),
+    ],
+    ids=["fixed", "log-normal", "histogram"],
+)
+def test_lengths_that_are_given_a_mean_have_it_and_keep_their_longest(lengths: LengthSpec, mean: float) -> None:
+    scaled = lengths.with_mean(mean)
+    assert scaled.resolve().mean == pytest.approx(mean)
+    assert scaled.max == lengths.max
+    assert scaled.resolve().maximum <= lengths.max
+
+
+def test_lengths_that_are_given_their_own_mean_are_the_same() -> None:
+    lengths = LengthSpec(max=96, median=20, p99=90)
+    assert lengths.with_mean(lengths.resolve().mean) is lengths

@@ -1,0 +1,167 @@
+"""A run's trace corrects a table: the plan's stages are asked again at the lengths that the run met.
+
+Stages that share a shape and a body share a factor, which makes their sum right. Groups are solved one after the other,
+because training with full recomputation runs the forward body too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import Call
+from meshwright.planner.plan import Plan, read_plan
+from meshwright.profiles.calibrate import Observation, bodies_of, factor, met, observe, unprofiled
+from meshwright.profiles.documents import digest
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from meshwright.profiles.table import Body, Correction, Shape, Table, shape_of
+from meshwright.profiles.trace import Span, read_spans
+from meshwright.profiles.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """Seconds of one stage. `before` and `after` the calibration are predicted at the lengths that the run met."""
+
+    stage: str
+    planned_seconds: float
+    before_seconds: float
+    measured_seconds: float
+    after_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Stages whose shards have one shape and compute the same bodies; `corrections`, one for each body, change nothing
+    until they are applied with a factor."""
+
+    stages: tuple[str, ...]
+    corrections: tuple[Correction, ...]
+
+    def applied(self, table: Table, factor: float) -> Table:
+        """The table with these corrections behind those that it has."""
+        mine = tuple(correction.model_copy(update={"factor": factor}) for correction in self.corrections)
+        return table.model_copy(update={"corrections": (*table.corrections, *mine)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The corrected table, and what it changes. Response tokens are means per response."""
+
+    table: Table
+    num_steps: int
+    response_tokens: float | None
+    expected_response_tokens: float
+    rows: tuple[StageRow, ...]
+
+
+def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
+    """The trace of a run of this plan. Raises BadInput for a directory without one, and for a run of another plan."""
+    if read_plan(directory / "plan.json") != plan:
+        raise BadInput(f"{directory} is a run of another plan; calibrate with the plan.json that it holds.")
+    return read_spans(directory / "trace.jsonl")
+
+
+def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date: str) -> Calibration:
+    """The table with a correction for each shape and body of the plan. Raises BadInput for a trace that is no use."""
+    base = _base(plan, table, date)
+    workload = plan.facts.workload
+    seen = observe(spans, {p.stage: p.layout for p in plan.placements}, workload.batch_size)
+    actual = met(workload, seen)
+    corrected = base
+    for group in _groups(plan, seen, date):
+        corrected = group.applied(corrected, _factor(plan, group, seen, actual, corrected))
+    before, after = (_seconds(plan, actual, t) for t in (base, corrected))
+    return Calibration(
+        table=corrected,
+        num_steps=seen.num_steps,
+        response_tokens=seen.response_tokens,
+        expected_response_tokens=workload.response_lengths.mean,
+        rows=tuple(
+            StageRow(
+                stage=p.stage,
+                planned_seconds=p.cost.total,
+                before_seconds=before[p.stage],
+                measured_seconds=seen.seconds[p.stage],
+                after_seconds=after[p.stage],
+            )
+            for p in sorted(plan.placements, key=lambda p: p.start_seconds)
+        ),
+    )
+
+
+def _base(plan: Plan, table: Table | None, date: str) -> Table:
+    """The table to correct; an empty one for a plan that was made from the equations alone."""
+    if table is not None:
+        return table
+    if "profile" in plan.digests:
+        raise BadInput("the plan was made with a measured table; name it with --profile, so that it is corrected.")
+    cluster = plan.facts.cluster
+    return unprofiled(
+        device=cluster.device.name,
+        kind=cluster.device.kind,
+        precision=plan.facts.precision,
+        num_ranks=cluster.ranks_per_node,
+        date=date,
+    )
+
+
+def _groups(plan: Plan, seen: Observation, date: str) -> Iterator[_Group]:
+    """The groups of the plan's stages, in the order of `STAGES`: forward before training."""
+    found: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
+    for stage in STAGES:
+        placement = plan.placement(stage.name)
+        shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
+        found.setdefault((shape, bodies_of(stage)), []).append(stage.name)
+    for (shape, bodies), stages in found.items():
+        corrections = (
+            Correction(
+                shape=shape,
+                body=body,
+                factor=1.0,
+                spread=max(seen.spread[stage] for stage in stages),
+                stages=tuple(stages),
+                plan=digest(plan),
+                num_steps=seen.num_steps,
+                date=date,
+            )
+            for body in bodies
+        )
+        yield _Group(stages=tuple(stages), corrections=tuple(corrections))
+
+
+def _factor(plan: Plan, group: _Group, seen: Observation, actual: Workload, table: Table) -> float:
+    """What the group's bodies must be multiplied by. Raises BadInput when no factor explains the measured seconds."""
+    predicted, doubled = (
+        sum(_seconds(plan, actual, tried, group.stages).values()) for tried in (table, group.applied(table, 2.0))
+    )
+    measured = sum(seen.seconds[stage] for stage in group.stages)
+    found = factor(measured, predicted, doubled)
+    if found <= 0:
+        raise BadInput(
+            f"{' and '.join(group.stages)}: messages and scheduling alone are predicted to take "
+            f"{2 * predicted - doubled:.3g} s and the whole was measured to take {measured:.3g} s; "
+            "profile this machine and calibrate that table."
+        )
+    return found
+
+
+def _seconds(plan: Plan, workload: Workload, table: Table, stages: Sequence[str] = ()) -> dict[str, float]:
+    """Predicted seconds of the stages, all when none is named, placed as in the plan but for this workload."""
+    facts = plan.facts
+    model = cost_model(facts.cluster, workload, facts.precision, table)
+    return {
+        p.stage: model.seconds(
+            Call(
+                stage=STAGE_BY_NAME[p.stage],
+                model=facts.models.spec(p.role),
+                layout=p.layout,
+                schedule=p.schedule,
+            )
+        ).total
+        for p in plan.placements
+        if not stages or p.stage in stages
+    }

@@ -1,0 +1,134 @@
+"""What a run's trace says of stages, lengths and the table, without asking any cost model.
+
+Only whole steps after the first count: the first warms the device up, and a step that was cut short has no stage times.
+A correction concerns what a shard computes; messages and scheduling are predicted apart and are taken as they are.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.profiles.table import Body, Provenance, Table
+from meshwright.profiles.trace import Span
+from meshwright.profiles.workload import Workload
+
+_DIGITS = 9
+"""Decimals of a factor: far below the spread of any measurement, far above the rounding of a sum."""
+
+_NOT_PROFILED = "not profiled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A run's whole steps after the first. Tokens are per sequence, None where the trace does not tell them."""
+
+    num_steps: int
+    seconds: Mapping[str, float]  # by stage: median over steps of the slowest rank's
+    spread: Mapping[str, float]  # by stage: interquartile range of the same, over the median
+    response_tokens: float | None  # median over steps of the mean
+    sequence_tokens: float | None  # prompt and response together
+
+
+def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: int) -> Observation:
+    """The stages' times and lengths in a trace. Raises BadInput for a trace that is not measured, or without a step."""
+    for clock in sorted({span.clock for span in spans} - {"measured"}):
+        raise BadInput(f"the trace is {clock} and not measured; calibrate with the directory of a `meshwright run`.")
+    found: dict[int, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    for span in spans:
+        if span.kind == "stage":
+            found[span.step][span.instruction].append(span)
+    first = min(found, default=0)
+    steps = [step for number, step in found.items() if number > first and _is_whole(step, layouts)]
+    if not steps:
+        raise BadInput("the trace has no whole step after the first, which is left out; run the plan for 2 steps.")
+    times = {stage: [max(span.seconds for span in step[stage]) for step in steps] for stage in layouts}
+    medians = {stage: statistics.median(seconds) for stage, seconds in times.items()}
+    if not all(medians.values()):
+        raise BadInput("the trace has a stage that took no time; it is not the trace of a run.")
+    return Observation(
+        num_steps=len(steps),
+        seconds=medians,
+        spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
+        response_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if STAGE_BY_NAME[s].generates]),
+        sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(STAGE_BY_NAME[s])]),
+    )
+
+
+def met(workload: Workload, observation: Observation) -> Workload:
+    """The workload that the run met: prompts and responses scaled to the means that the trace tells."""
+    responses, sequences = observation.response_tokens, observation.sequence_tokens
+    if responses is None:
+        return workload
+    update = {"response": workload.response.with_mean(responses)}
+    if sequences is not None:
+        update["prompt"] = workload.prompt.with_mean(sequences - responses)
+    return workload.model_copy(update=update)
+
+
+def bodies_of(stage: Stage) -> tuple[Body, ...]:
+    """The bodies whose times make up the stage."""
+    if stage.generates:
+        return Body.PREFILL, Body.DECODE
+    return (Body.TRAIN, Body.OPTIMIZER) if stage.trains else (Body.FORWARD,)
+
+
+def factor(measured: float, predicted: float, doubled: float) -> float:
+    """What to multiply computing by so that `predicted` becomes `measured`, all in seconds; 0 or less when nothing can.
+
+    `doubled` is the prediction when computing takes twice as long: computing = doubled - predicted, and the rest stays.
+    """
+    return round(1 + (measured - predicted) / (doubled - predicted), _DIGITS) if doubled > predicted else 0.0
+
+
+def unprofiled(*, device: str, kind: str, precision: str, num_ranks: int, date: str) -> Table:
+    """A table without a measurement: what corrections of the equations alone are written into."""
+    provenance = {
+        "device": device,
+        "kind": kind,
+        "precision": precision,
+        "driver": _NOT_PROFILED,
+        "libraries": {"torch": _NOT_PROFILED},
+        "commit": _NOT_PROFILED,
+        "date": date,
+        "threads_per_rank": 1,
+        "num_ranks": num_ranks,
+        "repeats": 1,
+    }
+    return Table(provenance=Provenance.model_validate(provenance))
+
+
+def _is_whole(step: Mapping[str, Sequence[Span]], layouts: Mapping[str, Layout]) -> bool:
+    return all(len(step.get(stage, ())) == layout.num_ranks for stage, layout in layouts.items())
+
+
+def _reads_all(stage: Stage) -> bool:
+    """Whether the stage's tokens are those of whole sequences."""
+    return not stage.generates and not stage.trains
+
+
+def _tokens(
+    steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout], batch_size: int, stages: Sequence[str]
+) -> float | None:
+    """Median over steps of the mean tokens of a sequence, from the first of the stages whose every span tells them.
+
+    Every rank of a replica tells the tokens of the whole replica.
+    """
+    for stage in stages:
+        if all("num_tokens" in span.facts for step in steps for span in step[stage]):
+            ranks = layouts[stage].tp * layouts[stage].pp
+            sums = [sum(span.facts["num_tokens"] for span in step[stage]) for step in steps]
+            return statistics.median(sums) / ranks / batch_size
+    return None
+
+
+def _interquartile(times: Sequence[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+    return third - first

@@ -1,0 +1,105 @@
+from dataclasses import replace
+
+import pytest
+
+from meshwright.profiles.calibrate import bodies_of, factor, met, observe
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.table import Body
+from meshwright.profiles.trace import Span
+from meshwright.profiles.workload import Workload
+
+LAYOUTS = {"actor_generate": Layout(tp=2, dp=2), "ref_logprob": Layout(), "actor_train": Layout(dp=2)}
+"""Of four ranks, generation uses all; a replica of it has two."""
+
+
+def span(step: int, stage: str, rank: int, seconds: float, **facts: float) -> Span:
+    return Span(
+        step=step,
+        instruction=stage,
+        kind="stage",
+        rank=rank,
+        start_seconds=10.0 * step,
+        end_seconds=10.0 * step + seconds,
+        clock="measured",
+        facts=facts,
+    )
+
+
+def trace(num_steps: int, scale: float = 1.0) -> list[Span]:
+    """Step s: generation takes 1 + s seconds on its slowest rank. 32 sequences of 5 and 15 tokens."""
+    return [
+        item
+        for step in range(num_steps)
+        for item in (
+            *(span(step, "actor_generate", rank, 1 + step - rank / 8, num_tokens=240 * scale) for rank in range(4)),
+            span(step, "ref_logprob", 0, 0.5, num_tokens=32 * (5 + 15 * scale)),
+            span(step, "actor_train", 0, 2.0),
+            span(step, "actor_train", 1, 2.5),
+        )
+    ]
+
+
+def test_a_stage_takes_what_its_slowest_rank_takes_in_the_median_step_after_the_first() -> None:
+    seen = observe(trace(4), LAYOUTS, batch_size=32)
+    assert seen.num_steps == 3
+    assert seen.seconds == {"actor_generate": 3.0, "ref_logprob": 0.5, "actor_train": 2.5}
+    assert seen.spread["actor_generate"] == pytest.approx(1.0 / 3.0)
+    assert seen.spread["actor_train"] == 0.0
+
+
+def test_tokens_are_counted_once_for_a_replica_whose_ranks_all_tell_them() -> None:
+    seen = observe(trace(3), LAYOUTS, batch_size=32)
+    assert (seen.response_tokens, seen.sequence_tokens) == (15.0, 20.0)
+
+
+def test_a_trace_that_tells_no_tokens_leaves_the_workload_as_it_was(workload: Workload) -> None:
+    silent = [replace(item, facts={}) for item in trace(3)]
+    seen = observe(silent, LAYOUTS, batch_size=32)
+    assert (seen.response_tokens, seen.sequence_tokens) == (None, None)
+    assert met(workload, seen) == workload
+
+
+def test_the_workload_that_was_met_has_the_means_of_the_trace(workload: Workload) -> None:
+    found = met(workload, observe(trace(3, scale=2.0), LAYOUTS, batch_size=32))
+    assert found.response_lengths.mean == pytest.approx(30.0)
+    assert found.prompt_lengths.mean == pytest.approx(5.0)
+    assert found.max_tokens == workload.max_tokens
+
+
+def test_a_step_that_lacks_a_span_does_not_count() -> None:
+    assert observe(trace(4)[:-1], LAYOUTS, batch_size=32).num_steps == 2
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_the_first_step_alone_calibrates_nothing(num_steps: int) -> None:
+    with pytest.raises(BadInput, match="no whole step after the first"):
+        observe(trace(num_steps), LAYOUTS, batch_size=32)
+
+
+@pytest.mark.parametrize("clock", ["simulated", "rehearsed"])
+def test_only_a_measured_trace_counts(clock: str) -> None:
+    mixed = [*trace(3), replace(trace(1)[0], clock=clock)]
+    with pytest.raises(BadInput, match=f"the trace is {clock} and not measured; calibrate with"):
+        observe(mixed, LAYOUTS, batch_size=32)
+
+
+def test_a_stage_that_took_no_time_is_refused() -> None:
+    frozen = [replace(item, end_seconds=item.start_seconds) for item in trace(3)]
+    with pytest.raises(BadInput, match="took no time"):
+        observe(frozen, LAYOUTS, batch_size=32)
+
+
+def test_a_factor_multiplies_what_is_computed_and_nothing_else() -> None:
+    assert factor(measured=5.0, predicted=5.0, doubled=9.0) == 1.0
+    assert factor(measured=9.0, predicted=5.0, doubled=9.0) == 2.0
+    assert factor(measured=3.0, predicted=5.0, doubled=9.0) == 0.5
+    assert factor(measured=0.5, predicted=5.0, doubled=9.0) <= 0
+    assert factor(measured=5.0, predicted=4.0, doubled=4.0) == 0
+
+
+def test_a_stage_is_made_of_the_bodies_that_are_profiled_for_it() -> None:
+    assert bodies_of(STAGE_BY_NAME["actor_generate"]) == (Body.PREFILL, Body.DECODE)
+    assert bodies_of(STAGE_BY_NAME["reward_score"]) == (Body.FORWARD,)
+    assert bodies_of(STAGE_BY_NAME["critic_train"]) == (Body.TRAIN, Body.OPTIMIZER)
