@@ -23,8 +23,8 @@ Remodel = Callable[[Facts], CostModel]
 
 Numbers = NDArray[np.float64]
 
-_NUM_LENGTHS = 6
-"""Lengths are asked at this many points, at equal ratios from one token to the longest sequence."""
+_NUM_RATIOS, _NUM_STEPS = 6, 24
+"""Lengths are asked at so many points at equal ratios and so many at equal distances, up to the longest sequence."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ def round_times(facts: Facts, call: Call, remodel: Remodel) -> RoundTimes:
     """Asks the model of `facts` about the rows that the call's slots may hold."""
     slots = call.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
-    lengths = sorted({round(n) for n in np.geomspace(1, max(2, facts.workload.max_tokens), _NUM_LENGTHS)})
+    longest = max(2, facts.workload.max_tokens)
+    points = (*np.geomspace(1, longest, _NUM_RATIOS), *np.linspace(1, longest, _NUM_STEPS))
+    lengths = sorted({round(n) for n in points})
     prefills, rounds = np.empty((len(rows), len(lengths))), np.empty((len(rows), len(lengths)))
     for i, num_rows in enumerate(rows):
         asked = replace(call, schedule=replace(call.schedule, generation_slots=num_rows))

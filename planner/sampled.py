@@ -23,6 +23,9 @@ from meshwright.profiles.workload import Workload
 
 Lengths = NDArray[np.int64]
 
+_NUM_CUTS = 33
+"""A run of rounds is costed at its middle, so runs are cut at as many points at least."""
+
 
 class Sampled:
     """`seed` and the number of the step decide its lengths."""
@@ -98,13 +101,14 @@ def padded_tokens(lengths: Lengths, num_replicas: int, micro_batch_size: int) ->
 def generation_seconds(
     prompts: Lengths, responses: Lengths, num_slots: int, num_stages: int, times: RoundTimes
 ) -> float:
-    """One replica's generation, in runs of rounds in which no sequence begins or ends.
+    """One replica's generation, in short runs of rounds in which no sequence begins or ends.
 
     A sequence takes the slot that is free first, prefills in its first round and decodes in the others.
     """
     starts = _starts(responses.tolist(), num_slots)
     ends = starts + responses
-    bounds = np.unique(np.concatenate([starts, starts + 1, ends]))
+    cuts = np.linspace(0, ends.max(), _NUM_CUTS).astype(np.int64)
+    bounds = np.unique(np.concatenate([starts, starts + 1, ends, cuts]))
     first, after = bounds[:-1], bounds[1:]
     decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
     live = decoding.sum(axis=0)

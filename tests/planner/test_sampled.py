@@ -68,6 +68,14 @@ def test_a_response_takes_a_round_for_each_token_and_the_first_is_its_prefill() 
     assert generation_seconds(prompts, responses, 1, 1, TIMES) == pytest.approx(8)
 
 
+def test_a_long_run_of_rounds_is_costed_at_each_context_it_passes() -> None:
+    # A round takes 0 s up to 100 cached tokens and then a second more for each 100: 2 s at most, 1 s on average.
+    bend = Grid(np.array([1.0, 2.0]), np.array([1.0, 100.0, 300.0]), np.array([[0.0, 0.0, 2.0]] * 2))
+    times = RoundTimes(prefill=TIMES.prefill, round_=bend)
+    found = generation_seconds(np.array([1]), np.array([300]), 1, 1, times)
+    assert found == pytest.approx(200, rel=0.02)
+
+
 def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
     # Slots are free at 2 and 5: the third response runs from 2 to 6. Nothing decodes only in the very first round.
     assert generation_seconds(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES) == pytest.approx(5)
