@@ -80,15 +80,17 @@ def _pools_are_legal(plan: Plan) -> Iterator[str]:
 
 
 def _layouts_are_legal(plan: Plan) -> Iterator[str]:
+    """One sentence per stage: the first rule that its layout breaks; the rules after it mostly follow from it."""
     for placement in plan.placements:
         pool, layout = plan.pool(placement.pool), placement.layout
-        if layout.num_ranks != pool.num_ranks:
+        broken = layout_rules(plan.facts, STAGE_BY_NAME[placement.stage], layout)
+        if broken:
+            yield f"{placement.stage}: {broken[0]}"
+        elif layout.num_ranks != pool.num_ranks:
             yield (
                 f"{placement.stage}: tp={layout.tp} x pp={layout.pp} x dp={layout.dp} is {layout.num_ranks} ranks and "
                 f"its pool has {pool.num_ranks}; make the product {pool.num_ranks}."
             )
-        for sentence in layout_rules(plan.facts, STAGE_BY_NAME[placement.stage], layout):
-            yield f"{placement.stage}: {sentence}"
 
 
 def _schedules_are_legal(plan: Plan) -> Iterator[str]:
