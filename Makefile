@@ -19,7 +19,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with PPO, compare
 	$(BIN)/python $(TINY)/make.py --out $(BUILD)
-	$(BIN)/meshwright profile $(TINY)/job.yaml -o $(BUILD)/table.json
+	$(BIN)/meshwright profile $(TINY)/job.yaml -o $(BUILD)/table.json --fresh
 	$(BIN)/meshwright plan $(TINY)/job.yaml --profile $(BUILD)/table.json -o $(BUILD)/plan.json
 	$(BIN)/meshwright verify $(BUILD)/plan.json
 	rm -rf $(BUILD)/run

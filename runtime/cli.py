@@ -27,7 +27,7 @@ from meshwright.planner.simulate import simulate as simulation
 from meshwright.planner.verify import verify as violations
 from meshwright.profiles.documents import Document, canonical_json, digest, write_atomically
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.profiles.table import Table, read_table, write_table
+from meshwright.profiles.table import Table, read_table
 from meshwright.profiles.trace import Span, chrome_trace, read_spans
 from meshwright.runtime import calibrating, show, show_time
 from meshwright.runtime.options import (
@@ -64,15 +64,14 @@ def profile(
     job: JobPath,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the table goes.")],
     minutes: Annotated[float, typer.Option(min=0.05, help="Time to spend; what is left out is extrapolated.")] = 2.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
 ) -> None:
-    """Time the job's stage bodies and collectives on this machine."""
+    """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued."""
     from meshwright.runtime.profiling import profile_job
 
     document = read_job(job)
     facts = resolve(document, job.parent)
-    table = profile_job(facts, minutes=minutes)
-
-    write_table(output, table)
+    table = profile_job(facts, output, minutes=minutes, fresh=fresh)
     failed = sum(m.status == "failed" for m in table.measurements)
     Console().print(
         f"{output}: {len(table.measurements)} measurements ({failed} failed) and {len(table.collectives)} collectives "

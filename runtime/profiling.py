@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,18 @@ from meshwright.profiles.harness import (
 )
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Provenance, Table
+from meshwright.profiles.table import (
+    Body,
+    Collective,
+    Exchange,
+    Measurement,
+    Point,
+    Provenance,
+    Table,
+    write_table,
+)
 from meshwright.runtime import host, memory
 from meshwright.runtime.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
 from meshwright.runtime.copies import DTYPES
@@ -49,11 +60,24 @@ _REPEATS = 5
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 
 
-def profile_job(facts: Facts, *, minutes: float) -> Table:
-    """The table of the job's shapes on this machine, measured within about `minutes`."""
-    num_ranks = facts.cluster.ranks_per_node
-    measurements, collectives = launch(_measure_all, facts, minutes * 60, num_ranks=num_ranks)[0]
-    provenance = Provenance(
+def profile_job(facts: Facts, output: Path, *, minutes: float, fresh: bool = False) -> Table:
+    """Writes the table of the job's shapes on this machine, what it lacks being measured within about `minutes`.
+
+    Raises BadInput when `output`, or what a call that was cut off left beside it, was measured with something else.
+    """
+    table, kept = begun(output, _provenance(facts), fresh=fresh), partial_path(output)
+    wanted, between = _wanted(facts, table)
+    if wanted or between:
+        write_table(kept, table)
+        num_ranks = facts.cluster.ranks_per_node
+        table = launch(_measure_all, facts, table, kept.resolve(), minutes * 60, num_ranks=num_ranks)[0]
+    write_table(output, table)
+    kept.unlink(missing_ok=True)
+    return table
+
+
+def _provenance(facts: Facts) -> Provenance:
+    return Provenance(
         device=facts.cluster.device.name,
         kind="cuda" if torch.cuda.is_available() else "cpu",
         precision=facts.precision,
@@ -62,31 +86,33 @@ def profile_job(facts: Facts, *, minutes: float) -> Table:
         commit=_commit(),
         date=datetime.date.today().isoformat(),
         threads_per_rank=1,
-        num_ranks=num_ranks,
+        num_ranks=facts.cluster.ranks_per_node,
         repeats=_REPEATS,
     )
-    return Table(provenance=provenance, measurements=tuple(measurements), collectives=tuple(collectives))
 
 
-def _measure_all(facts: Facts, seconds: float) -> tuple[list[Measurement], list[Collective]]:
-    """What every rank runs; rank 0 shows the progress."""
+def _wanted(facts: Facts, table: Table) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
+    """The points and collectives of the job that the table lacks."""
     specs = {role: facts.models.spec(role) for role in Role}
-    wanted = points(specs, facts.workload, facts.cluster)
-    between = exchanges(facts.cluster)
+    return missing(table, points(specs, facts.workload, facts.cluster)), missing(table, exchanges(facts.cluster))
+
+
+def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Table:
+    """What every rank runs; rank 0 shows the progress and keeps the table."""
+    wanted, between = _wanted(facts, table)
     meshes = [build_mesh(Layout(), rank) for rank in range(dist.get_world_size())]
     bench = _Bench(facts, meshes[dist.get_rank()])
+    growing = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
     deadline = time.monotonic() + seconds
-    measurements: list[Measurement] = []
-    collectives: list[Collective] = []
     with _progress(len(wanted) + len(between)) as advance:
         for index, point in enumerate(wanted):
             share = max(0.0, deadline - time.monotonic()) / (len(wanted) - index)
-            measurements.append(bench.measure_point(point, share))
+            growing.add(bench.measure_point(point, share))
             advance()
         for exchange in between:
-            collectives += _measure_exchange(exchange)
+            growing.add(*_measure_exchange(exchange))
             advance()
-    return measurements, collectives
+    return growing.table()
 
 
 class _Bench:
@@ -254,7 +280,9 @@ def _driver() -> str:
 
 
 def _commit() -> str:
-    """The commit of the bodies, or the package version where there is no repository."""
+    """The last commit that changed the bodies' folder, or the package version where there is no repository."""
     here = os.path.dirname(os.path.realpath(__file__))
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["git", "log", "-1", "--format=%H", "--", "."], cwd=here, capture_output=True, text=True, check=False
+    )
     return found.stdout.strip() or f"meshwright {version('meshwright')}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from meshwright.cost_models.blended import cost_model
@@ -10,9 +12,10 @@ from meshwright.cost_models.question import Call
 from meshwright.planner.job import Facts, read_job, resolve
 from meshwright.profiles.harness import exchanges, points
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.partial import partial_path
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, Role
-from meshwright.profiles.table import Table
+from meshwright.profiles.table import Table, read_table, write_table
 from meshwright.runtime.profiling import profile_job
 from tests.runtime.small_job import write_job
 
@@ -26,8 +29,13 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def table(facts: Facts) -> Table:
-    return profile_job(facts, minutes=0.1)
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("table") / "table.json"
+
+
+@pytest.fixture(scope="module")
+def table(facts: Facts, output: Path) -> Table:
+    return profile_job(facts, output, minutes=0.1)
 
 
 def test_every_point_and_every_collective_is_measured(facts: Facts, table: Table) -> None:
@@ -54,3 +62,21 @@ def test_a_stage_of_the_job_is_costed_from_the_table(facts: Facts, table: Table)
         schedule=Schedule(micro_batch_size=4),
     )
     assert model.seconds(call).source in (Source.MEASURED, Source.INTERPOLATED)
+
+
+def test_a_finished_table_is_not_measured_again(facts: Facts, table: Table, output: Path) -> None:
+    assert read_table(output) == table
+    assert not partial_path(output).exists()
+    assert profile_job(facts, output, minutes=0.1) == table
+
+
+def test_a_profile_that_was_cut_off_measures_only_what_is_left(facts: Facts, table: Table, tmp_path: Path) -> None:
+    output = tmp_path / "table.json"
+    update = {"measurements": table.measurements[3:], "collectives": table.collectives[1:]}
+    write_table(partial_path(output), table.model_copy(update=update))
+    found = profile_job(facts, output, minutes=0.1)
+    assert {m.point for m in found.measurements} == {m.point for m in table.measurements}
+    assert {c.exchange for c in found.collectives} == {c.exchange for c in table.collectives}
+    assert set(found.measurements) >= set(table.measurements[3:])
+    assert read_table(output) == found
+    assert not partial_path(output).exists()
