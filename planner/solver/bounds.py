@@ -25,6 +25,7 @@ def within(problem: Problem, makespan: int) -> Problem:
 class _Bound:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._known: dict[tuple[str, int, int], int] = {}
         self._call = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
         self._fastest = {call.name: min((o.ticks for o in call.options), default=0) for call in problem.calls}
         self._least = {call.name: min((_work(o) for o in call.options), default=0) for call in problem.calls}
@@ -36,9 +37,15 @@ class _Bound:
             self._before[after].append((before, lag))
 
     def with_option(self, call: str, option: Option) -> int:
-        """A bound on the makespan of every answer that picks this option."""
-        ticks = {**self._fastest, call: option.ticks}
-        work = {**self._least, call: _work(option)}
+        """A bound on the makespan of every answer that picks this option; the same on all pools of one size."""
+        key = (call, option.ticks, option.place.num_ranks)
+        if key not in self._known:
+            ticks = {**self._fastest, call: option.ticks}
+            self._known[key] = self._makespan(ticks, {**self._least, call: _work(option)})
+        return self._known[key]
+
+    def _makespan(self, ticks: Mapping[str, int], work: Mapping[str, int]) -> int:
+        """A bound when no call is faster than `ticks` and none has less work than `work`."""
         ends: dict[str | None, int] = {None: 0}
         for name in self._problem.order:
             earliest = max((ends[before] + lag for before, lag in self._before[name]), default=0)

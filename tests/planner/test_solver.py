@@ -91,3 +91,22 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
         )
     with pytest.raises(ValueError, match="use a longer tick"):
         Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (option(0, 1, 2**31),)),), tasks=(run,))
+
+
+@pytest.mark.parametrize("seed", [3, 7, 11])
+def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int) -> None:
+    asked = random_problem(seed, num_ranks=8, num_calls=5, num_options=14)
+    full, short = solve(asked, Limits()), solve(asked, Limits(max_deterministic_time=1e-9))
+    assert full.objective is not None
+    assert short.objective is not None
+    assert short.bound <= full.objective <= short.objective
+    assert short.status == ("optimal" if short.bound == short.objective else "feasible")
+
+
+def test_progress_only_gets_better() -> None:
+    told: list[tuple[int, int]] = []
+    asked = random_problem(5, num_ranks=8, num_calls=5, num_options=14)
+    result = solve(asked, Limits(), lambda makespan, bound: told.append((makespan, bound)))
+    assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
+    assert told[-1][0] == result.objective
+    assert all(bound <= result.bound for _, bound in told)
