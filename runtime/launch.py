@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -114,6 +114,8 @@ def launch(
         )
         try:
             results: dict[int, T] = elastic_launch(config, _rank_main)(prepare, entry, args, str(failures))
+        except SignalException:
+            raise KeyboardInterrupt from None
         except ChildFailedError as error:
             raise _explain(error, failures, logs) from None
         return results
