@@ -12,7 +12,7 @@ from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.problem import Option, Problem
 from meshwright.planner.solver.result import Answer, Progress, Result
 
-_RANDOM_STARTS = 10
+_RANDOM_STARTS = 8
 
 
 @dataclass

@@ -22,7 +22,7 @@ Suggest = Callable[[Greedy, Picks, Near | None], int]
 The options near the relaxation's answer come with its own rounding, None with the others.
 """
 
-_NEAR = 20
+_NEAR = 40
 """Options per call that are near the relaxation's answer: those whose reduced cost is least."""
 
 
