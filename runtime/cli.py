@@ -97,11 +97,8 @@ def plan(
 
     document = read_job(job)
     facts = resolve(document, job.parent)
-    table = read_table(profile) if profile else None
-
-    def model_of(facts: Facts) -> CostModel:
-        return cost_model(facts.cluster, facts.workload, facts.precision, table)
-
+    table = _table(profile)
+    model_of = _remodel(table)
     digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
     answer = compile_plan(facts, model_of(facts), pins=tuple(pin or ()), digests=digests, remodel=model_of)
     if isinstance(answer, NoPlan):
@@ -219,7 +216,7 @@ def whatif(
 
     document = read_plan(plan)
     _require_valid(document)
-    found = answers(document, parse_settings(setting), _remodel(profile), replan=replan, price=price)
+    found = answers(document, parse_settings(setting), _remodel(_table(profile)), replan=replan, price=price)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
@@ -265,16 +262,19 @@ def _require_valid(plan: Plan) -> None:
 
 
 def _durations(durations: DurationsFrom, plan: Plan, profile: Path | None, seed: int) -> Durations:
-    return Sampled(plan, _remodel(profile), seed=seed) if durations is DurationsFrom.SAMPLED else Planned(plan)
+    return Sampled(plan, _remodel(_table(profile)), seed=seed) if durations is DurationsFrom.SAMPLED else Planned(plan)
 
 
 def _write_timeline(path: Path, plan: Plan, spans: Sequence[Span]) -> None:
     write_atomically(path, chrome_trace(spans, {pool.name: pool.ranks for pool in plan.pools}))
 
 
-def _remodel(profile: Path | None) -> Callable[[Facts], CostModel]:
+def _table(profile: Path | None) -> Table | None:
+    return read_table(profile) if profile else None
+
+
+def _remodel(table: Table | None) -> Callable[[Facts], CostModel]:
     """The cost model of any facts, with a table where there is one."""
-    table = read_table(profile) if profile else None
     return lambda facts: cost_model(facts.cluster, facts.workload, facts.precision, table)
 
 
