@@ -21,6 +21,7 @@ from meshwright.profiles.workload import Workload
 
 _SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
 _GIB = 2**30
+_STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous PPO"
 
 
 class ModelSource(Document):
@@ -106,6 +107,7 @@ class Job(Document):
     cluster: Literal["local"] | ClusterSpec = Field(default="local", union_mode="left_to_right")
     precision: Literal["fp32", "bf16"] = "bf16"
     workload: Workload
+    staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     ppo: PPO = PPO()
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
@@ -130,6 +132,7 @@ class Facts(Document):
     cluster: Cluster
     precision: Literal["fp32", "bf16"]
     workload: Workload
+    staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
@@ -161,4 +164,10 @@ def resolve(job: Job, directory: Path) -> Facts:
             f"positions of {longest.name}; shorten response.max to {longest.max_positions - job.workload.prompt.max}."
         )
     cluster = ClusterSpec().resolve() if job.cluster == "local" else job.cluster.resolve()
-    return Facts(models=RoleModels(**specs), cluster=cluster, precision=job.precision, workload=job.workload)
+    return Facts(
+        models=RoleModels(**specs),
+        cluster=cluster,
+        precision=job.precision,
+        workload=job.workload,
+        staleness=job.staleness,
+    )

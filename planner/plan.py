@@ -1,5 +1,10 @@
 """The plan: which stage runs where, how, and at what predicted cost. A document that loads without a solver.
 
+A turn is one period of the steady state. In turn n a stage with lead l works on step n + l, so that a stage of a larger
+lead works ahead of the others; leads never rise along the edges of the stage graph. Where the lead falls from a producer
+to its consumer, the consumer reads what an earlier turn wrote, and the two may run at the same time on different pools.
+A plan whose leads are all 0 is synchronous PPO.
+
 Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 """
 
@@ -35,12 +40,13 @@ class Pool(Document):
 
 
 class Placement(Document):
-    """One stage: its pool, layout and schedule, when it runs within a step, and what that costs."""
+    """One stage: its pool, layout and schedule, when it runs within a turn, and what that costs."""
 
     stage: str
     pool: str
     layout: Layout
     schedule: Schedule
+    lead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")
     start_seconds: float = Field(ge=0)
     end_seconds: float = Field(ge=0)
     cost: Cost = Field(description="seconds")
@@ -92,7 +98,7 @@ class Plan(Document):
     schema_version: Literal[1]
     digests: dict[str, str] = Field(description="SHA-256 of each input the plan was computed from")
     facts: Facts
-    staleness: int = Field(ge=0, description="actor updates between sampling and use; 0 is synchronous PPO")
+    staleness: int = Field(ge=0, description="most actor updates between sampling a token and its use")
     pins: tuple[str, ...] = Field(default=(), description="what the user fixed")
     solver: Solver
     pools: tuple[Pool, ...]

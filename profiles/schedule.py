@@ -1,4 +1,4 @@
-"""How one stage runs on its layout: micro-batches, recomputation, generation slots."""
+"""How one stage runs on its layout: micro-batches, recomputation, offload, and how generation overlaps other work."""
 
 from __future__ import annotations
 
@@ -16,19 +16,48 @@ class Recompute(StrEnum):
     FULL = "full"  # whole layers
 
 
+class Offload(StrEnum):
+    """Which state of a stage waits in host memory while the stage does not run."""
+
+    NONE = "none"
+    WEIGHTS = "weights"  # of a role that is not trained: the host keeps a copy, so it is only read back
+    OPTIMIZER = "optimizer"  # gradients, fp32 weights and moments: read before a training stage, written after it
+
+
 @dataclass(frozen=True, order=True, kw_only=True)
 class Schedule:
-    """`micro_batch_size` counts sequences per data-parallel replica.
+    """How a stage runs. A setting that does not concern the stage has its default.
 
+    `micro_batch_size` counts sequences per data-parallel replica.
     `generation_slots` counts sequences in flight per data-parallel replica; it is 0 for stages that do not generate.
+    `batches_in_flight` counts the prompt batches whose sequences may fill slots; batches are delivered in order.
+    `overcommit` counts sequences in flight, over all replicas, beyond one batch: the first `batch_size` to end are
+    delivered, the others go on. It excludes a `batches_in_flight` above 1.
+    `chunk_tokens` is above 0 for a stage that reads responses while they are generated, in chunks of so many tokens.
     """
 
     micro_batch_size: int = 1
     recompute: Recompute = Recompute.NONE
     generation_slots: int = 0
+    batches_in_flight: int = 1
+    overcommit: int = 0
+    chunk_tokens: int = 0
+    offload: Offload = Offload.NONE
 
     def __post_init__(self) -> None:
-        if self.micro_batch_size < 1:
-            raise BadInput(f"micro_batch_size={self.micro_batch_size} must be 1 or more.")
-        if self.generation_slots < 0:
-            raise BadInput(f"generation_slots={self.generation_slots} must be 0 or more.")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise BadInput(f"{name}={getattr(self, name)} must be {least} or more.")
+        if self.overcommit and self.batches_in_flight > 1:
+            raise BadInput(
+                f"overcommit={self.overcommit} with batches_in_flight={self.batches_in_flight}; set one of them."
+            )
+
+
+_LEAST = {
+    "micro_batch_size": 1,
+    "generation_slots": 0,
+    "batches_in_flight": 1,
+    "overcommit": 0,
+    "chunk_tokens": 0,
+}
