@@ -1,0 +1,46 @@
+"""Every reference job can be planned from: its models are read, its devices and networks are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.job import Facts, read_job, resolve
+from meshwright.planner.rules import workload_violations
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+JOBS = {
+    "10b-16xa100": (16, (9.98, 9.85)),
+    "13b-70b-128": (128, (13.02, 68.71)),
+    "405b-1024": (1024, (405.9, 69.50)),
+    "70b-64xh100": (64, (68.98, 6.61)),
+    "7b-16xa100": (16, (6.74, 6.61)),
+    "7b-8xa100-40gb": (8, (6.74, 6.61)),
+    "7b-8xa100-80gb": (8, (6.74, 6.61)),
+    "long-tail-64": (64, (6.74, 6.61)),
+}
+"""Ranks, and billions of parameters of actor and critic as their publishers count them (a critic has a scalar head)."""
+
+MADE_LOCALLY = "tiny"
+
+
+def facts_of(name: str) -> Facts:
+    path = EXAMPLES / name / "job.yaml"
+    return resolve(read_job(path), path.parent)
+
+
+def test_every_example_is_listed_here() -> None:
+    assert {path.parent.name for path in EXAMPLES.glob("*/job.yaml")} == {*JOBS, MADE_LOCALLY}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_reference_job_resolves_to_its_ranks_and_sizes(name: str) -> None:
+    facts = facts_of(name)
+    num_ranks, (actor, critic) = JOBS[name]
+    assert facts.cluster.num_ranks == num_ranks
+    assert facts.models.actor.num_params / 1e9 == pytest.approx(actor, rel=2e-3)
+    assert facts.models.critic.num_params / 1e9 == pytest.approx(critic, rel=2e-3)
+    assert facts.models.ref == facts.models.actor
+    assert facts.models.reward == facts.models.critic
+    assert workload_violations(facts) == ()
