@@ -41,15 +41,19 @@ def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | Non
     places = {name: option.place for name, option in picked.items()}
     ticks = {task.name: problem.duration(task, picked) for task in problem.tasks}
     ranks = {task.name: problem.occupied(task, places) if ticks[task.name] else frozenset() for task in problem.tasks}
-    waits = {name: [(p.before, p.lag) for p in problem.precedences if p.after == name] for name in ticks}
+    early = {task.name: problem.early(task, picked) for task in problem.tasks}
+    waits = {name: [p for p in problem.precedences if p.after == name] for name in ticks}
 
     def extend(ends: dict[str, int], free: dict[int, int], best: int) -> int:
         if len(ends) == len(ticks):
             return min(best, max(ends.values()))
         for name, duration in ticks.items():
-            if name in ends or any(before not in ends for before, _ in waits[name]):
+            if name in ends or any(p.before not in ends for p in waits[name]):
                 continue
-            ready = max((ends[before] + lag for before, lag in waits[name]), default=0)
+            ready = max(
+                (p.earliest(ends[p.before] - ticks[p.before], ends[p.before], early[name]) for p in waits[name]),
+                default=0,
+            )
             end = max(ready, max((free[rank] for rank in ranks[name]), default=0)) + duration
             if end < best:
                 best = extend({**ends, name: end}, {**free, **dict.fromkeys(ranks[name], end)}, best)

@@ -134,9 +134,16 @@ def _a_task_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, x: V
 
 
 def _tasks_wait_for_their_predecessors(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """A task starts after what it waits for has ended and been handed over."""
-    for before, after, lag in problem.precedences:
-        model.add(x.start[after] >= x.end[before] + lag)
+    """A task starts after what it waits for has ended and been handed over, or earlier where that is streamed to it."""
+    call = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    for before, after, lag, streamed in problem.precedences:
+        if not streamed:
+            model.add(x.start[after] >= x.end[before] + lag)
+            continue
+        options = problem.options(call[after])
+        early = sum(option.early_ticks * x.pick[call[after], index] for index, option in enumerate(options))
+        model.add(x.start[after] + early >= x.end[before] + lag)
+        model.add(x.start[after] >= x.start[before])
 
 
 def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import Option, Place, Problem, Run, Transfer
+from meshwright.planner.solver.problem import Option, Place, Precedence, Problem, Run, Transfer
 
 
 class Score(NamedTuple):
@@ -63,11 +63,12 @@ class Greedy:
             (call[t.call], call[t.call]) if isinstance(t, Run) else (call[t.source], call[t.target])
             for t in problem.tasks
         ]
-        self._after: list[list[tuple[int, int]]] = [[] for _ in tasks]
+        self._after: list[list[tuple[int, Precedence]]] = [[] for _ in tasks]
         self._waits = [0] * len(tasks)
-        for before, after, lag in problem.precedences:
-            self._after[tasks[before]].append((tasks[after], lag))
-            self._waits[tasks[after]] += 1
+        for precedence in problem.precedences:
+            after = tasks[precedence.after]
+            self._after[tasks[precedence.before]].append((after, precedence))
+            self._waits[after] += 1
         self._order = [tasks[name] for name in problem.order]
         self._moved: dict[tuple[int, int, int], int] = {}
 
@@ -92,18 +93,20 @@ class Greedy:
         if excess > best.excess_blocks:
             return WORST
         ticks = [self._duration(task, picks) for task in range(len(self._tasks))]
-        tails = self._tails(ticks)
+        early = self._early(picks)
+        tails = self._tails(ticks, early)
         if best.excess_blocks == 0 and max(tails) > best.makespan:
             return WORST
         atoms = self._occupied_by_all(picks, ticks)
-        makespan = max(end for end, _ in self._schedule(atoms, ticks, tails))
+        makespan = max(end for end, _ in self._schedule(atoms, ticks, early, tails))
         work = sum(t * sum(sum(self._sizes[here]) for here in blocks) for t, blocks in zip(ticks, atoms, strict=True))
         return Score(excess, makespan, work)
 
     def starts(self, picks: Sequence[int]) -> dict[str, int]:
         """The start of each task in the greedy schedule."""
         ticks = [self._duration(task, picks) for task in range(len(self._tasks))]
-        ends = self._schedule(self._occupied_by_all(picks, ticks), ticks, self._tails(ticks))
+        early = self._early(picks)
+        ends = self._schedule(self._occupied_by_all(picks, ticks), ticks, early, self._tails(ticks, early))
         return {self._tasks[task].name: end - ticks[task] for end, task in ends}
 
     def picked(self, picks: Picks) -> tuple[Option, ...]:
@@ -177,11 +180,20 @@ class Greedy:
             return (block, other)
         return (slice(min(block.start, other.start), max(block.stop, other.stop)),)
 
-    def _tails(self, ticks: Sequence[int]) -> list[int]:
+    def _early(self, picks: Sequence[int]) -> list[int]:
+        """The ticks by which each task may start before the end of what streams to it."""
+        return [
+            self.options[call][picks[call]].early_ticks if isinstance(task, Run) else 0
+            for task, (call, _) in zip(self._tasks, self._ends, strict=True)
+        ]
+
+    def _tails(self, ticks: Sequence[int], early: Sequence[int]) -> list[int]:
         """The ticks from the start of each task to the end of the longest line of tasks behind it."""
         tails = [0] * len(ticks)
         for task in reversed(self._order):
-            tails[task] = ticks[task] + max((lag + tails[after] for after, lag in self._after[task]), default=0)
+            tails[task] = ticks[task]
+            for after, wait in self._after[task]:
+                tails[task] = max(tails[task], wait.earliest(0, ticks[task], early[after]) + tails[after])
         return tails
 
     def _occupied_by_all(self, picks: Sequence[int], ticks: Sequence[int]) -> list[tuple[slice, ...]]:
@@ -189,7 +201,7 @@ class Greedy:
         return [self._occupied(task, picks) if ticks[task] else () for task in range(len(ticks))]
 
     def _schedule(
-        self, atoms: Sequence[tuple[slice, ...]], ticks: Sequence[int], tails: Sequence[int]
+        self, atoms: Sequence[tuple[slice, ...]], ticks: Sequence[int], early: Sequence[int], tails: Sequence[int]
     ) -> list[tuple[int, int]]:
         """(end, task) in the order in which tasks were given their time."""
         waits, earliest, free = list(self._waits), [0] * len(ticks), [0] * len(self._atoms)
@@ -203,9 +215,9 @@ class Greedy:
             done.append((end, task))
             for here in atoms[task]:
                 free[here] = [end] * (here.stop - here.start)
-            for after, lag in self._after[task]:
+            for after, wait in self._after[task]:
                 waits[after] -= 1
-                earliest[after] = max(earliest[after], end + lag)
+                earliest[after] = max(earliest[after], wait.earliest(start, end, early[after]))
                 if not waits[after]:
                     ready.append(after)
         return done

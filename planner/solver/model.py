@@ -15,7 +15,8 @@ Objective
 Constraints
     choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y over earlier owners
     time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
-             start[t'] >= end[t] + lag over the precedences;  on every atom the tasks that occupy it do not overlap
+             start[t'] >= end[t] + lag over the precedences, less the option's early ticks where t streams to t', and
+             then start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap
     memory   for every atom a and call c over it: sum r x - sum w s + m of c <= device
 Redundant, for the proof
     between two tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves

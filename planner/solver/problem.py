@@ -36,13 +36,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a call. `shared_blocks` is the part of `resident_blocks` that a shared copy saves."""
+    """One way to run a call. `shared_blocks` is the part of `resident_blocks` that a shared copy saves.
+
+    `early_ticks` is how long before the end of what streams to it a run of the call may start.
+    """
 
     place: Place
     ticks: int
     resident_blocks: int = 0
     shared_blocks: int = 0
     transient_blocks: int = 0
+    early_ticks: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,20 @@ Task: TypeAlias = Run | Transfer
 
 
 class Precedence(NamedTuple):
-    """`after` starts no earlier than `lag` ticks past the end of `before`."""
+    """`after` starts no earlier than `lag` ticks past the end of `before`.
+
+    When it is streamed, `after` is a run; it starts as many ticks earlier than that as its option's `early_ticks`,
+    and not before `before` starts.
+    """
 
     before: str
     after: str
     lag: int = 0
+    streamed: bool = False
+
+    def earliest(self, start: int, end: int, early: int) -> int:
+        """The first tick at which `after` may start when `before` runs from `start` to `end`."""
+        return max(start, end + self.lag - early) if self.streamed else end + self.lag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +141,9 @@ class Problem:
         ends = {name for precedence in self.precedences for name in (precedence.before, precedence.after)}
         if unknown := ends - {task.name for task in self.tasks}:
             raise ValueError(f"there is no task named {sorted(unknown)}.")
+        runs = {task.name for task in self.tasks if isinstance(task, Run)}
+        if others := {p.after for p in self.precedences if p.streamed} - runs:
+            raise ValueError(f"only a run can be streamed to, not {sorted(others)}.")
 
     @cached_property
     def horizon(self) -> int:
@@ -167,6 +183,10 @@ class Problem:
         group = next((g for g in self.copies if call in g), (call,))
         return group[: group.index(call)]
 
+    def early(self, task: Task, picked: Mapping[str, Option]) -> int:
+        """The ticks by which a task may start before the end of what streams to it."""
+        return picked[task.call].early_ticks if isinstance(task, Run) else 0
+
     def occupied(self, task: Task, places: Mapping[str, Place]) -> frozenset[int]:
         """The ranks that a task occupies when its calls are at these places."""
         if isinstance(task, Run):
@@ -201,17 +221,20 @@ class Problem:
 def ends_of(problem: Problem, picked: Mapping[str, Option], order: Iterable[str]) -> dict[str, int]:
     """When each task ends if the ranks take the tasks in this order, each as early as it can."""
     tasks = {task.name: task for task in problem.tasks}
-    waits: dict[str, list[tuple[str, int]]] = {name: [] for name in tasks}
-    for before, after, lag in problem.precedences:
-        waits[after].append((before, lag))
+    waits: dict[str, list[Precedence]] = {name: [] for name in tasks}
+    for precedence in problem.precedences:
+        waits[precedence.after].append(precedence)
     places = {name: option.place for name, option in picked.items()}
     free = dict.fromkeys(range(problem.num_ranks), 0)
+    starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     for name in order:
         ticks = problem.duration(tasks[name], picked)
         ranks = problem.occupied(tasks[name], places) if ticks else frozenset()
-        ready = max((ends[before] + lag for before, lag in waits[name]), default=0)
-        ends[name] = max(ready, max((free[rank] for rank in ranks), default=0)) + ticks
+        early = problem.early(tasks[name], picked)
+        ready = max((p.earliest(starts[p.before], ends[p.before], early) for p in waits[name]), default=0)
+        starts[name] = max(ready, max((free[rank] for rank in ranks), default=0))
+        ends[name] = starts[name] + ticks
         free.update(dict.fromkeys(ranks, ends[name]))
     return ends
 
@@ -224,6 +247,8 @@ def _check_options(call: Call, num_ranks: int) -> None:
             raise ValueError(f"{call.name}: ranks {place.ranks} are not within the {num_ranks} ranks.")
         if min(option.ticks, option.resident_blocks, option.transient_blocks) < 0:
             raise ValueError(f"{call.name}: an option has a negative duration or memory.")
+        if not 0 <= option.early_ticks <= option.ticks:
+            raise ValueError(f"{call.name}: an option of {option.ticks} ticks starts {option.early_ticks} early.")
         if not 0 <= option.shared_blocks <= option.resident_blocks:
             raise ValueError(
                 f"{call.name}: {option.shared_blocks} of {option.resident_blocks} blocks cannot be shared."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.planner.solver.problem import Call, Option, Problem
@@ -45,12 +46,5 @@ def _image(option: Option, swap: Swap) -> Option | None:
         return option
     for block, shift in ((swap.left, size), (swap.right, -size)):
         if block.start <= ranks.start and ranks.stop <= block.stop:
-            place = option.place._replace(first_rank=option.place.first_rank + shift)
-            return Option(
-                place=place,
-                ticks=option.ticks,
-                resident_blocks=option.resident_blocks,
-                shared_blocks=option.shared_blocks,
-                transient_blocks=option.transient_blocks,
-            )
+            return replace(option, place=option.place._replace(first_rank=option.place.first_rank + shift))
     return None

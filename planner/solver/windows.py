@@ -5,11 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-import networkx as nx
-
-from meshwright.planner.solver.problem import Problem
-
-_START, _STOP = "<start>", "<stop>"
+from meshwright.planner.solver.problem import Precedence, Problem
 
 
 class Window(NamedTuple):
@@ -22,24 +18,43 @@ class Window(NamedTuple):
 
 def windows(problem: Problem) -> tuple[Window, ...]:
     """Every window with two tasks or more that is not the sum of two others."""
-    return _windows(problem.order, tuple((before, after) for before, after, _ in problem.precedences))
+    return _windows(problem.order, problem.precedences)
 
 
 @lru_cache(maxsize=8)  # the search asks for the same tasks again and again, with fewer and fewer options
-def _windows(order: tuple[str, ...], precedences: tuple[tuple[str, str], ...]) -> tuple[Window, ...]:
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    for task in order:
-        graph.add_edge(_START, task)
-        graph.add_edge(task, _STOP)
-    graph.add_edges_from(precedences)
-    below = {node: nx.descendants(graph, node) for node in graph}
-    above = {node: nx.ancestors(graph, node) for node in graph}
+def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tuple[Window, ...]:
+    below = _followers(order, precedences)
+    above: dict[str | None, set[str]] = {task: {one for one in order if task in below[one]} for task in order}
+    above[None] = set(order)
     found = []
-    for after in (_START, *order):
-        for before in (*order, _STOP):
+    for after in (None, *order):
+        for before in (*order, None):
             between = below[after] & above[before]
             splits = any(between <= below[node] | above[node] | {node} for node in between)
             if len(between) > 1 and not splits:
-                inside = tuple(name for name in order if name in between)
-                found.append(Window(None if after == _START else after, None if before == _STOP else before, inside))
+                found.append(Window(after, before, tuple(name for name in order if name in between)))
     return tuple(found)
+
+
+def _followers(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> dict[str | None, set[str]]:
+    """For each task those that start after it has ended; all for None.
+
+    What is streamed to starts after its producer has started and ends after it has ended, and no more is counted on.
+    """
+    since_start: dict[str, set[str]] = {}
+    since_end: dict[str | None, set[str]] = {None: set(order)}
+    after: dict[str, list[Precedence]] = {task: [] for task in order}
+    for precedence in precedences:
+        after[precedence.before].append(precedence)
+    for task in reversed(order):
+        ended: set[str] = set()
+        started: set[str] = set()
+        for precedence in after[task]:
+            follower = precedence.after
+            if precedence.streamed:
+                started |= {follower} | since_start[follower]
+                ended |= since_end[follower]
+            else:
+                ended |= {follower} | since_start[follower]
+        since_end[task], since_start[task] = ended, started | ended
+    return since_end

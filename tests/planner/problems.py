@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
 
 
 def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:
-    """Calls over aligned pools, a random order, copies shared by the first two calls and a refit between them."""
+    """Calls over aligned pools, a random order, copies shared by the first two calls and a refit between them.
+
+    In half of the problems some calls are streamed to.
+    """
     rng = random.Random(seed)
     names = [f"call{i}" for i in range(num_calls)]
     calls = tuple(Call(name, _options(rng, num_ranks, num_options)) for name in names)
@@ -33,7 +37,7 @@ def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: in
             }
             tasks.append(Transfer(name=f"to {target}", source=names[-1], target=target, occupies=occupies, ticks=ticks))
             precedences.append(Precedence(f"to {target}", target))
-    return Problem(
+    problem = Problem(
         num_ranks=num_ranks,
         device_blocks=rng.choice((8, 12, 16, 24, 100)),
         calls=calls,
@@ -41,6 +45,20 @@ def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: in
         precedences=tuple(precedences),
         copies=copies,
     )
+    return _streamed(rng, problem) if rng.random() < 0.5 else problem
+
+
+def _streamed(rng: random.Random, problem: Problem) -> Problem:
+    """The problem with some of the waits between runs streamed, and options that may start early."""
+    runs = {call.name for call in problem.calls}
+    calls = tuple(
+        Call(call.name, tuple(replace(o, early_ticks=rng.randrange(o.ticks + 1)) for o in call.options))
+        for call in problem.calls
+    )
+    precedences = tuple(
+        p._replace(streamed=p.before in runs and p.after in runs and rng.random() < 0.6) for p in problem.precedences
+    )
+    return replace(problem, calls=calls, precedences=precedences)
 
 
 def _options(rng: random.Random, num_ranks: int, num_options: int) -> tuple[Option, ...]:

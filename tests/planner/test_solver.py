@@ -77,6 +77,25 @@ def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
     assert solve(dataclasses.replace(asked, tasks=(dear, *asked.tasks[1:])), Limits()).objective == 9
 
 
+def test_a_run_that_is_streamed_to_starts_early_but_not_before_its_producer() -> None:
+    """b is left with 2 of its 6 ticks when a ends at 4, unless it must share a's rank; lag 1 counts as before."""
+
+    def streamed(*options: Option) -> Problem:
+        return Problem(
+            num_ranks=2,
+            device_blocks=10,
+            calls=(Call("a", (option(0, 1, 4),)), Call("b", options)),
+            tasks=(Run(name="a", call="a"), Run(name="b", call="b")),
+            precedences=(Precedence("a", "b", 1, streamed=True),),
+        )
+
+    early = dataclasses.replace(option(1, 1, 6), early_ticks=4)
+    assert solve(streamed(early), Limits()).objective == 7
+    assert solve(streamed(dataclasses.replace(early, early_ticks=6)), Limits()).objective == 6
+    assert solve(streamed(dataclasses.replace(early, place=Place(0, 1, "L"))), Limits()).objective == 10
+    assert solve(streamed(early, option(0, 1, 2)), Limits()).objective == 7
+
+
 def test_a_problem_refuses_what_it_cannot_mean() -> None:
     run = Run(name="a", call="a")
     with pytest.raises(ValueError, match="not within the 1 ranks"):
@@ -89,6 +108,9 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
             tasks=(run, Run(name="b", call="a")),
             precedences=(Precedence("a", "b"), Precedence("b", "a")),
         )
+    early = dataclasses.replace(option(0, 1, 1), early_ticks=2)
+    with pytest.raises(ValueError, match="1 ticks starts 2 early"):
+        Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (early,)),), tasks=(run,))
     with pytest.raises(ValueError, match="use a longer tick"):
         Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (option(0, 1, 2**31),)),), tasks=(run,))
 
