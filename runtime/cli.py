@@ -28,7 +28,8 @@ from meshwright.planner.verify import verify as violations
 from meshwright.profiles.documents import Document, canonical_json, digest, write_atomically
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table, read_table
-from meshwright.profiles.trace import Span, chrome_trace, read_spans
+from meshwright.profiles.timeline import chrome_trace
+from meshwright.profiles.trace import Run, Span, read_spans
 from meshwright.runtime import calibrating, show, show_time
 from meshwright.runtime.options import (
     AsJson,
@@ -154,11 +155,11 @@ def simulate(
     """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
     document = read_plan(plan)
     _require_valid(document)
-    others = [span for path in beside or () for span in read_spans(path)]
+    others = [_run(read_spans(path), document, path.resolve().parent.name) for path in beside or ()]
     work = _durations(durations, document, profile, seed)
     found = simulation(document, work, steps=steps, traced=trace is not None)
     if trace:
-        _write_timeline(trace, document, [*found.spans, *others])
+        write_atomically(trace, chrome_trace([_run(found.spans, document), *others]))
     if as_json:
         print(json.dumps(asdict(replace(found, spans=())), indent=2))
     else:
@@ -190,7 +191,8 @@ def rehearse(
     found = rehearsal(document, work, steps=steps, speed=speed, seed=seed, ranks_per_process=ranks_per_process)
     if trace:
         simulated = simulation(document, work, steps=steps, traced=True)
-        _write_timeline(trace, document, [*simulated.spans, *found.spans])
+        runs = [_run(spans, document) for spans in (simulated.spans, found.spans)]
+        write_atomically(trace, chrome_trace(runs))
     if as_json:
         print(json.dumps(asdict(replace(found, spans=())), indent=2))
     else:
@@ -265,8 +267,8 @@ def _durations(durations: DurationsFrom, plan: Plan, profile: Path | None, seed:
     return Sampled(plan, _remodel(_table(profile)), seed=seed) if durations is DurationsFrom.SAMPLED else Planned(plan)
 
 
-def _write_timeline(path: Path, plan: Plan, spans: Sequence[Span]) -> None:
-    write_atomically(path, chrome_trace(spans, {pool.name: pool.ranks for pool in plan.pools}))
+def _run(spans: Sequence[Span], plan: Plan, name: str = "") -> Run:
+    return Run(spans=tuple(spans), pools={pool.name: pool.ranks for pool in plan.pools}, name=name)
 
 
 def _table(profile: Path | None) -> Table | None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from meshwright.planner.compare import Comparison, compare
 from meshwright.planner.plan import Plan, write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.stages import TRAIN_STAGE
-from meshwright.profiles.trace import Span, chrome_trace, read_spans, write_spans
+from meshwright.profiles.timeline import chrome_trace
+from meshwright.profiles.trace import Run, Span, read_spans, write_spans
 from meshwright.runtime.outcome import Outcome
 
 
@@ -42,20 +43,6 @@ class Evaluation:
             mean_response_tokens=statistics.fmean(lengths.values()),
             scores=tuple(values),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Predicted and measured seconds of one thing in a step; measured is the median over steps after the first."""
-
-    name: str
-    predicted_seconds: float
-    measured_seconds: float
-
-    @property
-    def error(self) -> float:
-        """(predicted - measured) / measured."""
-        return (self.predicted_seconds - self.measured_seconds) / self.measured_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +113,8 @@ class Recorder:
         if self._progress:
             self._progress.stop()
         spans = read_spans(self._out / "trace.jsonl")
-        pools = {pool.name: pool.ranks for pool in self._plan.pools}
-        write_atomically(self._out / "trace.chrome.json", chrome_trace(spans, pools))
+        run = Run(spans=spans, pools={pool.name: pool.ranks for pool in self._plan.pools})
+        write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
         lines = _read(self._out / "metrics.jsonl")
         summary = RunSummary(
             steps=self._steps,
@@ -142,31 +129,6 @@ class Recorder:
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary
-
-
-def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
-    """Predicted beside measured: each stage (its slowest rank), all refits together, and the step."""
-    first = min(step_seconds)
-    steps = [step for step in step_seconds if step > first] or [first]
-    totals: dict[tuple[str, int, int], float] = defaultdict(float)  # by name, step and rank
-    for span in spans:
-        totals[span.instruction if span.kind == "stage" else span.kind, span.step, span.rank] += span.seconds
-    slowest: dict[tuple[str, int], float] = defaultdict(float)
-    for (name, step, _), seconds in totals.items():
-        slowest[name, step] = max(slowest[name, step], seconds)
-
-    def measured(name: str) -> float:
-        return statistics.median(slowest[name, step] for step in steps)
-
-    rows = [
-        Comparison(name=p.stage, predicted_seconds=p.cost.total, measured_seconds=measured(p.stage))
-        for p in sorted(plan.placements, key=lambda p: p.start_seconds)
-    ]
-    if plan.refits:
-        predicted = sum(refit.cost.total for refit in plan.refits)
-        rows.append(Comparison(name="refit", predicted_seconds=predicted, measured_seconds=measured("refit")))
-    whole = statistics.median(step_seconds[step] for step in steps)
-    return (*rows, Comparison(name="step", predicted_seconds=plan.period_seconds, measured_seconds=whole))
 
 
 def elapsed_seconds(out: Path) -> float:

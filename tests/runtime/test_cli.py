@@ -261,7 +261,10 @@ def test_several_clocks_are_shown_side_by_side(call: Call, plan: Path, tmp_path:
     outcome = call("simulate", plan, "--steps", "2", "--trace", timeline, "--beside", tmp_path / "trace.jsonl")
     assert outcome.code == 0
     events = json.loads(timeline.read_text())["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["SIMULATED", "measured"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
+        "SIMULATED",
+        f"measured {tmp_path.name}",
+    ]
 
 
 def test_a_trace_that_was_cut_short_is_refused(call: Call, plan: Path, tmp_path: Path) -> None:

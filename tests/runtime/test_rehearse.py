@@ -14,7 +14,8 @@ from meshwright.planner.evaluate import evaluate
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import Send, lower
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.profiles.trace import chrome_trace
+from meshwright.profiles.timeline import chrome_trace
+from meshwright.profiles.trace import Run
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.rehearse import Rehearsal, Request, live, rehearse
@@ -140,7 +141,7 @@ def test_messages_have_the_sizes_of_the_experience(rehearsed: Rehearsal) -> None
 
 @pytest.mark.slow
 def test_a_rehearsal_is_a_process_of_its_own_in_a_timeline(rehearsed: Rehearsal) -> None:
-    events = json.loads(chrome_trace(rehearsed.spans))["traceEvents"]
+    events = json.loads(chrome_trace([Run(spans=rehearsed.spans)]))["traceEvents"]
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["REHEARSED"]
 
 
