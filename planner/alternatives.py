@@ -75,7 +75,7 @@ def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Front
 
     def plan_with(pick: Pick) -> Plan:
         changed = {**picks, stage: pick}
-        return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin)
+        return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, leads=plan.leads)
 
     for ranks in found.pools:
         room = _room(plan, stage, ranks)
@@ -122,6 +122,7 @@ def _picks(plan: Plan) -> dict[str, Pick]:
             seconds=placement.cost,
             resident=placement.resident,
             transient=placement.transient,
+            tail_seconds=placement.tail_seconds,
         )
         found[placement.stage] = Pick(Ranks(pool.first_rank, pool.num_ranks), candidate)
     return found

@@ -13,6 +13,7 @@ from meshwright.planner.edges import Handover
 from meshwright.planner.evaluate import evaluate, name_of
 from meshwright.planner.frontier import Candidate
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads, staleness_of
 from meshwright.planner.pins import Ranks
 from meshwright.planner.plan import Edge, Placement, Plan, Pool, Refit, Solver
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE
@@ -45,18 +46,22 @@ def assemble(
     picks: Mapping[str, Pick],
     order: Sequence[str],
     origin: Origin,
+    leads: Leads = SYNCHRONOUS,
 ) -> Plan:
     """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`."""
+    generation = picks[GENERATE].candidate.schedule
     pools = _pools(picks)
     draft = Plan(
         schema_version=1,
         digests=dict(origin.digests),
         facts=facts,
-        staleness=0,
+        staleness=staleness_of(leads[GENERATE], generation, facts.staleness),
         pins=origin.pins,
         solver=origin.solver,
         pools=tuple(pools[ranks] for ranks in sorted(pools)),
-        placements=tuple(_placement(s.name, pools[picks[s.name].ranks].name, picks[s.name].candidate) for s in STAGES),
+        placements=tuple(
+            _placement(s.name, pools[picks[s.name].ranks].name, picks[s.name].candidate, leads[s.name]) for s in STAGES
+        ),
         edges=tuple(_edge(handover) for handover in handovers),
         refits=(),
         period_seconds=1.0,
@@ -82,15 +87,17 @@ def _pools(picks: Mapping[str, Pick]) -> dict[Ranks, Pool]:
     }
 
 
-def _placement(stage: str, pool: str, candidate: Candidate) -> Placement:
+def _placement(stage: str, pool: str, candidate: Candidate, lead: int) -> Placement:
     return Placement(
         stage=stage,
         pool=pool,
         layout=candidate.layout,
         schedule=candidate.schedule,
+        lead=lead,
         start_seconds=0.0,
         end_seconds=0.0,
         cost=candidate.seconds,
+        tail_seconds=candidate.tail_seconds,
         resident=candidate.resident,
         transient=candidate.transient,
     )

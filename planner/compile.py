@@ -1,22 +1,25 @@
 """The search, from the facts of a job to a plan that verifies: the entry to open first.
 
+leads      = how far stages may work ahead of the training under the job's bound on staleness
 frontiers  = for each stage: the legal choices, costed, without those that another beats
-problem    = the frontiers on every pool, what waits for what, refits, memory
-result     = the best answer to the problem, with a bound that holds for every plan
-plan       = the answer, timed by the evaluator and checked by the verifier
+problem    = the frontiers on every pool, what waits for what, refits, memory; one for each pattern of leads
+result     = the best answer to a problem, with a bound that holds for every plan of its pattern
+plan       = the best pattern's answer, timed by the evaluator and checked by the verifier
 no plan    = when nothing fits: what binds, and the smallest changes that would help
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
-from meshwright.planner.edges import handovers
+from meshwright.planner.edges import Handover, handovers
 from meshwright.planner.frontier import frontiers
 from meshwright.planner.job import Facts
-from meshwright.planner.pins import parse_pins
+from meshwright.planner.leads import Leads, patterns
+from meshwright.planner.pins import Pin, parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
 from meshwright.planner.refusal import NoPlan, refuse
@@ -50,22 +53,62 @@ def compile_plan(
     limits = limits or Limits()
     fixed = parse_pins(pins)
     check_pins(facts, fixed)
-    found = frontiers(facts, model, fixed, facts.cluster.device.usable_bytes)
-    edges = handovers(facts, model)
-    posed = pose(facts, model, found, edges)
-    result = solve(posed.problem, limits, _in_seconds(progress, posed.tick_seconds))
-    if result.answer is None:
-        return refuse(facts, model, pins=fixed, status=result.status, limits=limits, remodel=remodel)
+    asked = _Asked(facts=facts, model=model, pins=fixed, limits=limits, progress=progress)
+    searched = [asked.search(leads) for leads in patterns(facts.staleness)]
+    answered = [one for one in searched if one.result.answer is not None]
+    if not answered:
+        status = "out_of_limit" if any(one.result.status == "out_of_limit" for one in searched) else "infeasible"
+        return refuse(facts, model, pins=fixed, status=status, limits=limits, remodel=remodel)
+    best = min(answered, key=lambda one: one.objective_seconds)
     origin = Origin(
         digests={**facts.digests(), **(digests or {})},
         pins=tuple(str(pin) for pin in fixed),
-        solver=_record(result, posed.tick_seconds, limits),
+        solver=_record(searched, limits),
     )
-    picks, order = _picks(posed, result.answer), _order(posed, result.answer)
-    plan = _with_gap(assemble(facts, model, handovers=edges, picks=picks, order=order, origin=origin))
+    assert best.result.answer is not None
+    picks, order = _picks(best.posed, best.result.answer), _order(best.posed, best.result.answer)
+    plan = assemble(facts, model, handovers=best.edges, picks=picks, order=order, origin=origin, leads=best.leads)
+    plan = _with_gap(plan)
     broken = verify(plan)
     assert not broken, broken
     return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Searched:
+    """One pattern of leads, its problem and what the search answered."""
+
+    leads: Leads
+    edges: tuple[Handover, ...]
+    posed: Posed
+    result: Result
+
+    @property
+    def objective_seconds(self) -> float:
+        assert self.result.objective is not None
+        return self.result.objective * self.posed.tick_seconds
+
+    @property
+    def bound_seconds(self) -> float:
+        return self.result.bound * self.posed.tick_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is searched under every pattern of leads."""
+
+    facts: Facts
+    model: CostModel
+    pins: Sequence[Pin]
+    limits: Limits
+    progress: Progress | None
+
+    def search(self, leads: Leads) -> _Searched:
+        found = frontiers(self.facts, self.model, self.pins, self.facts.cluster.device.usable_bytes)
+        edges = handovers(self.facts, self.model)
+        posed = pose(self.facts, self.model, found, edges, leads)
+        result = solve(posed.problem, self.limits, _in_seconds(self.progress, posed.tick_seconds))
+        return _Searched(leads=leads, edges=edges, posed=posed, result=result)
 
 
 def _picks(posed: Posed, answer: Answer) -> dict[str, Pick]:
@@ -78,17 +121,21 @@ def _order(posed: Posed, answer: Answer) -> tuple[str, ...]:
     return tuple(sorted(position, key=lambda name: (answer.starts[name], position[name])))
 
 
-def _record(result: Result, tick_seconds: float, limits: Limits) -> Solver:
-    """How the answer was found; objective and gap follow when the plan has been timed."""
+def _record(searched: Sequence[_Searched], limits: Limits) -> Solver:
+    """How the answer was found; objective and gap follow when the plan has been timed.
+
+    A bound on every pattern is one on all plans.
+    """
+    possible = [one for one in searched if one.result.status != "infeasible"]
     return Solver(
         name=NAME,
         version=VERSION,
         seed=limits.seed,
         num_workers=limits.num_workers,
         max_deterministic_time=limits.max_deterministic_time,
-        status="optimal" if result.status == "optimal" else "feasible",
+        status="optimal" if all(one.result.status == "optimal" for one in possible) else "feasible",
         objective_seconds=0.0,
-        bound_seconds=result.bound * tick_seconds,
+        bound_seconds=min(one.bound_seconds for one in possible),
         gap=0.0,
     )
 

@@ -1,4 +1,4 @@
-"""What a plan takes: its times by list scheduling in its own order, its period, and the bytes on every rank.
+"""What a plan takes: the times of a turn by list scheduling in its own order, its period, and the bytes on every rank.
 
 It reads placements, edges and refits, and knows nothing of how they were found.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from meshwright.planner.plan import Placement, Plan, Refit
+from meshwright.planner.plan import Edge, Placement, Plan, Refit
 from meshwright.profiles.stages import STAGE_BY_NAME
 
 WEIGHTS = "weights"
@@ -22,17 +22,19 @@ _I = TypeVar("_I", Placement, Refit)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Something that occupies ranks for a time. `after` gives what it waits for, each with a lag in seconds."""
+    """Something that occupies ranks for a time. `after` gives the tasks whose end it waits for, each with a lag in
+    seconds; `beside` gives those whose start it waits for."""
 
     name: str
     ranks: frozenset[int]
     seconds: float
     after: tuple[tuple[str, float], ...]
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Times:
-    """When a task runs, in seconds since the start of the step."""
+    """When a task runs, in seconds since the start of the turn."""
 
     start: float
     end: float
@@ -54,7 +56,7 @@ def evaluate(plan: Plan) -> Plan:
 
 
 def items(plan: Plan) -> tuple[Item, ...]:
-    """All that occupies ranks during a step."""
+    """All that occupies ranks during a turn."""
     return (*plan.refits, *plan.placements)
 
 
@@ -71,14 +73,20 @@ def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
 
 
 def tasks(plan: Plan) -> tuple[Task, ...]:
-    """The refits and stages of one step in the order of their start."""
+    """The refits and stages of one turn in the order of their start."""
     names = list(STAGE_BY_NAME)
     ordered = sorted(
         items(plan),
         key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), names.index(_stage(i))),
     )
     return tuple(
-        Task(name=name_of(item), ranks=ranks_of(plan, item), seconds=item.cost.total, after=_after(plan, item))
+        Task(
+            name=name_of(item),
+            ranks=ranks_of(plan, item),
+            seconds=item.cost.total,
+            after=_after(plan, item),
+            beside=tuple(edge.producer for edge in inputs_of(plan, item) if _is_streamed(plan, edge)),
+        )
         for item in ordered
     )
 
@@ -88,7 +96,8 @@ def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
     free: dict[int, float] = {}
     times: dict[str, Times] = {}
     for task in order:
-        ready = max((times[name].end + lag for name, lag in task.after), default=0.0)
+        ready = max([0.0, *(times[name].end + lag for name, lag in task.after)])
+        ready = max([ready, *(times[name].start for name in task.beside)])
         start = max(ready, max((free.get(rank, 0.0) for rank in task.ranks), default=0.0) if task.seconds else 0.0)
         times[task.name] = Times(start, start + task.seconds)
         if task.seconds:
@@ -119,12 +128,30 @@ def _bytes_on(plan: Plan, rank: int) -> int:
     return math.ceil(resident + max((p.transient.total for p in here), default=0.0))
 
 
+def inputs_of(plan: Plan, item: Item) -> tuple[Edge, ...]:
+    """The edges over which a stage waits for others in its own turn."""
+    if isinstance(item, Refit):
+        return ()
+    return tuple(e for e in plan.edges if e.consumer == item.stage and plan.waits(e.producer, e.consumer))
+
+
 def _after(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
     if isinstance(item, Refit):
         return ()
-    inputs = [(edge.producer, edge.cost.total) for edge in plan.edges if edge.consumer == item.stage]
+    inputs = [(edge.producer, edge.cost.total - _early_seconds(plan, edge)) for edge in inputs_of(plan, item)]
     copy = plan.copy_of(item.stage)
     return (*inputs, *((name_of(refit), 0.0) for refit in plan.refits if refit.target == copy))
+
+
+def _is_streamed(plan: Plan, edge: Edge) -> bool:
+    """Whether the consumer reads chunks while the producer goes on."""
+    return STAGE_BY_NAME[edge.producer].generates and plan.placement(edge.consumer).schedule.chunk_tokens > 0
+
+
+def _early_seconds(plan: Plan, edge: Edge) -> float:
+    """How long before the end of what it reads a stage may start: all of its time but the tail."""
+    consumer = plan.placement(edge.consumer)
+    return consumer.cost.total - consumer.tail_seconds if _is_streamed(plan, edge) else 0.0
 
 
 def _stage(item: Item) -> str:

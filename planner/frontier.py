@@ -27,13 +27,15 @@ TOO_LARGE = "larger than the device"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A legal choice and what it costs: seconds per step, bytes on the fullest rank."""
+    """A legal choice and what it costs: seconds per turn, of them those that remain when what it streams has ended,
+    bytes on the fullest rank."""
 
     layout: Layout
     schedule: Schedule
     seconds: Cost
     resident: Cost
     transient: Cost
+    tail_seconds: float = 0.0
 
     @cached_property
     def weights_bytes(self) -> float:

@@ -1,9 +1,9 @@
 """The plan: which stage runs where, how, and at what predicted cost. A document that loads without a solver.
 
-A turn is one period of the steady state. In turn n a stage with lead l works on step n + l, so that a stage of a larger
-lead works ahead of the others; leads never rise along the edges of the stage graph. Where the lead falls from a producer
-to its consumer, the consumer reads what an earlier turn wrote, and the two may run at the same time on different pools.
-A plan whose leads are all 0 is synchronous PPO.
+A turn is one period of the steady state. In turn n a stage with lead l works on step n + l: it works ahead of stages of
+a smaller lead. Leads never rise along the edges of the stage graph. Where the lead falls from a producer to its
+consumer, the consumer reads what an earlier turn wrote, and the two may run at the same time on different pools. A plan
+whose leads are all 0 is synchronous PPO.
 
 Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 """
@@ -50,6 +50,7 @@ class Placement(Document):
     start_seconds: float = Field(ge=0)
     end_seconds: float = Field(ge=0)
     cost: Cost = Field(description="seconds")
+    tail_seconds: float = Field(default=0.0, ge=0, description="of a stage that streams: left after the last token")
     resident: Cost = Field(description="bytes on the fullest rank, while any stage runs")
     transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
 
@@ -110,6 +111,14 @@ class Plan(Document):
 
     def placement(self, stage: str) -> Placement:
         return next(p for p in self.placements if p.stage == stage)
+
+    @property
+    def leads(self) -> dict[str, int]:
+        return {placement.stage: placement.lead for placement in self.placements}
+
+    def waits(self, producer: str, consumer: str) -> bool:
+        """Whether the consumer reads what the producer writes in the same turn."""
+        return self.placement(producer).lead == self.placement(consumer).lead
 
     def pool(self, name: str) -> Pool:
         return next(p for p in self.pools if p.name == name)

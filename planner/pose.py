@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.edges import Handover
 from meshwright.planner.frontier import Candidate, Frontier
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads
 from meshwright.planner.pins import Ranks
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
@@ -23,13 +25,17 @@ _TICKS_PER_STEP = 10**6
 """Ticks in about one step: the bound is then good to a few millionths."""
 
 
+Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
+"""The pool and the candidate behind each option of each call."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Posed:
     """The problem, how long its tick is, and the candidate and pool behind each option of each call."""
 
     problem: Problem
     tick_seconds: float
-    behind: Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
+    behind: Behind
 
 
 def refit_name(target: str) -> str:
@@ -42,8 +48,14 @@ def refit_targets() -> tuple[str, ...]:
     return tuple(stage.name for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains)
 
 
-def pose(facts: Facts, model: CostModel, frontiers: Sequence[Frontier], handovers: Sequence[Handover]) -> Posed:
-    """The problem of one synchronous step."""
+def pose(
+    facts: Facts,
+    model: CostModel,
+    frontiers: Sequence[Frontier],
+    handovers: Sequence[Handover],
+    leads: Leads = SYNCHRONOUS,
+) -> Posed:
+    """The problem of one turn: a stage waits for the stages of the same lead that it reads from."""
     tick = _tick_seconds(frontiers)
     behind = {
         f.stage.name: tuple((ranks, c) for ranks in f.pools for c in f.candidates[ranks.num_ranks]) for f in frontiers
@@ -57,7 +69,11 @@ def pose(facts: Facts, model: CostModel, frontiers: Sequence[Frontier], handover
         tasks=(*refits, *(Run(name=name, call=name) for name in behind)),
         precedences=(
             *(Precedence(refit_name(target), target) for target in refit_targets()),
-            *(Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick)) for h in handovers),
+            *(
+                Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=_may_stream(behind, h))
+                for h in handovers
+                if leads[h.producer] == leads[h.consumer]
+            ),
         ),
         copies=tuple(_sharers(role) for role in TRAIN_STAGE),
     )
@@ -82,17 +98,32 @@ def _option(tick: float, ranks: Ranks, candidate: Candidate) -> Option:
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout)),
         ticks=math.floor(candidate.seconds.total / tick),
+        early_ticks=_early_ticks(tick, candidate),
         resident_blocks=weights + math.ceil((candidate.resident.total - candidate.weights_bytes) / BLOCK_BYTES),
         shared_blocks=weights,
         transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES),
     )
 
 
+def _may_stream(behind: Behind, handover: Handover) -> bool:
+    """Whether some choice of the consumer reads chunks while the producer goes on."""
+    chosen = behind[handover.consumer]
+    return handover.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in chosen)
+
+
+def _early_ticks(tick: float, candidate: Candidate) -> int:
+    """Ticks before the end of what a stage streams at which it may start; rounded up, so that a bound stays one."""
+    if not candidate.schedule.chunk_tokens:
+        return 0
+    early = math.ceil((candidate.seconds.total - candidate.tail_seconds) / tick)
+    return min(early, math.floor(candidate.seconds.total / tick))
+
+
 def _transfer(
     facts: Facts,
     model: CostModel,
     tick: float,
-    behind: Mapping[str, tuple[tuple[Ranks, Candidate], ...]],
+    behind: Behind,
     target: str,
 ) -> Transfer:
     """The refit of one stage from the training stage of its role, between every two layouts they may have."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from meshwright.planner.evaluate import items, name_of, peak_bytes, ranks_of, tasks
+from meshwright.planner.leads import GENERATE, lead_violations, staleness_of
 from meshwright.planner.pins import Ranks, parse_pin
 from meshwright.planner.plan import Plan
 from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
@@ -68,9 +69,27 @@ def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
             yield f"the digest of {name} does not match the plan's facts; plan the job again."
 
 
-def _the_plan_is_synchronous(plan: Plan) -> Iterator[str]:
-    if plan.staleness:
-        yield f"staleness={plan.staleness} is not planned yet; use 0."
+def _leads_fall_along_the_edges(plan: Plan) -> Iterator[str]:
+    leads = plan.leads
+    yield from lead_violations(leads)
+    for edge in plan.edges:
+        behind, ahead = leads[edge.producer], leads[edge.consumer]
+        if ahead > behind:
+            yield (
+                f"{edge.consumer} has lead={ahead} and reads what {edge.producer} writes with lead={behind}; "
+                f"use {behind} or less."
+            )
+
+
+def _staleness_keeps_its_bound(plan: Plan) -> Iterator[str]:
+    generation, bound = plan.placement(GENERATE), plan.facts.staleness
+    used = staleness_of(generation.lead, generation.schedule, bound)
+    if plan.staleness != used:
+        yield f"staleness={plan.staleness} and what {GENERATE} does makes it {used}; plan the job again."
+    if used > bound:
+        yield f"staleness={used} exceeds the job's bound of {bound}; let {GENERATE} work less ahead."
+    if generation.schedule.overcommit and bound == generation.lead:
+        yield f"{GENERATE}: overcommit={generation.schedule.overcommit} needs a staleness above {bound}; use 0."
 
 
 def _pools_are_legal(plan: Plan) -> Iterator[str]:
@@ -157,6 +176,9 @@ def _inputs_are_there(plan: Plan) -> Iterator[str]:
             ready = ends[before] + lag
             if starts[task.name] < ready and not _equal(plan, starts[task.name], ready):
                 yield f"{task.name} starts at {starts[task.name]:.6g} s, before {before} is ready at {ready:.6g} s."
+        for producer in task.beside:
+            if starts[task.name] < starts[producer] and not _equal(plan, starts[task.name], starts[producer]):
+                yield f"{task.name} starts at {starts[task.name]:.6g} s, before {producer}, which it reads, starts."
 
 
 def _ranks_do_one_thing_at_a_time(plan: Plan) -> Iterator[str]:
@@ -208,9 +230,14 @@ _NAMES: tuple[Check, ...] = (
     _pools_are_named_once,
     _edges_are_the_stage_graph,
     _digests_match_the_facts,
-    _the_plan_is_synchronous,
 )
-_CHOICES: tuple[Check, ...] = (_pools_are_legal, _layouts_are_legal, _schedules_are_legal)
+_CHOICES: tuple[Check, ...] = (
+    _leads_fall_along_the_edges,
+    _staleness_keeps_its_bound,
+    _pools_are_legal,
+    _layouts_are_legal,
+    _schedules_are_legal,
+)
 _CONSEQUENCES: tuple[Check, ...] = (
     _refits_are_complete,
     _pins_are_kept,

@@ -122,7 +122,19 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
             lambda plan: changed(plan, "actor_train", transient=Cost((Term("activations", -1.0),))),
             "actor_train: the cost term 'activations' is -1.0; a cost adds up from 0.",
         ),
-        (lambda plan: plan.model_copy(update={"staleness": 1}), "staleness=1 is not planned yet; use 0."),
+        (
+            lambda plan: plan.model_copy(update={"staleness": 1}),
+            "staleness=1 and what actor_generate does makes it 0; plan the job again.",
+        ),
+        (
+            lambda plan: changed(plan, "actor_generate", lead=1).model_copy(update={"staleness": 1}),
+            "staleness=1 exceeds the job's bound of 0; let actor_generate work less ahead.",
+        ),
+        (lambda plan: changed(plan, "critic_value", lead=1), "critic_value: lead=1, and only actor_generate"),
+        (
+            lambda plan: changed(plan, "reward_score", lead=1),
+            "reward_score has lead=1 and reads what actor_generate writes with lead=0; use 0 or less.",
+        ),
     ],
 )
 def test_a_broken_rule_is_told(plan: Plan, breakage: Callable[[Plan], Plan], sentence: str) -> None:

@@ -1,0 +1,64 @@
+"""How far stages may work ahead of the training, and how stale what they write then becomes.
+
+In turn n a stage with lead l works on step n + l. When the turn begins, the actor has seen n updates; what is generated
+then is used by update n + l. A sequence that stays in flight for more turns is older by as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGES
+
+Leads: TypeAlias = Mapping[str, int]
+"""The lead of every stage by its name."""
+
+GENERATE = "actor_generate"
+
+_SCORED_AHEAD = ("reward_score", "ref_logprob")
+"""Stages whose weights are never trained: what they write of a step does not depend on when they run."""
+
+
+SYNCHRONOUS: Leads = dict.fromkeys((stage.name for stage in STAGES), 0)
+"""No stage works ahead."""
+
+
+def patterns(staleness: int) -> tuple[Leads, ...]:
+    """The leads that a bound on the staleness allows, the synchronous ones first.
+
+    Values and proximal log-probabilities are those of the models just before the update, so their stages never lead.
+    With generation two steps ahead, untrained stages are one step ahead, and no stage waits for another in its turn
+    but the training for these.
+    """
+    found = [SYNCHRONOUS]
+    if staleness >= 1:
+        found.append(_leads(generate=1, scored=0))
+    if staleness >= 2:
+        found.append(_leads(generate=2, scored=1))
+    return tuple(found)
+
+
+def max_deferral(leads: Leads, bound: int) -> int:
+    """Turns beyond its first that a sequence may be in flight under a bound on the staleness."""
+    return bound - leads[GENERATE]
+
+
+def staleness_of(lead: int, schedule: Schedule, bound: int) -> int:
+    """Most updates between drawing a token and its use, for a generation of this lead and schedule."""
+    return bound if schedule.overcommit else lead + schedule.batches_in_flight - 1
+
+
+def lead_violations(leads: Leads) -> tuple[str, ...]:
+    """Rules that leads break on their own; that they never rise along an edge is checked edge by edge."""
+    may_lead = (GENERATE, *_SCORED_AHEAD)
+    return tuple(
+        f"{stage}: lead={lead}, and only {', '.join(may_lead)} may work ahead; use 0."
+        for stage, lead in leads.items()
+        if lead and stage not in may_lead
+    )
+
+
+def _leads(*, generate: int, scored: int) -> Leads:
+    return {**SYNCHRONOUS, GENERATE: generate, **dict.fromkeys(_SCORED_AHEAD, scored)}
