@@ -1,14 +1,16 @@
 """The generation engine: continuous batching over tensor- and pipeline-parallel ranks.
 
 With p pipeline stages, p groups of slots are in flight: while one group's token is on its way through the later stages,
-the first stage works on the next group. All ranks of a replica take the same turns in the same order; activations go
-forward from stage to stage, and the sampled tokens go from the last stage back to the others.
+the first stage works on the next group. All ranks of a replica do the same in the same order; activations go forward
+from stage to stage, and the sampled tokens go from the last stage back to the others. Between two turns no message is
+on its way, and sequences in flight keep their tokens, keys and values while the weights may change under them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,8 @@ from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, last_logits
 from meshwright.runtime.sampling import sample, uniforms
-from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
+from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, Stopping, cut_slots
+from meshwright.runtime.turns import Delivery, Everything, Flight
 
 
 class Generator:
@@ -39,13 +42,13 @@ class Generator:
         temperature: float,
         seed: int,
     ) -> None:
-        """`num_slots` sequences in flight, each at most `max_tokens` long with its prompt."""
+        """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt."""
         parameter = next(model.parameters())
         self._model, self._spec, self._mesh = model, spec, mesh
-        self._max_response, self._eos_token = max_response, eos_token
+        self._stopping = Stopping(eos_token=eos_token, max_response=max_response)
         self._temperature, self._seed = temperature, seed
         self._device, self._dtype = parameter.device, parameter.dtype
-        self._groups = cut_slots(num_slots, min(mesh.layout.pp, num_slots))
+        self._flight = Flight(cut_slots(num_slots, min(mesh.layout.pp, num_slots)))
         self._cache = SlotCache(
             num_layers=spec.num_layers // mesh.layout.pp,
             num_slots=num_slots,
@@ -56,50 +59,77 @@ class Generator:
             device=self._device,
         )
         self._pipeline = _Pipeline(mesh, self._device)
-        self._drawn: dict[int, Tensor] = {}  # by first slot: the last stage's tokens and log-probabilities [2, B]
+        self._drawn: dict[int, Tensor | None] = {}
+        """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
 
     def generate(self, prompts: Sequence[Prompt]) -> tuple[Response, ...]:
-        """The responses in order of row. Every rank of the replica must call with the same prompts."""
-        self._model.eval()
-        waiting = deque(prompts)
-        responses: list[Response] = []
-        while waiting or any(group.live for group in self._groups):
-            for group in self._groups:
-                responses += self._learn(group)
-                self._advance(group, waiting)
-        self._pipeline.flush()
-        return tuple(sorted(responses, key=lambda response: response.row))
+        """The responses in order of step and row, all drawn by policy version 0, with nothing else in flight.
 
-    def _learn(self, group: SlotGroup) -> list[Response]:
-        """Records the tokens drawn in the group's last turn, and closes the gaps that ended sequences leave."""
-        if not group.live:
-            return []
-        drawn = self._drawn.pop(group.first_slot, None)
+        Every rank of the replica must call with the same prompts.
+        """
+        assert not self.in_flight, "a turn has left sequences in flight"
+        return self.turn(prompts, version=0, delivery=Everything())
+
+    @property
+    def in_flight(self) -> tuple[Prompt, ...]:
+        """The prompts admitted and not delivered: ended, live, then waiting ones."""
+        ended = [response.prompt for response in self._flight.ended]
+        return (*ended, *self._flight.unfinished_prompts())
+
+    def turn(self, admitted: Sequence[Prompt], *, version: int, delivery: Delivery) -> tuple[Response, ...]:
+        """Draws tokens with policy `version` until `delivery` is satisfied; what it chose, in order of step and row.
+
+        The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
+        next turn. Every rank of the replica must call with the same arguments.
+        """
+        self._model.eval()
+        self._flight.begin(admitted)
+        rotation = itertools.cycle(self._flight.groups)
+        delivered = self._flight.deliver(delivery)
+        while delivered is None:
+            group = next(rotation)
+            if self._learn(group, version):
+                delivered = self._flight.deliver(delivery)
+            if delivered is None:
+                self._advance(group)
+        self._settle(rotation, version)
+        return delivered
+
+    def _learn(self, group: SlotGroup, version: int) -> bool:
+        """Records the tokens that the group was being advanced by; whether a sequence ended with them."""
+        if group.first_slot not in self._drawn:
+            return False
+        drawn = self._drawn.pop(group.first_slot)
         if drawn is None:
             drawn = self._pipeline.receive_drawn(len(group.live))
-        tokens, logprobs = drawn.cpu()
-        responses, moves = group.record(
-            (int(token) for token in tokens),
-            logprobs.tolist(),
-            eos_token=self._eos_token,
-            max_response=self._max_response,
-        )
+        tokens, logprobs = drawn.tolist()
+        responses, moves = group.record(map(int, tokens), logprobs, version=version, stopping=self._stopping)
         for move in moves:
             self._cache.move(move.source, move.target, move.num_tokens)
-        return responses
+        self._flight.ended += responses
+        return bool(responses)
 
-    def _advance(self, group: SlotGroup, waiting: deque[Prompt]) -> None:
+    def _settle(self, rotation: Iterator[SlotGroup], version: int) -> None:
+        """Records what is still on its way from the last stage, in the order in which it was sent."""
+        for group in itertools.islice(rotation, len(self._flight.groups)):
+            self._learn(group, version)
+        self._pipeline.flush()
+
+    def _advance(self, group: SlotGroup) -> None:
         """One token for every live sequence of the group and the first token of every admitted one."""
         continuing = list(group.live)
-        admitted = group.admit(waiting)
+        admitted = group.admit(self._flight.waiting, self._flight.turn)
         drawn = []
         if continuing:
             drawn.append(self.decode(group.first_slot, continuing))
         if admitted:
             drawn.append(self.prefill(group.first_slot + len(continuing), admitted))
-        if drawn and self._mesh.is_last_stage:
-            self._drawn[group.first_slot] = torch.cat(drawn, dim=1)
-            self._pipeline.send_drawn(self._drawn[group.first_slot])
+        if not drawn:
+            return
+        tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
+        if tokens is not None:
+            self._pipeline.send_drawn(tokens)
+        self._drawn[group.first_slot] = tokens
 
     def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
         """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`."""

@@ -22,19 +22,34 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """`row` identifies the sequence within its step; `draw` seeds its sampling, whatever rank generates it."""
+    """`row` identifies the sequence within the prompt batch of `step`; `draw` seeds its sampling, wherever it runs."""
 
     row: int
     draw: int
     tokens: tuple[int, ...]
+    step: int = 0
+    max_response: int | None = None
+    """Tokens after which this response ends by length, where they are fewer than the generator's own limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    row: int
+    prompt: Prompt
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    """The version of the policy that drew each token; never falls."""
     finish: Finish
+    first_turn: int
+    """The generator's turn in which the first token was drawn."""
+
+    @property
+    def row(self) -> int:
+        return self.prompt.row
+
+    @property
+    def step(self) -> int:
+        return self.prompt.step
 
 
 @dataclass(kw_only=True)
@@ -42,13 +57,31 @@ class LiveSequence:
     """A prompt and what has been generated for it."""
 
     prompt: Prompt
+    first_turn: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
     @property
     def num_cached(self) -> int:
         """Tokens whose keys and values are in the cache: all but the last one drawn."""
         return len(self.prompt.tokens) + len(self.tokens) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """When a response ends: by the end token, which stays in it, or by length."""
+
+    eos_token: int
+    max_response: int
+
+    def finish(self, sequence: LiveSequence) -> Finish | None:
+        """Why the sequence ends with the token drawn last; None while it goes on."""
+        if sequence.tokens[-1] == self.eos_token:
+            return Finish.EOS
+        own = sequence.prompt.max_response
+        limit = self.max_response if own is None else min(own, self.max_response)
+        return Finish.LENGTH if len(sequence.tokens) >= limit else None
 
 
 @dataclass(frozen=True)
@@ -72,20 +105,28 @@ class SlotGroup:
     def num_free(self) -> int:
         return self.num_slots - len(self.live)
 
-    def admit(self, waiting: deque[Prompt]) -> Sequence[LiveSequence]:
+    def admit(self, waiting: deque[Prompt], turn: int = 0) -> Sequence[LiveSequence]:
         """Moves prompts from the front of `waiting` into free slots and returns their sequences, in slot order."""
-        admitted = [LiveSequence(prompt=waiting.popleft()) for _ in range(min(self.num_free, len(waiting)))]
+        count = min(self.num_free, len(waiting))
+        admitted = [LiveSequence(prompt=waiting.popleft(), first_turn=turn) for _ in range(count)]
         self.live.extend(admitted)
         return admitted
 
     def record(
-        self, tokens: Iterable[int], logprobs: Iterable[float], *, eos_token: int, max_response: int
+        self, tokens: Iterable[int], logprobs: Iterable[float], *, version: int, stopping: Stopping
     ) -> tuple[list[Response], list[SlotMove]]:
-        """Appends one token to every live sequence; returns what ended and the moves that fill the freed slots."""
+        """Appends one token, drawn by policy `version`, to every live sequence.
+
+        Returns what ended, in slot order, and the moves that fill the freed slots.
+        """
+        finished = []
         for sequence, token, logprob in zip(self.live, tokens, logprobs, strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
-        finished = [_finish(s, eos_token, max_response) for s in self.live]
+            sequence.versions.append(version)
+            finished.append(stopping.finish(sequence))
+        if not any(finished):
+            return [], []
         responses = [_response(s, f) for s, f in zip(self.live, finished, strict=True) if f]
         return responses, self._compact([f is not None for f in finished])
 
@@ -111,16 +152,12 @@ def cut_slots(num_slots: int, num_groups: int) -> list[SlotGroup]:
     return [SlotGroup(a, b - a) for a, b in itertools.pairwise(bounds)]
 
 
-def _finish(sequence: LiveSequence, eos_token: int, max_response: int) -> Finish | None:
-    if sequence.tokens[-1] == eos_token:
-        return Finish.EOS
-    return Finish.LENGTH if len(sequence.tokens) >= max_response else None
-
-
 def _response(sequence: LiveSequence, finish: Finish) -> Response:
     return Response(
-        row=sequence.prompt.row,
+        prompt=sequence.prompt,
         tokens=tuple(sequence.tokens),
         logprobs=tuple(sequence.logprobs),
+        versions=tuple(sequence.versions),
         finish=finish,
+        first_turn=sequence.first_turn,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import read_model
 from meshwright.runtime.bodies import MicroBatch, forward_logprobs
 from meshwright.runtime.generation import Generator
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
+from meshwright.runtime.mesh import Mesh, build_mesh
+from meshwright.runtime.models import Decoder, build_model
 from meshwright.runtime.slots import Finish, Prompt, Response
+from meshwright.runtime.turns import FirstEnded, WholeStep
 from meshwright.runtime.weights import load_weights
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
@@ -29,8 +31,8 @@ PROMPTS = tuple(
 )
 
 
-def generate(directory: Path, layout: str, num_slots: int) -> tuple[tuple[Response, ...], list[float]] | None:
-    """The responses of all prompts on one replica, and the largest gap to the trainer's log-probabilities."""
+def open_generator(directory: Path, layout: str, num_slots: int) -> tuple[Generator, Decoder, Mesh] | None:
+    """A generator on this rank, its model and mesh; None on a rank that the layout leaves out."""
     mesh = build_mesh(Layout.parse(layout), 0)
     if not mesh.is_member:
         return None
@@ -48,6 +50,15 @@ def generate(directory: Path, layout: str, num_slots: int) -> tuple[tuple[Respon
         temperature=0.8,
         seed=5,
     )
+    return generator, model, mesh
+
+
+def generate(directory: Path, layout: str, num_slots: int) -> tuple[tuple[Response, ...], list[float]] | None:
+    """The responses of all prompts on one replica, and the largest gap to the trainer's log-probabilities."""
+    opened = open_generator(directory, layout, num_slots)
+    if opened is None:
+        return None
+    generator, model, mesh = opened
     responses = generator.generate(PROMPTS)
     blocks = [
         MicroBatch(torch.tensor([prompt.tokens + response.tokens]))
@@ -105,3 +116,57 @@ def test_the_sampler_and_the_trainer_agree_on_every_log_probability(directory: P
     for _, gaps in answers:
         assert len(gaps) == len(PROMPTS)
         assert max(gaps) < 1e-4
+
+
+def take_turns(directory: Path, layout: str, num_slots: int, how: str) -> list[tuple[Response, ...]] | None:
+    """What each of four turns delivers when the prompts come three a step, the weights never changing."""
+    opened = open_generator(directory, layout, num_slots)
+    if opened is None:
+        return None
+    generator = opened[0]
+    steps = [tuple(replace(p, step=n) for p in PROMPTS[3 * n : 3 * n + 3]) for n in range(3)]
+    if how == "a turn for each batch":
+        return [generator.turn(step, version=n, delivery=WholeStep(n)) for n, step in enumerate(steps)]
+    if how == "two batches in flight":
+        admitted = [steps[0] + steps[1], steps[2], ()]
+        return [generator.turn(step, version=n, delivery=WholeStep(n)) for n, step in enumerate(admitted)]
+    admitted = [steps[0] + steps[1][:2], steps[1][2:] + steps[2][:2], steps[2][2:]]
+    return [generator.turn(step, version=n, delivery=FirstEnded(3, 1)) for n, step in enumerate(admitted)]
+
+
+@pytest.mark.parametrize("how", ["a turn for each batch", "two batches in flight", "overcommit"])
+@pytest.mark.parametrize(("layout", "num_slots"), [("tp1", 4), ("tp2", 9), ("pp2", 4), ("tp2,pp2", 5)])
+def test_turns_do_not_change_what_is_drawn(
+    directory: Path, alone: tuple[Response, ...], layout: str, num_slots: int, how: str
+) -> None:
+    answers = [answer for answer in run_on_ranks(4, take_turns, directory, layout, num_slots, how) if answer]
+    assert len(answers) == Layout.parse(layout).num_ranks
+    for turns in answers:
+        assert [len(turn) for turn in turns] == [3, 3, 3]
+        found = sorted((response for turn in turns for response in turn), key=lambda response: response.row)
+        assert [response.tokens for response in found] == [response.tokens for response in alone]
+        if how != "overcommit":
+            assert [[response.step for response in turn] for turn in turns] == [[0] * 3, [1] * 3, [2] * 3]
+        for version, turn in enumerate(turns):
+            for response in turn:
+                assert len(response.versions) == len(response.tokens)
+                assert list(response.versions) == sorted(response.versions)
+                assert version - response.versions[0] <= (how != "a turn for each batch")
+
+
+def together_and_in_turns(directory: Path, layout: str) -> tuple[list[Response], list[Response]] | None:
+    """The same two batches from `generate` and from turns that each deliver their whole batch."""
+    opened, other = open_generator(directory, layout, 4), open_generator(directory, layout, 4)
+    if opened is None or other is None:
+        return None
+    steps = [tuple(replace(p, step=n) for p in PROMPTS[4 * n : 4 * n + 4]) for n in range(2)]
+    generated = [response for step in steps for response in opened[0].generate(step)]
+    turns = [other[0].turn(step, version=0, delivery=WholeStep(n)) for n, step in enumerate(steps)]
+    return generated, [response for turn in turns for response in turn]
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2"])
+def test_a_turn_that_delivers_its_whole_batch_is_bit_for_bit_what_generate_does(directory: Path, layout: str) -> None:
+    for answer in run_on_ranks(4, together_and_in_turns, directory, layout):
+        if answer is not None:
+            assert answer[0] == answer[1]
