@@ -1,14 +1,14 @@
-"""What to measure, and how a callable is timed. Clock and synchronisation are arguments; no model is built here.
+"""What to measure, and how a callable is timed. Clocks and events are arguments; no model is built here.
 
+    timer = event_timer(lambda: torch.cuda.Event(enable_timing=True))  # or clock_timer(perf_counter, synchronise)
     for point in points({Role.ACTOR: actor, ...}, workload, cluster):
         model = build(point.shape.model(num_layers=point.num_layers, max_positions=workload.max_tokens))
         try:
-            sample = measure(body, clock=perf_counter, synchronise=torch.cuda.synchronize, warmup=1, repeats=5,
-                             budget_seconds=1.0)
+            sample = measure(body, timer=timer, clock=perf_counter, warmup=1, repeats=5, budget_seconds=1.0)
             rows.append(record(point, sample, peak_bytes))
         except OutOfMemory as error:
             rows.append(failure(point, str(error)))
-    for exchange in exchanges(cluster):
+    for exchange in exchanges(cluster, num_ranks):
         ...; collectives.append(record_collective(exchange, sample))
     write_table(path, Table(provenance=Provenance(...), measurements=tuple(rows), collectives=tuple(collectives)))
 
@@ -29,7 +29,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, Self, TypeAlias
 
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations
@@ -75,11 +75,65 @@ class Sample:
     repeats: int
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """The state of a device while it was timed; None where it does not tell."""
+
+    clock_mhz: int | None = None
+    celsius: int | None = None
+
+
+Timer: TypeAlias = Callable[[Callable[[], object]], float]
+"""Seconds of one call, until the device has done all that the call asked of it."""
+
+
+class Event(Protocol):
+    """A mark on a device's timeline, as `torch.cuda.Event` is."""
+
+    def record(self) -> None:
+        """Sets the mark behind everything asked of the device so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until the device has passed the mark."""
+        ...
+
+    def elapsed_time(self, end: Self) -> float:
+        """Milliseconds from this mark to another."""
+        ...
+
+
+def clock_timer(clock: Callable[[], float], synchronise: Callable[[], object]) -> Timer:
+    """Times by a clock of this host, in seconds."""
+
+    def timed(body: Callable[[], object]) -> float:
+        start = clock()
+        body()
+        synchronise()
+        return clock() - start
+
+    return timed
+
+
+def event_timer(mark: Callable[[], Event]) -> Timer:
+    """Times by marks on the device's own timeline; what the device waits for its host between them counts."""
+
+    def timed(body: Callable[[], object]) -> float:
+        start, end = mark(), mark()
+        start.record()
+        body()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    return timed
+
+
 def measure(
     body: Callable[[], object],
     *,
+    timer: Timer,
     clock: Callable[[], float],
-    synchronise: Callable[[], object],
     warmup: int,
     repeats: int,
     budget_seconds: float,
@@ -87,25 +141,26 @@ def measure(
     """Times `body` up to `repeats` times, at least once, and stops when the budget (warm-up included) is spent."""
     began = clock()
     for _ in range(warmup):
-        body()
-    synchronise()
+        timer(body)
     times: list[float] = []
     while len(times) < repeats and (not times or clock() - began < budget_seconds):
-        start = clock()
-        body()
-        synchronise()
-        times.append(clock() - start)
+        times.append(timer(body))
     return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
 
 
-def record(point: Point, sample: Sample, peak_bytes: int | None = None) -> Measurement:
+def record(
+    point: Point, sample: Sample, peak_bytes: int | None = None, conditions: Conditions | None = None
+) -> Measurement:
     """The measurement of a point that ran."""
+    conditions = conditions or Conditions()
     return Measurement(
         point=point,
         seconds=sample.median_seconds,
         spread_seconds=sample.spread_seconds,
         repeats=sample.repeats,
         peak_bytes=peak_bytes,
+        clock_mhz=conditions.clock_mhz,
+        celsius=conditions.celsius,
     )
 
 
@@ -136,14 +191,18 @@ def points(specs: Mapping[Role, ModelSpec], workload: Workload, cluster: Cluster
     return tuple(found)
 
 
-def exchanges(cluster: Cluster) -> tuple[Exchange, ...]:
-    """The collectives to measure: every group size that divides a node; messages between two ranks only."""
+def exchanges(cluster: Cluster, num_ranks: int | None = None) -> tuple[Exchange, ...]:
+    """The collectives to measure: every group size that divides a node; messages between two ranks only.
+
+    Groups of more than `num_ranks` ranks, when it is given, are left out: this machine has no more.
+    """
+    most = cluster.ranks_per_node if num_ranks is None else num_ranks
     return tuple(
         Exchange(operation=operation, num_ranks=size, num_bytes=num_bytes)
         for size in divisors(cluster.ranks_per_node)[1:]
         for operation in _OPERATIONS
         for num_bytes in _EXCHANGE_BYTES
-        if operation != "send_receive" or size == 2
+        if size <= most and (operation != "send_receive" or size == 2)
     )
 
 

@@ -117,7 +117,9 @@ class Timing(Document):
     seconds: float | None = Field(default=None, ge=0, description="median")
     spread_seconds: float | None = Field(default=None, ge=0, description="interquartile range")
     repeats: int = Field(default=0, ge=0)
-    peak_bytes: int | None = Field(default=None, ge=0, description="most memory in use while it ran")
+    peak_bytes: int | None = Field(default=None, ge=0, description="most memory in use while it ran, beyond before")
+    clock_mhz: int | None = Field(default=None, gt=0, description="clock of the device afterwards; null is unknown")
+    celsius: int | None = Field(default=None, description="temperature of the device afterwards; null is unknown")
     reason: str | None = Field(default=None, description="why it failed")
 
     @model_validator(mode="after")

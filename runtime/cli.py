@@ -33,6 +33,7 @@ from meshwright.profiles.trace import Run, Span, read_spans
 from meshwright.runtime import calibrating, show, show_time
 from meshwright.runtime.options import (
     AsJson,
+    DeviceKind,
     DurationsFrom,
     From,
     JobPath,
@@ -64,6 +65,7 @@ def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]
 def profile(
     job: JobPath,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the table goes.")],
+    device: Annotated[DeviceKind | None, typer.Option(help="By default what the job's cluster is made of.")] = None,
     minutes: Annotated[float, typer.Option(min=0.05, help="Time to spend; what is left out is extrapolated.")] = 2.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
 ) -> None:
@@ -72,7 +74,7 @@ def profile(
 
     document = read_job(job)
     facts = resolve(document, job.parent)
-    table = profile_job(facts, output, minutes=minutes, fresh=fresh)
+    table = profile_job(facts, output, minutes=minutes, kind=device, fresh=fresh)
     failed = sum(m.status == "failed" for m in table.measurements)
     Console().print(
         f"{output}: {len(table.measurements)} measurements ({failed} failed) and {len(table.collectives)} collectives "

@@ -1,7 +1,13 @@
-"""How much memory this process has used at most, on its device or, on a CPU, in its resident set."""
+"""How much memory this process has used at most, on its device or, on a CPU, in its resident set.
+
+A CPU's allocator keeps what was freed and would hand it out again unseen, so it returns it before a peak is counted.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,6 +22,7 @@ def reset_peak() -> int:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
+    _libc().malloc_trim(0)
     _CLEAR.write_text(_RESET_PEAK)
     return _resident("VmRSS")
 
@@ -25,6 +32,20 @@ def peak_bytes() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return _resident("VmHWM")
+
+
+def release() -> None:
+    """Gives back to the device what the allocator keeps; after a failure for want of memory."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    else:
+        _libc().malloc_trim(0)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL("libc.so.6")
 
 
 def _resident(field: str) -> int:

@@ -31,3 +31,8 @@ class SchemaOf(StrEnum):
     JOB = "job"
     PLAN = "plan"
     TABLE = "table"
+
+
+class DeviceKind(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"

@@ -1,6 +1,7 @@
 """Times the runtime's own stage bodies and collectives on this machine, all ranks busy at once.
 
-Each rank builds a shard as a model of its own, without tensor-parallel collectives; collectives are timed apart.
+Each rank builds a shard as a model of its own, without tensor-parallel collectives; collectives are timed apart. A
+machine with fewer devices than a node of the job's cluster measures the collectives that it can hold.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,246 +19,135 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import Tensor
 
-from meshwright.planner.job import PPO, Facts
-from meshwright.profiles.harness import (
-    Sample,
-    exchanges,
-    failure,
-    measure,
-    points,
-    record,
-    record_collective,
-)
+from meshwright.planner.job import Facts
+from meshwright.profiles.devices import device_names
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.harness import exchanges, points
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import (
-    Body,
-    Collective,
-    Exchange,
-    Measurement,
-    Point,
-    Provenance,
-    Table,
-    write_table,
-)
-from meshwright.runtime import host, memory
-from meshwright.runtime.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
-from meshwright.runtime.copies import DTYPES
-from meshwright.runtime.generation import Generator
+from meshwright.profiles.table import Exchange, Point, Provenance, Table, write_table
+from meshwright.runtime.bench import Bench
+from meshwright.runtime.exchanging import measure_exchange
+from meshwright.runtime.instruments import instruments, query_device
 from meshwright.runtime.launch import launch
-from meshwright.runtime.learning import training_loss
-from meshwright.runtime.mesh import Mesh, build_mesh
-from meshwright.runtime.models import Decoder, build_model
-from meshwright.runtime.slots import LiveSequence, Prompt
+from meshwright.runtime.mesh import build_mesh
 
-_WARMUP = 1
 _REPEATS = 5
 _LIBRARIES = ("torch", "megatron-core", "numpy")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def profile_job(facts: Facts, output: Path, *, minutes: float, fresh: bool = False) -> Table:
+def profile_job(facts: Facts, output: Path, *, minutes: float, kind: str | None = None, fresh: bool = False) -> Table:
     """Writes the table of the job's shapes on this machine, what it lacks being measured within about `minutes`.
 
-    Raises BadInput when `output`, or what a call that was cut off left beside it, was measured with something else.
+    `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput when this machine is not what the
+    cluster is made of, and when `output`, or what a call that was cut off left beside it, was measured otherwise.
     """
-    table, kept = begun(output, _provenance(facts), fresh=fresh), partial_path(output)
-    wanted, between = _wanted(facts, table)
+    require_device(facts, kind, torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+    num_ranks = _num_ranks(facts)
+    table, kept = begun(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
+    wanted, between = _wanted(facts, table, num_ranks)
     if wanted or between:
         write_table(kept, table)
-        num_ranks = facts.cluster.ranks_per_node
-        table = launch(_measure_all, facts, table, kept.resolve(), minutes * 60, num_ranks=num_ranks)[0]
+        with _computing_on(facts.cluster.device.kind):
+            table = launch(_measure_all, facts, table, kept.resolve(), minutes * 60, num_ranks=num_ranks)[0]
     write_table(output, table)
     kept.unlink(missing_ok=True)
     return table
 
 
-def _provenance(facts: Facts) -> Provenance:
+def require_device(facts: Facts, kind: str | None, cuda_name: str | None) -> None:
+    """Raises BadInput when this machine, whose CUDA device has this name, cannot be timed for the job's cluster."""
+    device = facts.cluster.device
+    if kind not in (None, device.kind):
+        raise BadInput(
+            f"--device {kind}: the job's cluster has {device.name!r}, which is a {device.kind} device, and a table of "
+            f"another is of no use to it; change the job's cluster or leave --device out."
+        )
+    if device.kind == "cpu":
+        return
+    if cuda_name is None:
+        raise BadInput(
+            f"this machine has no CUDA device and the job's cluster has {device.name!r}; profile on such a machine, "
+            "plan without a table, or see `meshwright profile --from aiconfigurator`."
+        )
+    if device.name in device_names() and not _is_model(device.name, cuda_name):
+        raise BadInput(
+            f"this machine has {cuda_name!r} and the job's cluster has {device.name!r}; profile on such a machine, or "
+            "name the device of this one in the job."
+        )
+
+
+def _is_model(name: str, cuda_name: str) -> bool:
+    """Whether a device's driver calls it by the model number in our name of it: h200 is NVIDIA H200."""
+    number = next(part for part in name.split("-") if any(character.isdigit() for character in part))
+    return number in cuda_name.lower().replace("-", " ").split()
+
+
+def _num_ranks(facts: Facts) -> int:
+    """Ranks that measure at once: a whole node, or as many devices of one as this machine has."""
+    most = facts.cluster.ranks_per_node
+    return most if facts.cluster.device.kind == "cpu" else min(most, torch.cuda.device_count())
+
+
+@contextmanager
+def _computing_on(kind: str) -> Iterator[None]:
+    """Processes started inside see no CUDA device when they are to compute on the CPU."""
+    before = os.environ.get(_VISIBLE)
+    if kind == "cpu":
+        os.environ[_VISIBLE] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_VISIBLE, None)
+        else:
+            os.environ[_VISIBLE] = before
+
+
+def _provenance(facts: Facts, num_ranks: int) -> Provenance:
+    kind = facts.cluster.device.kind
     return Provenance(
         device=facts.cluster.device.name,
-        kind="cuda" if torch.cuda.is_available() else "cpu",
+        kind="cuda" if kind == "cuda" else "cpu",
         precision=facts.precision,
-        driver=_driver(),
+        driver=_driver(kind),
         libraries={name: version(name) for name in _LIBRARIES},
         commit=_commit(),
         date=datetime.date.today().isoformat(),
         threads_per_rank=1,
-        num_ranks=facts.cluster.ranks_per_node,
+        num_ranks=num_ranks,
         repeats=_REPEATS,
     )
 
 
-def _wanted(facts: Facts, table: Table) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
+def _wanted(facts: Facts, table: Table, num_ranks: int) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
     """The points and collectives of the job that the table lacks."""
     specs = {role: facts.models.spec(role) for role in Role}
-    return missing(table, points(specs, facts.workload, facts.cluster)), missing(table, exchanges(facts.cluster))
+    wanted = points(specs, facts.workload, facts.cluster)
+    return missing(table, wanted), missing(table, exchanges(facts.cluster, num_ranks))
 
 
 def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Table:
     """What every rank runs; rank 0 shows the progress and keeps the table."""
-    wanted, between = _wanted(facts, table)
+    wanted, between = _wanted(facts, table, dist.get_world_size())
     meshes = [build_mesh(Layout(), rank) for rank in range(dist.get_world_size())]
-    bench = _Bench(facts, meshes[dist.get_rank()])
+    watch = instruments()
+    longest = facts.workload.max_tokens
+    bench = Bench(meshes[dist.get_rank()], watch, precision=facts.precision, max_positions=longest)
     growing = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
     deadline = time.monotonic() + seconds
     with _progress(len(wanted) + len(between)) as advance:
         for index, point in enumerate(wanted):
             share = max(0.0, deadline - time.monotonic()) / (len(wanted) - index)
-            growing.add(bench.measure_point(point, share))
+            growing.add(bench.measure_point(point, repeats=_REPEATS, budget_seconds=share))
             advance()
         for exchange in between:
-            growing.add(*_measure_exchange(exchange))
+            growing.add(*measure_exchange(exchange, watch.timer, repeats=_REPEATS))
             advance()
     return growing.table()
-
-
-class _Bench:
-    """Builds the model of a point once for all points of its shape and depth."""
-
-    def __init__(self, facts: Facts, mesh: Mesh) -> None:
-        self._facts, self._mesh = facts, mesh
-        self._key: tuple[object, ...] = ()
-        self._model: Decoder
-        self._trainer: Trainer
-
-    def measure_point(self, point: Point, budget_seconds: float) -> Measurement:
-        """The point's time while every rank runs it; the slowest rank's memory."""
-        try:
-            body = self._body(point)
-            before = memory.reset_peak()
-            sample = _together(body, repeats=_REPEATS, budget_seconds=budget_seconds)
-        except torch.OutOfMemoryError as error:
-            return failure(point, f"out of memory: {str(error).splitlines()[0]}")
-        return record(point, sample, max(0, memory.peak_bytes() - before))
-
-    def _body(self, point: Point) -> Callable[[], object]:
-        spec = point.shape.model(num_layers=point.num_layers, max_positions=self._facts.workload.max_tokens)
-        self._build(spec, (point.shape, point.num_layers))
-        if point.body is Body.OPTIMIZER:
-            return self._trainer.update
-        if point.body is Body.PREFILL:
-            return self._prefill(spec, point)
-        if point.body is Body.DECODE:
-            return self._decode(spec, point)
-        block = _training_block(spec, point.rows, point.tokens)
-        if point.body is Body.TRAIN:
-            loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
-            return lambda: self._trainer.accumulate([block], loss)
-        forward = forward_scalars if spec.scalar_head else forward_logprobs
-        return lambda: forward(self._model, self._mesh, [block])
-
-    def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> None:
-        if key == self._key:
-            return
-        dtype = DTYPES[self._facts.precision]
-        self._model = build_model(spec, self._mesh, dtype=dtype, trainable=True)
-        self._trainer = Trainer(self._model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
-        self._key = key
-
-    def _prefill(self, spec: ModelSpec, point: Point) -> Callable[[], object]:
-        generator = self._generator(spec, point.rows, point.tokens + 1)
-        live = [_sequence(row, point.tokens, drawn=False) for row in range(point.rows)]
-        return lambda: generator.prefill(0, live)
-
-    def _decode(self, spec: ModelSpec, point: Point) -> Callable[[], object]:
-        generator = self._generator(spec, point.rows, point.context + 1)
-        live = [_sequence(row, point.context, drawn=True) for row in range(point.rows)]
-        return lambda: generator.decode(0, live)
-
-    def _generator(self, spec: ModelSpec, num_slots: int, max_tokens: int) -> Generator:
-        self._model.eval()
-        return Generator(
-            self._model,
-            spec,
-            self._mesh,
-            num_slots=num_slots,
-            max_tokens=max_tokens,
-            max_response=max_tokens,
-            eos_token=-1,
-            temperature=1.0,
-            seed=0,
-        )
-
-
-def _measure_exchange(exchange: Exchange) -> list[Collective]:
-    """The collective's time among the first ranks of the world; the ranks outside it wait and have nothing."""
-    group = dist.new_group(list(range(exchange.num_ranks)))
-    sample = None
-    if dist.get_rank() < exchange.num_ranks:
-        body = _exchange_body(exchange, group)
-        # Every rank must call equally often, so no budget may cut the repeats short.
-        sample = measure(
-            body,
-            clock=time.perf_counter,
-            synchronise=host.synchronise,
-            warmup=_WARMUP,
-            repeats=_REPEATS,
-            budget_seconds=float("inf"),
-        )
-    dist.barrier()
-    return [record_collective(exchange, sample)] if sample else []
-
-
-def _exchange_body(exchange: Exchange, group: dist.ProcessGroup | None) -> Callable[[], object]:
-    size = max(exchange.num_ranks, exchange.num_bytes // 4)
-    whole = torch.ones(size - size % exchange.num_ranks, device=host.device())
-    part = torch.ones(len(whole) // exchange.num_ranks, device=host.device())
-    match exchange.operation:
-        case "all_reduce":
-            return lambda: dist.all_reduce(whole, group=group)
-        case "all_gather":
-            return lambda: dist.all_gather_into_tensor(whole, part, group=group)
-        case "reduce_scatter":
-            return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
-        case "send_receive":
-            return lambda: _send_receive(whole)
-
-
-def _send_receive(message: Tensor) -> None:
-    """One message from rank 0 to rank 1, and a byte back that says it has arrived."""
-    receipt = torch.zeros(1, dtype=torch.uint8, device=message.device)
-    if dist.get_rank() == 0:
-        dist.send(message, 1)
-        dist.recv(receipt, 1)
-    else:
-        dist.recv(message, 0)
-        dist.send(receipt, 0)
-
-
-def _together(body: Callable[[], object], *, repeats: int, budget_seconds: float) -> Sample:
-    """The median over ranks of each rank's median, all ranks working at once."""
-    dist.barrier()
-    mine = measure(
-        body,
-        clock=time.perf_counter,
-        synchronise=host.synchronise,
-        warmup=_WARMUP,
-        repeats=repeats,
-        budget_seconds=budget_seconds,
-    )
-    samples: list[Sample] = [mine] * dist.get_world_size()
-    dist.all_gather_object(samples, mine)
-    return Sample(
-        median_seconds=statistics.median(sample.median_seconds for sample in samples),
-        spread_seconds=max(sample.spread_seconds for sample in samples),
-        repeats=min(sample.repeats for sample in samples),
-    )
-
-
-def _sequence(row: int, num_tokens: int, *, drawn: bool) -> LiveSequence:
-    """A sequence with `num_tokens` in its prompt, and one drawn token that is not cached yet if `drawn`."""
-    sequence = LiveSequence(prompt=Prompt(row=row, draw=row, tokens=(1,) * num_tokens))
-    return LiveSequence(prompt=sequence.prompt, tokens=[1], logprobs=[0.0]) if drawn else sequence
-
-
-def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
-    """A micro-batch with everything that either loss reads."""
-    fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), torch.zeros(rows, tokens))
-    mask = torch.ones(rows, tokens, dtype=torch.bool)
-    return MicroBatch(tokens=torch.randint(spec.vocab_size, (rows, tokens)), fields={**fields, "mask": mask})
 
 
 @contextmanager
@@ -273,9 +162,10 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-def _driver() -> str:
-    if torch.cuda.is_available():
-        return f"CUDA {torch.version.cuda}"
+def _driver(kind: str) -> str:
+    if kind == "cuda":
+        found = query_device("driver_version")
+        return f"driver {found[0] if found else 'unknown'}, CUDA {torch.version.cuda}"
     return f"{platform.system()} {platform.release()}"
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.harness import DEPTHS, Sample, exchanges, measure, points
+from meshwright.profiles.harness import DEPTHS, Sample, clock_timer, event_timer, exchanges, measure, points
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.stages import Role
@@ -34,8 +34,8 @@ def timed(durations: list[float], *, warmup: int = 0, repeats: int = 5, budget_s
     clock = Clock(iter(durations))
     return measure(
         clock.body,
+        timer=clock_timer(clock.read, clock.wait),
         clock=clock.read,
-        synchronise=clock.wait,
         warmup=warmup,
         repeats=repeats,
         budget_seconds=budget_seconds,
@@ -55,8 +55,40 @@ def test_a_spent_budget_stops_the_repeats_but_never_the_first() -> None:
 
 def test_each_repeat_waits_for_the_device() -> None:
     clock = Clock(iter([1.0] * 4))
-    measure(clock.body, clock=clock.read, synchronise=clock.wait, warmup=1, repeats=3, budget_seconds=9.0)
+    timer = clock_timer(clock.read, clock.wait)
+    measure(clock.body, timer=timer, clock=clock.read, warmup=1, repeats=3, budget_seconds=9.0)
     assert clock.waits == 1 + 3
+
+
+class Mark:
+    """An event of a device that works in order and lags behind its host, in milliseconds."""
+
+    queued = 0.0
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self.passed = False
+
+    def record(self) -> None:
+        self.at = Mark.queued
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+    def elapsed_time(self, end: "Mark") -> float:
+        assert end.passed, "the end has not been waited for"
+        assert self.at is not None
+        assert end.at is not None
+        return end.at - self.at
+
+
+def test_events_count_what_the_device_does_and_not_what_the_host_waits() -> None:
+    def body() -> None:
+        Mark.queued += 250.0
+
+    read: Callable[[], float] = lambda: 0.0  # noqa: E731
+    sample = measure(body, timer=event_timer(Mark), clock=read, warmup=1, repeats=3, budget_seconds=1.0)
+    assert sample == Sample(median_seconds=0.25, spread_seconds=0.0, repeats=3)
 
 
 def test_a_failing_body_is_the_callers_to_record() -> None:
@@ -64,8 +96,9 @@ def test_a_failing_body_is_the_callers_to_record() -> None:
         raise MemoryError
 
     read: Callable[[], float] = lambda: 0.0  # noqa: E731
+    timer = clock_timer(read, lambda: None)
     with pytest.raises(MemoryError):
-        measure(broken, clock=read, synchronise=lambda: None, warmup=0, repeats=1, budget_seconds=1.0)
+        measure(broken, timer=timer, clock=read, warmup=0, repeats=1, budget_seconds=1.0)
 
 
 def test_points_cover_the_workload_at_two_depths(
@@ -122,3 +155,5 @@ def test_collectives_are_measured_for_every_group_that_divides_a_node(cluster: C
     assert {exchange.num_ranks for exchange in exchanges(eight)} == {2, 4, 8}
     assert {e.num_ranks for e in exchanges(eight) if e.operation == "send_receive"} == {2}
     assert exchanges(cluster.model_copy(update={"ranks_per_node": 1})) == ()
+    assert {exchange.num_ranks for exchange in exchanges(eight, 4)} == {2, 4}
+    assert exchanges(eight, 1) == ()

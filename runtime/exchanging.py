@@ -1,0 +1,60 @@
+"""Times one collective among the first ranks of the world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.profiles.harness import Timer, measure, record_collective
+from meshwright.profiles.table import Collective, Exchange
+from meshwright.runtime import host
+
+_WARMUP = 1
+
+
+def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[Collective]:
+    """The collective's time on this rank; ranks outside the group wait and have nothing."""
+    group = dist.new_group(list(range(exchange.num_ranks)))
+    sample = None
+    if dist.get_rank() < exchange.num_ranks:
+        # Every rank must call equally often, so no budget may cut the repeats short.
+        sample = measure(
+            _body(exchange, group),
+            timer=timer,
+            clock=time.perf_counter,
+            warmup=_WARMUP,
+            repeats=repeats,
+            budget_seconds=float("inf"),
+        )
+    dist.barrier()
+    return [record_collective(exchange, sample)] if sample else []
+
+
+def _body(exchange: Exchange, group: dist.ProcessGroup | None) -> Callable[[], object]:
+    size = max(exchange.num_ranks, exchange.num_bytes // 4)
+    whole = torch.ones(size - size % exchange.num_ranks, device=host.device())
+    part = torch.ones(len(whole) // exchange.num_ranks, device=host.device())
+    match exchange.operation:
+        case "all_reduce":
+            return lambda: dist.all_reduce(whole, group=group)
+        case "all_gather":
+            return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+        case "reduce_scatter":
+            return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        case "send_receive":
+            return lambda: _send_receive(whole)
+
+
+def _send_receive(message: Tensor) -> None:
+    """One message from rank 0 to rank 1, and a byte back that says it has arrived."""
+    receipt = torch.zeros(1, dtype=torch.uint8, device=message.device)
+    if dist.get_rank() == 0:
+        dist.send(message, 1)
+        dist.recv(receipt, 1)
+    else:
+        dist.recv(message, 0)
+        dist.send(receipt, 0)

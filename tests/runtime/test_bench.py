@@ -1,0 +1,117 @@
+"""One point on real ranks: what fails on one of them is recorded as failed on all, and the next point still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from meshwright.profiles.harness import Conditions
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.table import Body, Measurement, Point, Shape
+from meshwright.runtime.bench import NOT_FINITE, Bench
+from meshwright.runtime.instruments import instruments
+from meshwright.runtime.mesh import build_mesh
+from tests.runtime.ranks import run_on_ranks
+
+SHAPE = Shape(
+    hidden_size=32,
+    ffn_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_rows=32,
+    scalar_head=False,
+    tied_embeddings=False,
+)
+BODIES = tuple(Body)
+
+
+def point(body: Body, rows: int = 2) -> Point:
+    decodes, updates = body is Body.DECODE, body is Body.OPTIMIZER
+    rows, tokens = (0, 0) if updates else (rows, 1 if decodes else 8)
+    return Point(shape=SHAPE, num_layers=1, body=body, rows=rows, tokens=tokens, context=8 if decodes else 0)
+
+
+def measured(body: Body) -> Measurement:
+    return _bench().measure_point(point(body), repeats=3, budget_seconds=10.0)
+
+
+def out_of_memory_on_rank_1() -> list[Measurement]:
+    """The timer of rank 1 finds no memory the first time; the point after that is like any other."""
+    failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.\nMore.")]
+
+    def timer(body: Callable[[], object]) -> float:
+        if dist.get_rank() == 1 and failures:
+            raise failures.pop()
+        body()
+        return 0.5 + dist.get_rank()
+
+    bench = _bench(timer=timer)
+    return [bench.measure_point(point(Body.FORWARD, rows), repeats=3, budget_seconds=10.0) for rows in (2, 4)]
+
+
+def not_finite_on_rank_0() -> Measurement:
+    bench = _bench()
+    bench.measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+    if dist.get_rank() == 0:
+        assert bench.model is not None
+        for weight in bench.model.parameters():
+            weight.data.fill_(torch.nan)
+    return bench.measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+
+
+def broken_on_every_rank() -> str:
+    def timer(_: Callable[[], object]) -> float:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        _bench(timer=timer).measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+    return "raised"
+
+
+def hot_ranks() -> Measurement:
+    celsius = 50 + dist.get_rank()
+    bench = _bench(conditions=lambda: Conditions(clock_mhz=1980, celsius=celsius), peak_bytes=lambda: 2**40 + celsius)
+    return bench.measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+
+
+def _bench(**changed: object) -> Bench:
+    meshes = [build_mesh(Layout(), rank) for rank in range(dist.get_world_size())]
+    watch = replace(instruments(), **changed)
+    return Bench(meshes[dist.get_rank()], watch, precision="fp32", max_positions=64)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_every_rank_has_the_same_measurement(body: Body) -> None:
+    one, other = run_on_ranks(2, measured, body)
+    assert one == other
+    assert one.status == "ok"
+    assert one.seconds
+    assert one.repeats == 3
+    assert (one.clock_mhz, one.celsius) == (None, None)
+
+
+def test_no_memory_on_one_rank_is_a_failure_on_all_and_the_next_point_runs() -> None:
+    for first, second in run_on_ranks(2, out_of_memory_on_rank_1):
+        assert (first.status, first.seconds) == ("failed", None)
+        assert first.reason == "out of memory: CUDA out of memory. Tried to allocate 80 GiB."
+        assert (second.status, second.seconds) == ("ok", 1.0)
+
+
+def test_an_output_that_is_not_finite_is_a_failure() -> None:
+    assert {(m.status, m.reason) for m in run_on_ranks(2, not_finite_on_rank_0)} == {("failed", NOT_FINITE)}
+
+
+def test_a_fault_of_the_program_is_not_recorded_as_one_of_the_device() -> None:
+    assert run_on_ranks(2, broken_on_every_rank) == ["raised", "raised"]
+
+
+def test_a_measurement_has_the_conditions_of_the_hottest_device_and_the_most_memory() -> None:
+    one, _ = run_on_ranks(2, hot_ranks)
+    assert (one.clock_mhz, one.celsius) == (1980, 51)
+    assert one.peak_bytes is not None
+    assert one.peak_bytes > 2**39
