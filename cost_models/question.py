@@ -17,12 +17,16 @@ from meshwright.profiles.stages import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them."""
+    """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them.
+
+    `max_deferral` counts the turns beyond its first that a sequence may take when the schedule overcommits.
+    """
 
     stage: Stage
     model: ModelSpec
     layout: Layout
     schedule: Schedule
+    max_deferral: int = 0
     num_chunks: int = 1  # pieces of layers that a rank holds under an interleaved pipeline
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from meshwright.cost_models.collectives import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.generation import Generation, Prefill, Rounds, Window
+from meshwright.cost_models.generation import Generation
 from meshwright.cost_models.params import stage_params
 from meshwright.cost_models.precision import precision_named
 from meshwright.cost_models.question import Call
+from meshwright.cost_models.rounds import Prefill, Rounds, Window
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput

@@ -12,11 +12,12 @@ from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.cost import Cost, Memory, total
-from meshwright.cost_models.generation import Generation, Rounds, rounds_of
+from meshwright.cost_models.generation import Generation
 from meshwright.cost_models.memory import memory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.turns import Overlap, Turns, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -52,6 +53,7 @@ class StageModel:
         self._shard_of, self._framework = shard_of, framework or framework_named("runtime")
         peers = self._framework.peer_reductions
         self._network = Network(cluster, self._efficiency, table, peer_reductions=peers)
+        self._turns = Turns(workload)
         self._known: dict[Hashable, object] = {}
 
     def seconds(self, call: Call) -> Cost:
@@ -70,10 +72,11 @@ class StageModel:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
 
     def _generation_seconds(self, call: Call) -> Cost:
-        num_rows = -(-self._workload.batch_size // call.layout.dp)
-        num_slots = min(call.schedule.generation_slots, num_rows)
-        if num_slots < 1:
+        num_rows, slots = -(-self._workload.batch_size // call.layout.dp), call.schedule.generation_slots
+        if slots < 1:
             raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
+        overlap = self._overlap(call, num_rows)
+        num_slots = min(slots, overlap.in_flight(num_rows))
         shard, _ = self._shards(call)
         generation = Generation(
             call=call,
@@ -83,7 +86,25 @@ class StageModel:
             element_bytes=self._size,
             framework=self._framework,
         )
-        return generation.seconds(self._rounds(num_rows, num_slots), num_slots)
+        return generation.seconds(self._turns.rounds(num_rows, num_slots, overlap), num_slots)
+
+    def _overlap(self, call: Call, num_rows: int) -> Overlap:
+        """How one replica runs into its next batches; raises BadInput when a sequence could miss its turn."""
+        schedule, batch_size = call.schedule, self._workload.batch_size
+        if not schedule.overcommit:
+            return Overlap(batches_in_flight=schedule.batches_in_flight)
+        if call.max_deferral < 1:
+            raise BadInput(
+                f"{call.stage.name}: overcommit={schedule.overcommit} with max_deferral={call.max_deferral} defers "
+                "nothing; allow a staleness of 1 or more beyond the stage's lead."
+            )
+        if schedule.overcommit > batch_size:
+            raise BadInput(
+                f"{call.stage.name}: overcommit={schedule.overcommit} is more than the {batch_size} sequences of a "
+                "batch, so that not all could be delivered when due; use the batch size at most."
+            )
+        overcommit = whole_steps(schedule.overcommit // call.layout.dp, num_rows)
+        return Overlap(overcommit=overcommit, max_deferral=call.max_deferral) if overcommit else Overlap()
 
     def _pipeline_seconds(self, call: Call) -> Cost:
         workload, trains = self._workload, call.stage.trains
@@ -121,9 +142,6 @@ class StageModel:
             framework=self._framework,
         )
         return (self._shard_of(model, tp, analytic) if self._shard_of else analytic), analytic
-
-    def _rounds(self, num_rows: int, num_slots: int) -> Rounds:
-        return self._once(("rounds", num_rows, num_slots), lambda: rounds_of(self._workload, num_rows, num_slots))
 
     def _micro_batches(self, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
         return self._once(

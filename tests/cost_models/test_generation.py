@@ -4,8 +4,8 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.generation import rounds_of
 from meshwright.cost_models.question import Call
+from meshwright.cost_models.rounds import rounds_of
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput

@@ -1,0 +1,159 @@
+"""The rounds of a generation: how many, how full and with how much cached, over the distribution of lengths.
+
+In each round a live sequence draws one token, so a response of n tokens occupies a slot for n rounds, the first of
+which is its prefill. Sequences take free slots in their order of arrival (list scheduling; Graham, SIAM J. Appl. Math.
+17(2), 1969).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.profiles.workload import Workload
+
+NUM_ORDERS = 8
+"""Arrival orders that the rounds are averaged over: the longest response may come early or late."""
+
+_NUM_WINDOWS = 8
+"""Rounds are costed in this many windows of equal length, each at its mean number of live sequences."""
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of the golden ratio modulo 1 spread evenly: an order without chance and without pattern."""
+
+Integers = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+
+
+class Window(NamedTuple):
+    """`rounds` rounds in which `live` sequences decode, the longest of them with `context` cached tokens."""
+
+    rounds: float
+    live: float
+    context: float
+
+
+class Prefill(NamedTuple):
+    """`calls` rounds in which `rows` prompts are admitted, padded to `tokens`."""
+
+    calls: float
+    rows: float
+    tokens: float
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What one replica does during a generation: how many rounds, and how full they are."""
+
+    num_rounds: float
+    windows: tuple[Window, ...]
+    first: Prefill
+    refills: Prefill
+
+
+class Batch(NamedTuple):
+    """The rows of one replica in one order of arrival, in tokens."""
+
+    responses: Integers
+    prompts: Integers
+
+
+def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
+    """The rounds of the replica that holds the batch's longest response, averaged over arrival orders."""
+    passes = [_alone(batch, num_slots) for batch in batches_of(workload, num_rows)]
+    calls = sum(one.num_refills for one in passes) / len(passes)
+    per_call = (num_rows - num_slots) / calls if calls else 0.0
+    longest = workload.prompt_lengths.expected_maximum
+    return Rounds(
+        num_rounds=sum(one.num_rounds for one in passes) / len(passes),
+        windows=mean_windows(passes),
+        first=Prefill(1, num_slots, longest(num_slots)),
+        refills=Prefill(calls, per_call, longest(max(1, round(per_call))) if calls else 0.0),
+    )
+
+
+def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
+    """The rows of the replica that holds the batch's longest response, in `NUM_ORDERS` orders of arrival.
+
+    Lengths are the middles of `num_rows` equally likely parts of their distribution; the last one is the expected
+    longest response of the whole batch, since every replica waits for the slowest.
+    """
+    responses = np.array(workload.response_lengths.strata(num_rows))
+    responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
+    prompts = np.array(workload.prompt_lengths.strata(num_rows))
+    phases = [i / NUM_ORDERS for i in range(NUM_ORDERS)]
+    return tuple(Batch(responses[_order(num_rows, p)], prompts[_order(num_rows, p + 0.5)]) for p in phases)
+
+
+def _order(count: int, phase: float) -> Integers:
+    """A fixed, even, patternless order of `count` rows that starts at `phase` of its cycle."""
+    order: Integers = np.argsort(((np.arange(count) - count + 1) * _GOLDEN + phase) % 1.0, kind="stable")
+    return order
+
+
+def admit(free: list[int], responses: Integers, release: int) -> Integers:
+    """The rounds in which responses start that arrive in round `release`; `free` is the heap of the slots' free rounds.
+
+    Each takes the slot that is free first, and none overtakes another.
+    """
+    starts = []
+    for length in responses.tolist():
+        start = max(free[0], release)
+        heapq.heapreplace(free, start + length)
+        starts.append(start)
+    return np.array(starts)
+
+
+class Pass(NamedTuple):
+    """A run of rounds; the arrays have one entry per window."""
+
+    num_rounds: int
+    num_first: int  # sequences that start in the first round
+    num_refills: int  # later rounds in which sequences start
+    num_refilled: int  # sequences that start in those
+    rounds: Numbers  # rounds in which some sequence decodes
+    row_rounds: Numbers  # the same, counted once per decoding sequence
+    contexts: Numbers  # longest cached sequence, times rounds
+
+
+def _alone(batch: Batch, num_slots: int) -> Pass:
+    """A batch that has the slots for itself from its first round to its last."""
+    start = admit([0] * num_slots, batch.responses, 0)
+    end = start + batch.responses
+    return pass_of(start, end, batch.prompts, 0, int(end.max()))
+
+
+def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finish: int) -> Pass:
+    """What sequences that occupy slots in rounds [start, end) do in rounds [begin, finish); they decode in all of their
+    rounds but the first."""
+    num_rounds = finish - begin
+    starting = start[(begin <= start) & (start < finish)]
+    num_first = int(np.count_nonzero(starting == begin))
+    num_refills = len(np.unique(starting)) - (num_first > 0)
+    low, high = np.maximum(start + 1, begin), np.minimum(end, finish)
+    here = low < high
+    start, end, prompts, low, high = start[here], end[here], prompts[here], low[here] - begin, high[here] - begin
+    decoding = np.cumsum(np.bincount(low, minlength=num_rounds + 1) - np.bincount(high, minlength=num_rounds + 1))
+    bounds = np.linspace(0, num_rounds, _NUM_WINDOWS + 1).round().astype(int)
+    rounds = np.diff(np.concatenate([[0], np.cumsum(decoding > 0)])[bounds]).astype(float)
+    row_rounds = np.diff(np.concatenate([[0], np.cumsum(decoding)])[bounds]).astype(float)
+    low, high = np.maximum(low, bounds[:-1, None]), np.minimum(high, bounds[1:, None])
+    context = np.where(low < high, prompts - (start - begin) + (low + high - 1) / 2 - 1, 0).max(axis=1, initial=0)
+    return Pass(num_rounds, num_first, num_refills, len(starting) - num_first, rounds, row_rounds, context * rounds)
+
+
+def mean_windows(passes: Sequence[Pass]) -> tuple[Window, ...]:
+    """The windows of the passes, averaged one by one; those in which nothing decodes are left out."""
+    columns = zip(*((one.rounds, one.row_rounds, one.contexts) for one in passes), strict=True)
+    rounds, row_rounds, contexts = (np.sum(column, axis=0) for column in columns)
+    return tuple(
+        Window(float(n / len(passes)), float(live / n), float(context / n))
+        for n, live, context in zip(rounds, row_rounds, contexts, strict=True)
+        if n
+    )

@@ -1,0 +1,196 @@
+"""Generation whose sequences outlive a turn: the rounds of one turn in the steady state.
+
+Batches in flight: slots are refilled from the next prompt batches, and a turn ends when its own batch is complete.
+Overcommit: more prompts than a batch are in flight, and a turn ends when a batch's number of sequences has ended,
+those that are due included; the first to end are delivered and the others go on (Yan et al., OPPO, arXiv:2509.25762,
+inter-step overlap). Prompts arrive in one stream, so both differ only in when a turn ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.cost_models.rounds import (
+    NUM_ORDERS,
+    Batch,
+    Integers,
+    Prefill,
+    Rounds,
+    admit,
+    batches_of,
+    mean_windows,
+    pass_of,
+    rounds_of,
+)
+from meshwright.profiles.workload import Workload
+
+_OVERCOMMIT_STEPS = 8
+"""Overcommit counts in whole eighths of a replica's rows, rounded down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How one replica's generation of a step runs into that of the next ones; `overcommit` counts its own sequences,
+    `max_deferral` the turns that a sequence may take beyond its first."""
+
+    batches_in_flight: int = 1
+    overcommit: int = 0
+    max_deferral: int = 0
+
+    def in_flight(self, num_rows: int) -> int:
+        """Sequences, waiting ones included, that a replica of `num_rows` rows has at the start of a turn."""
+        return self.batches_in_flight * num_rows + self.overcommit
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that a sequence may take."""
+        return self.batches_in_flight + (self.max_deferral if self.overcommit else 0)
+
+
+class Turns:
+    """Rounds of a turn for one workload. Every answer is computed once."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._batches: dict[int, tuple[Batch, ...]] = {}
+        self._known: dict[tuple[int, int, Overlap], Rounds] = {}
+
+    def rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
+        """The rounds of a turn of a replica with `num_rows` rows a batch; slots beyond those in flight hold nothing.
+
+        A setting is never slower than a smaller one, which it could imitate: of its own rounds and those of all
+        smaller ones (fewer batches, less overcommit, shorter deferral) the fewest are answered.
+        """
+        key = num_rows, generation_slots, overlap
+        if key not in self._known:
+            choices = [self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows)]
+            choices.append(self._alone(num_rows, generation_slots, overlap))
+            self._known[key] = min(choices, key=lambda rounds: rounds.num_rounds)
+        return self._known[key]
+
+    def _alone(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
+        num_slots = min(generation_slots, overlap.in_flight(num_rows))
+        if overlap.in_flight(num_rows) == num_rows:
+            return rounds_of(self._workload, num_rows, num_slots)
+        if num_rows not in self._batches:
+            self._batches[num_rows] = batches_of(self._workload, num_rows)
+        return _steady(self._workload, self._batches[num_rows], num_slots, overlap)
+
+
+def whole_steps(overcommit: int, num_rows: int) -> int:
+    """The overcommit of a replica in whole steps, which are one row where it has few."""
+    step = _step(num_rows)
+    return overcommit // step * step
+
+
+def _step(num_rows: int) -> int:
+    return max(1, num_rows // _OVERCOMMIT_STEPS)
+
+
+def _smaller(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
+    """The settings one step below."""
+    if overlap.batches_in_flight > 1:
+        yield Overlap(batches_in_flight=overlap.batches_in_flight - 1)
+    less = overlap.overcommit - _step(num_rows)
+    if overlap.overcommit:
+        yield Overlap(overcommit=less, max_deferral=overlap.max_deferral) if less > 0 else Overlap()
+    if overlap.overcommit and overlap.max_deferral > 1:
+        yield Overlap(overcommit=overlap.overcommit, max_deferral=overlap.max_deferral - 1)
+
+
+def _steady(workload: Workload, batches: tuple[Batch, ...], num_slots: int, overlap: Overlap) -> Rounds:
+    """Several turns played after a warm-up, each batch in the next order of arrival, and averaged.
+
+    The turns that are averaged start with some sequences under way and end with others. Row-rounds and admissions are
+    scaled to those of one batch, so that a turn does one batch's work; their number of rounds with them.
+    """
+    num_rows, total = len(batches[0].responses), int(batches[0].responses.sum())
+    warm_up = 2 * overlap.num_turns
+    num_turns = warm_up + -(-NUM_ORDERS // overlap.num_turns) * overlap.num_turns
+    start, end, prompts, bounds = play(batches, num_slots, num_turns, overlap)
+    passes = [pass_of(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
+    count = len(passes)
+    decoded = float(sum(one.row_rounds.sum() for one in passes)) / count
+    first, refilled = (sum(rows) / count for rows in zip(*((p.num_first, p.num_refilled) for p in passes), strict=True))
+    admitting = num_rows / (first + refilled)
+    decoding = (total - num_rows) / decoded if decoded else 1.0
+    num_rounds = sum(one.num_rounds for one in passes) / count * total / (decoded + first + refilled)
+    return Rounds(
+        num_rounds=max(num_rounds, total / num_slots),
+        windows=tuple(window._replace(rounds=window.rounds * decoding) for window in mean_windows(passes)),
+        first=_prefill(workload, sum(one.num_first > 0 for one in passes) / count * admitting, first * admitting),
+        refills=_prefill(workload, sum(one.num_refills for one in passes) / count * admitting, refilled * admitting),
+    )
+
+
+def _prefill(workload: Workload, calls: float, rows: float) -> Prefill:
+    """`rows` prompts of a turn, admitted in `calls` rounds."""
+    if not calls:
+        return Prefill(0, 0, 0)
+    return Prefill(calls, rows / calls, workload.prompt_lengths.expected_maximum(max(1, round(rows / calls))))
+
+
+class Played(NamedTuple):
+    """Rounds in which each sequence starts and ends, its prompt, and the rounds between which the turns lie."""
+
+    start: Integers
+    end: Integers
+    prompts: Integers
+    bounds: list[int]
+
+
+def play(batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Overlap) -> Played:
+    """The first turns of a generation. The first one starts with all that may be in flight; each later one with a
+    batch's number of new prompts behind those that wait."""
+    num_rows = len(batches[0].responses)
+    in_flight = overlap.in_flight(num_rows)
+    repeats = -(-(in_flight // num_rows + 1 + num_turns) // len(batches))
+    responses, prompts = (np.concatenate(lengths * repeats) for lengths in zip(*batches, strict=True))
+    free, bounds, known = [0] * num_slots, [0], in_flight
+    start = admit(free, responses[:known], 0)
+    delivery = _FirstEnded(num_rows, overlap.max_deferral) if overlap.overcommit else _InOrder(num_rows)
+    for _ in range(num_turns):
+        bounds.append(delivery.finish(start, start + responses[:known], bounds))
+        start = np.concatenate([start, admit(free, responses[known : known + num_rows], bounds[-1])])
+        known += num_rows
+    return Played(start, start + responses[:known], prompts[:known], bounds)
+
+
+class _InOrder:
+    """A turn ends when its own batch is complete."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def finish(self, _start: Integers, end: Integers, bounds: list[int]) -> int:
+        """The round in which the turn ends that starts at `bounds[-1]`."""
+        first = (len(bounds) - 1) * self._num_rows
+        return max(bounds[-1], int(end[first : first + self._num_rows].max()))
+
+
+class _FirstEnded:
+    """A turn ends when a batch's number of undelivered sequences has ended, and every due one.
+
+    A sequence is due in the turn that is `max_deferral` behind the one in which it drew its first token.
+    """
+
+    def __init__(self, num_rows: int, max_deferral: int) -> None:
+        self._num_rows, self._max_deferral = num_rows, max_deferral
+        self._delivered = np.zeros(0, dtype=bool)
+
+    def finish(self, start: Integers, end: Integers, bounds: list[int]) -> int:
+        """The round in which the turn ends that starts at `bounds[-1]`."""
+        self._delivered = np.concatenate([self._delivered, np.zeros(len(start) - len(self._delivered), dtype=bool)])
+        waiting = np.flatnonzero(~self._delivered)
+        ends = end[waiting]
+        last_due = len(bounds) - self._max_deferral
+        due = start[waiting] < bounds[last_due] if last_due > 0 else np.zeros(len(waiting), dtype=bool)
+        chosen = np.lexsort((ends, ~due))[: self._num_rows]
+        self._delivered[waiting[chosen]] = True
+        enough = int(np.partition(ends, self._num_rows - 1)[self._num_rows - 1])
+        return max(bounds[-1], enough, int(ends[due].max(initial=0)))

@@ -1,0 +1,174 @@
+"""Generation that runs on from turn to turn: batches in flight, and overcommitted prompts."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.question import Call
+from meshwright.cost_models.rounds import batches_of, rounds_of
+from meshwright.cost_models.turns import Overlap, Turns, play, whole_steps
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.workload import Workload
+
+BATCHES = [Overlap(batches_in_flight=b) for b in (1, 2, 3, 5)]
+OVERCOMMITS = [Overlap(overcommit=extra, max_deferral=d) for extra in (8, 24, 64) for d in (1, 2, 3)]
+
+
+def played_by_hand(lengths: Sequence[int], num_rows: int, num_slots: int, num_turns: int, how: Overlap) -> list[int]:
+    """Round after round: the rounds between which the turns lie."""
+    waiting = deque(range(how.in_flight(num_rows)))
+    num_known = len(waiting)
+    left: dict[int, int] = {}  # tokens still to draw, of the sequences in slots
+    first_turn: dict[int, int] = {}
+    ended: list[int] = []  # not yet delivered, in order of their end
+    now, bounds = 0, [0]
+
+    def complete(turn: int) -> list[int] | None:
+        """What the turn delivers, once it can end."""
+        if not how.overcommit:
+            mine = [row for row in ended if row // num_rows == turn]
+            return mine if len(mine) == num_rows else None
+        due = [row for row, first in first_turn.items() if first + how.max_deferral <= turn]
+        if len(ended) < num_rows or not set(due) <= set(ended):
+            return None
+        return [*due, *(row for row in ended if row not in due)][:num_rows]
+
+    for turn in range(num_turns):
+        while (delivered := complete(turn)) is None:
+            while waiting and len(left) < num_slots:
+                row = waiting.popleft()
+                left[row], first_turn[row] = lengths[row], turn
+            left = {row: tokens - 1 for row, tokens in left.items()}
+            now += 1
+            ended += [row for row, tokens in left.items() if not tokens]
+            left = {row: tokens for row, tokens in left.items() if tokens}
+        ended = [row for row in ended if row not in delivered]
+        first_turn = {row: first for row, first in first_turn.items() if row not in delivered}
+        waiting.extend(range(num_known, num_known + num_rows))
+        num_known += num_rows
+        bounds.append(now)
+    return bounds
+
+
+@pytest.mark.parametrize("num_slots", [2, 5, 8, 12, 100])
+@pytest.mark.parametrize(
+    "overlap", [Overlap(batches_in_flight=2), Overlap(batches_in_flight=3), *OVERCOMMITS[:3]], ids=str
+)
+def test_turns_end_when_playing_round_after_round_ends_them(overlap: Overlap, num_slots: int) -> None:
+    short = Workload(batch_size=16, prompt=LengthSpec(max=4, fixed=4), response=LengthSpec(max=60, median=12, p99=55))
+    batches = batches_of(short, 8)
+    lengths = [int(length) for batch in batches * 4 for length in batch.responses]
+    found = play(batches, num_slots, 12, overlap)
+    assert found.bounds == played_by_hand(lengths, 8, num_slots, 12, overlap)
+
+
+@pytest.mark.parametrize("num_slots", [1, 16, 64, 200])
+def test_one_batch_in_flight_is_synchronous(long_tail: Workload, num_slots: int) -> None:
+    assert Turns(long_tail).rounds(64, num_slots, Overlap()) == rounds_of(long_tail, 64, min(64, num_slots))
+
+
+@pytest.mark.parametrize("num_slots", [4, 16, 64, 100, 320])
+@pytest.mark.parametrize("overlap", [*BATCHES, *OVERCOMMITS], ids=str)
+def test_a_turn_does_one_batchs_work_and_never_in_fewer_rounds_than_its_slots_allow(
+    long_tail: Workload, overlap: Overlap, num_slots: int
+) -> None:
+    responses = batches_of(long_tail, 64)[0].responses
+    rounds = Turns(long_tail).rounds(64, num_slots, overlap)
+    slots = min(num_slots, overlap.in_flight(64))
+    assert rounds.num_rounds >= responses.sum() / slots
+    assert sum(w.rounds * w.live for w in rounds.windows) == pytest.approx(responses.sum() - 64)
+    assert sum(p.calls * p.rows for p in (rounds.first, rounds.refills)) == pytest.approx(64)
+    assert all(window.live <= slots + 1e-9 for window in rounds.windows)
+    assert all(window.context <= long_tail.max_tokens - 2 for window in rounds.windows)
+
+
+@pytest.mark.parametrize("num_slots", [4, 16, 64, 100, 320])
+@pytest.mark.parametrize("num_rows", [1, 7, 64])
+def test_a_larger_setting_never_takes_more_rounds(long_tail: Workload, num_rows: int, num_slots: int) -> None:
+    turns = Turns(long_tail)
+
+    def taken(overlap: Overlap) -> float:
+        return turns.rounds(num_rows, num_slots, overlap).num_rounds
+
+    in_batches = [taken(Overlap(batches_in_flight=b)) for b in (1, 2, 3, 4, 5)]
+    assert in_batches == sorted(in_batches, reverse=True)
+    extras = sorted({whole_steps(extra, num_rows) for extra in range(1, num_rows + 1)})
+    table = [
+        [taken(Overlap(overcommit=e, max_deferral=d) if e else Overlap()) for d in (1, 2, 3)] for e in (0, *extras)
+    ]
+    assert all(more <= less for row in table for less, more in pairwise(row))
+    assert all(more <= less for column in zip(*table, strict=True) for less, more in pairwise(column))
+
+
+@pytest.mark.parametrize("batches_in_flight", [2, 3, 4])
+@pytest.mark.parametrize("num_slots", [16, 48, 64, 96, 128, 256])
+def test_fixed_lengths_wait_for_slots_or_for_their_turns(
+    fixed: Workload, num_slots: int, batches_in_flight: int
+) -> None:
+    """64 rows of 28 tokens: a turn is 28 x 64 row-rounds over the slots, or a sequence's 28 rounds over its turns."""
+    rounds = Turns(fixed).rounds(64, num_slots, Overlap(batches_in_flight=batches_in_flight))
+    assert rounds.num_rounds == pytest.approx(28 * max(64 / num_slots, 1 / batches_in_flight))
+
+
+def test_a_batch_overcommitted_in_whole_is_two_batches_in_flight_when_lengths_are_fixed(fixed: Workload) -> None:
+    turns = Turns(fixed)
+    two = turns.rounds(64, 128, Overlap(batches_in_flight=2))
+    assert turns.rounds(64, 128, Overlap(overcommit=64, max_deferral=1)).num_rounds == two.num_rounds == 14
+
+
+def test_a_tail_that_may_take_more_turns_no_longer_decides(long_tail: Workload) -> None:
+    """With a slot for every row a turn is as long as the longest response, over the turns that it may take."""
+    turns = Turns(long_tail)
+    longest = turns.rounds(64, 64, Overlap()).num_rounds
+    for overlap in (Overlap(batches_in_flight=3), Overlap(overcommit=64, max_deferral=2)):
+        assert turns.rounds(64, 320, overlap).num_rounds == pytest.approx(longest / 3, rel=0.1)
+
+
+@pytest.fixture
+def ask(a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload) -> Callable[..., float]:
+    model = AnalyticModel(a100s(1), long_tail, "bf16")
+
+    def of(layout: str, max_deferral: int = 0, slots: int = 64, **schedule: int) -> float:
+        question = call("actor_generate", layout, slots=slots)
+        changed = Schedule(generation_slots=slots, **schedule)
+        return model.seconds(replace(question, schedule=changed, max_deferral=max_deferral)).total
+
+    return of
+
+
+@pytest.mark.parametrize("layout", ["tp1,dp8", "tp2,pp2,dp2", "pp4,dp2"])
+def test_a_long_tail_is_generated_sooner_when_it_may_run_on(ask: Callable[..., float], layout: str) -> None:
+    alone = ask(layout)
+    assert ask(layout, batches_in_flight=3) < ask(layout, batches_in_flight=2) < 0.9 * alone
+    assert ask(layout, 2, overcommit=256) < ask(layout, 1, overcommit=256) < 0.9 * alone
+
+
+def test_more_deferral_without_overcommit_changes_nothing(ask: Callable[..., float]) -> None:
+    assert ask("dp8", 3) == ask("dp8")
+    assert ask("dp8", 3, batches_in_flight=2) == ask("dp8", batches_in_flight=2)
+
+
+def test_less_than_a_step_of_overcommit_is_none() -> None:
+    assert [whole_steps(extra, 64) for extra in (0, 7, 8, 15, 64)] == [0, 0, 8, 8, 64]
+    assert [whole_steps(extra, 4) for extra in (0, 1, 4)] == [0, 1, 4]
+
+
+def test_overcommit_that_could_not_be_delivered_in_time_is_refused(ask: Callable[..., float]) -> None:
+    with pytest.raises(BadInput, match="overcommit=8 with max_deferral=0 defers nothing; allow a staleness of 1"):
+        ask("dp8", overcommit=8)
+    with pytest.raises(BadInput, match="overcommit=513 is more than the 512 sequences of a batch"):
+        ask("dp8", 1, overcommit=513)
+
+
+def test_first_and_later_admissions_are_kept_apart(long_tail: Workload) -> None:
+    """A turn starts with a batch's prompts where there are slots for them, and with a few where there are not."""
+    wide, narrow = (Turns(long_tail).rounds(64, slots, Overlap(batches_in_flight=3)) for slots in (192, 16))
+    assert wide.first.rows > 60
+    assert narrow.first.rows < 4 < narrow.refills.calls
