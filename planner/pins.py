@@ -1,4 +1,4 @@
-"""What the user fixes before the search: `actor_generate.layout=tp1,pp2,dp1`.
+"""What the user fixes or forbids before the search: `actor_generate.layout=tp1,pp2,dp1`, `actor_train.recompute!=full`.
 
 A pin is read here without any facts; whether its value is legal is found out where the choices are enumerated.
 """
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import STAGE_BY_NAME
 
 
@@ -27,67 +27,109 @@ class Ranks:
         return f"{self.first_rank}:{self.num_ranks}"
 
 
-Value: TypeAlias = Layout | Ranks | Recompute | int
+Value: TypeAlias = Layout | Ranks | Recompute | Offload | int
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One fixed choice of one stage. `str` gives the text it was read from, in one canonical form."""
+    """One choice of one stage, fixed or forbidden. `str` gives the text it was read from, in one canonical form."""
 
     stage: str
     key: str
     value: Value
+    forbids: bool = False
 
     def __str__(self) -> str:
-        return f"{self.stage}.{self.key}={self.value}"
+        return f"{self.stage}.{self.key}{'!=' if self.forbids else '='}{self.value}"
+
+    @property
+    def told(self) -> str:
+        """The pin in the words of a message."""
+        return _told(str(self))
+
+    def allows(self, value: object) -> bool:
+        """Whether a choice may have this value under the pin's key."""
+        return (value == self.value) is not self.forbids
+
+
+def forbidden(text: str) -> str:
+    """The pin that forbids what `stage.key=value` says. Raises BadInput for a text of another form."""
+    stage_and_key, equals, value = text.replace(" ", "").partition("=")
+    if not equals or stage_and_key.endswith("!"):
+        raise BadInput(f"forbid {text!r} is not of the form stage.key=value, such as actor_train.recompute=full.")
+    return f"{stage_and_key}!={value}"
 
 
 def parse_pin(text: str) -> Pin:
-    """The pin written as `stage.key=value`. Raises BadInput for an unknown stage or key and a malformed value."""
-    match = re.match(r"([^.=]+)\.([^.=]+)=(.+)$", text.replace(" ", ""))
+    """The pin written as `stage.key=value`, or `stage.key!=value` for one that forbids.
+
+    Raises BadInput for an unknown stage or key and a malformed value.
+    """
+    match = re.match(r"([^.=!]+)\.([^.=!]+)(!?)=(.+)$", text.replace(" ", ""))
     if not match:
-        raise BadInput(f"pin {text!r} is not of the form stage.key=value, such as actor_generate.layout=tp1,pp2,dp1.")
-    stage, key, value = match.groups()
+        raise BadInput(f"{_told(text)} is not of the form stage.key=value, such as actor_generate.layout=tp1,pp2,dp1.")
+    stage, key, forbids, value = match.groups()
     if stage not in STAGE_BY_NAME:
-        raise BadInput(f"pin {text!r}: there is no stage {stage!r}; {suggestion(stage, STAGE_BY_NAME)}")
+        raise BadInput(f"{_told(text)}: there is no stage {stage!r}; {suggestion(stage, STAGE_BY_NAME)}")
     if key not in _READERS:
-        raise BadInput(f"pin {text!r}: a stage has no {key!r}; {suggestion(key, _READERS)}")
+        raise BadInput(f"{_told(text)}: a stage has no {key!r}; {suggestion(key, _READERS)}")
     if key == "recompute" and not STAGE_BY_NAME[stage].trains:
-        raise BadInput(f"pin {text!r}: {stage} does not train, so nothing is recomputed; remove the pin.")
-    if key == "generation_slots" and not STAGE_BY_NAME[stage].generates:
-        raise BadInput(f"pin {text!r}: {stage} does not generate, so it has no slots; pin actor_generate instead.")
-    return Pin(stage, key, _READERS[key](text, value))
+        raise BadInput(f"{_told(text)}: {stage} does not train, so nothing is recomputed; remove the pin.")
+    if key in _OF_GENERATION and not STAGE_BY_NAME[stage].generates:
+        raise BadInput(f"{_told(text)}: {stage} does not generate, so it has no {key}; pin actor_generate instead.")
+    return Pin(stage, key, _READERS[key](text, value), forbids=bool(forbids))
 
 
 def parse_pins(texts: Iterable[str]) -> tuple[Pin, ...]:
-    """The pins, sorted. Raises BadInput when one choice is fixed twice."""
-    pins: dict[tuple[str, str], Pin] = {}
-    for text in texts:
-        pin = parse_pin(text)
-        other = pins.setdefault((pin.stage, pin.key), pin)
+    """The pins, each once and sorted. Raises BadInput when one choice is fixed twice, or fixed and forbidden."""
+    pins = {str(pin): pin for pin in map(parse_pin, texts)}
+    fixed: dict[tuple[str, str], Pin] = {}
+    for pin in pins.values():
+        other = pin if pin.forbids else fixed.setdefault((pin.stage, pin.key), pin)
         if other != pin:
-            raise BadInput(f"pins {str(other)!r} and {str(pin)!r} fix the same choice; remove one.")
-    return tuple(pins[key] for key in sorted(pins))
+            raise BadInput(f"{other.told} and {pin.told} fix the same choice; remove one.")
+    for pin in pins.values():
+        other = fixed.get((pin.stage, pin.key), pin)
+        if pin.forbids and other.value == pin.value and not other.forbids:
+            raise BadInput(f"{other.told} and {pin.told} exclude each other; remove one.")
+    return tuple(pins[text] for text in sorted(pins))
+
+
+def _told(text: str) -> str:
+    return f"forbid {text.replace('!=', '=')!r}" if "!=" in text else f"pin {text!r}"
 
 
 def _whole(text: str, value: str) -> int:
     if not value.isdigit() or int(value) < 1:
-        raise BadInput(f"pin {text!r}: {value!r} is not a whole number; use 1 or more.")
+        raise BadInput(f"{_told(text)}: {value!r} is not a whole number; use 1 or more.")
+    return int(value)
+
+
+def _count(text: str, value: str) -> int:
+    if not value.isdigit():
+        raise BadInput(f"{_told(text)}: {value!r} is not a whole number; use 0 or more.")
     return int(value)
 
 
 def _ranks(text: str, value: str) -> Ranks:
     match = re.match(r"([0-9]+):([0-9]+)$", value)
     if not match or int(match[2]) < 1:
-        raise BadInput(f"pin {text!r}: {value!r} is not a pool; write first:number, such as 0:4.")
+        raise BadInput(f"{_told(text)}: {value!r} is not a pool; write first:number, such as 0:4.")
     return Ranks(int(match[1]), int(match[2]))
 
 
 def _recompute(text: str, value: str) -> Recompute:
     if value not in set(Recompute):
         hint = suggestion(value, [kind.value for kind in Recompute])
-        raise BadInput(f"pin {text!r}: there is no recomputation {value!r}; {hint}")
+        raise BadInput(f"{_told(text)}: there is no recomputation {value!r}; {hint}")
     return Recompute(value)
+
+
+def _offload(text: str, value: str) -> Offload:
+    if value not in set(Offload):
+        hint = suggestion(value, [kind.value for kind in Offload])
+        raise BadInput(f"{_told(text)}: nothing called {value!r} can be offloaded; {hint}")
+    return Offload(value)
 
 
 def _layout(_text: str, value: str) -> Layout:
@@ -100,4 +142,10 @@ _READERS: Mapping[str, Callable[[str, str], Value]] = {
     "micro_batch_size": _whole,
     "recompute": _recompute,
     "generation_slots": _whole,
+    "batches_in_flight": _whole,
+    "overcommit": _count,
+    "chunk_tokens": _count,
+    "offload": _offload,
 }
+
+_OF_GENERATION = ("generation_slots", "batches_in_flight", "overcommit")

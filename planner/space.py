@@ -17,7 +17,7 @@ from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 
-PINNED = "fixed otherwise by a pin"
+PINNED = "excluded by a pin"
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def choices(
 def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
     """The pools that a stage may run on."""
     cluster = facts.cluster
-    pinned = [pin.value for pin in pins if pin.stage == stage.name and pin.key == "pool"]
+    mine = [pin for pin in pins if pin.stage == stage.name and pin.key == "pool"]
     every = (Ranks(first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
-    return tuple(ranks for ranks in every if not pinned or ranks == pinned[0])
+    return tuple(ranks for ranks in every if all(pin.allows(ranks) for pin in mine))
 
 
 def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
@@ -66,22 +66,27 @@ def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
 
 
 def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
-    """Adds the pins one by one to the legal choices, and refuses the first that leaves none."""
+    """Adds the pins one by one to the legal choices, and refuses the first that leaves none or forbids none."""
     sizes = sorted({ranks.num_ranks for ranks in pools(facts, stage, pins)})
-    left = [choice for size in sizes for choice in choices(facts, stage, size, (), Counter())]
+    if not sizes:
+        _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
+    every = left = [choice for size in sizes for choice in choices(facts, stage, size, (), Counter())]
     for pin in pins:
         if pin.key == "pool":
             continue
+        values = {_value(choice, pin.key) for choice in (every if pin.forbids else left)}
+        if left and pin.value not in values:
+            legal = min(values, key=lambda value: _distance(value, pin.value))
+            _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
         agreeing = [choice for choice in left if _agrees(choice, (pin,))]
         if left and not agreeing:
-            legal = min((_value(choice, pin.key) for choice in left), key=lambda value: _distance(value, pin.value))
-            _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
+            _refuse(pin, (f"it leaves {stage.name} without a legal choice; remove one of its pins.",))
         left = agreeing
 
 
 def _refuse(pin: Pin, broken: Sequence[str]) -> None:
     if broken:
-        raise BadInput(f"pin {str(pin)!r}: {broken[0]}")
+        raise BadInput(f"{pin.told}: {broken[0]}")
 
 
 def _layouts(num_ranks: int) -> Iterator[Layout]:
@@ -93,7 +98,7 @@ def _layouts(num_ranks: int) -> Iterator[Layout]:
 
 
 def _agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
-    return all(pin.key == "pool" or _value(choice, pin.key) == pin.value for pin in pins)
+    return all(pin.key == "pool" or pin.allows(_value(choice, pin.key)) for pin in pins)
 
 
 def _value(choice: Choice, key: str) -> object:

@@ -147,7 +147,7 @@ def _pins_are_kept(plan: Plan) -> Iterator[str]:
         value = {"pool": Ranks(pool.first_rank, pool.num_ranks), "layout": placement.layout}.get(
             pin.key, getattr(placement.schedule, pin.key, None)
         )
-        if value != pin.value:
+        if not pin.allows(value):
             yield f"the pin {text!r} is not kept: {pin.stage} has {pin.key}={value}."
 
 

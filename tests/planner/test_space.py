@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from meshwright.planner.pins import Pin, Ranks, parse_pin, parse_pins
+from meshwright.planner.job import Facts
+from meshwright.planner.pins import Pin, Ranks, forbidden, parse_pin, parse_pins
 from meshwright.planner.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedule_rules
 from meshwright.planner.space import check_pins, choices, pools
 from meshwright.profiles.errors import BadInput
@@ -17,6 +18,10 @@ from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from tests.planner.jobs import small_facts
 
 FACTS = small_facts(batch_size=12, num_minibatches=3)
+
+
+def pools_of(facts: Facts) -> list[str]:
+    return [str(ranks) for ranks in pools(facts, STAGE_BY_NAME["actor_train"], ())]
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
@@ -87,7 +92,9 @@ def test_a_pin_is_read_and_written_in_one_form() -> None:
         ("actor_train.micro_batch_size=two", "'two' is not a whole number; use 1 or more."),
         ("actor_train.recompute=ful", "there is no recomputation 'ful'; did you mean 'full'?"),
         ("ref_logprob.recompute=full", "ref_logprob does not train, so nothing is recomputed; remove the pin."),
-        ("ref_logprob.generation_slots=4", "ref_logprob does not generate, so it has no slots"),
+        ("ref_logprob.generation_slots=4", "ref_logprob does not generate, so it has no generation_slots"),
+        ("ref_logprob.offload=weigths", "nothing called 'weigths' can be offloaded; did you mean 'weights'?"),
+        ("actor_generate.overcommit=-1", "'-1' is not a whole number; use 0 or more."),
         ("actor_train.layout=tp1,xx2", "the part 'xx2'; write it like 'tp2,pp1,dp2'"),
     ],
 )
@@ -108,6 +115,13 @@ def test_a_malformed_pin_is_refused_in_a_sentence(text: str, sentence: str) -> N
         (["actor_train.layout=tp2", "actor_train.pool=0:4"], "the nearest legal value is tp2,pp1,dp2."),
         (["actor_train.layout=dp4", "actor_train.micro_batch_size=2"], "the nearest legal value is 1."),
         (["actor_generate.generation_slots=5"], "the nearest legal value is 4."),
+        (["actor_train.micro_batch_size!=5"], "forbid 'actor_train.micro_batch_size=5': no legal choice has it; the"),
+        (["actor_train.layout!=tp3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
+        (
+            ["actor_train.recompute!=none", "actor_train.recompute!=selective", "actor_train.recompute!=full"],
+            "it leaves actor_train without a legal choice; remove one of its pins.",
+        ),
+        ([f"actor_train.pool!={pool}" for pool in pools_of(FACTS)], "no pool is left for actor_train"),
     ],
 )
 def test_an_illegal_pin_names_the_nearest_legal_value(pins: list[str], sentence: str) -> None:
@@ -119,6 +133,40 @@ def test_an_illegal_pin_names_the_nearest_legal_value(pins: list[str], sentence:
 def test_one_choice_cannot_be_fixed_twice() -> None:
     with pytest.raises(BadInput, match="fix the same choice; remove one"):
         parse_pins(["actor_train.pool=0:2", "actor_train.pool=2:2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("actor_train", "forbid 'actor_train' is not of the form stage.key=value, such as actor_train.recompute=full."),
+        ("actor_train.pool!=0:4", "is not of the form stage.key=value"),
+    ],
+)
+def test_a_malformed_prohibition_is_refused_in_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        forbidden(text)
+    assert sentence in str(refusal.value)
+
+
+def test_a_forbidden_value_is_the_only_one_left_out() -> None:
+    stage = STAGE_BY_NAME["actor_train"]
+    every = set(choices(FACTS, stage, 4, (), Counter()))
+    pins = parse_pins([forbidden("actor_train.recompute = full"), forbidden("actor_train.layout=tp4")])
+    left = set(choices(FACTS, stage, 4, pins, Counter()))
+    assert every - left == {c for c in every if c.schedule.recompute is Recompute.FULL or c.layout == Layout(tp=4)}
+    barred = parse_pins([forbidden("actor_train.pool=2:2")])
+    assert set(pools(FACTS, stage, ())) - set(pools(FACTS, stage, barred)) == {Ranks(2, 2)}
+
+
+def test_several_values_can_be_forbidden_and_none_that_is_fixed() -> None:
+    texts = ["actor_train.layout!=dp4", "actor_train.layout!=tp4", "actor_train.recompute=none"]
+    assert [str(pin) for pin in parse_pins([*texts, texts[0]])] == [
+        "actor_train.layout!=tp1,pp1,dp4",
+        "actor_train.layout!=tp4,pp1,dp1",
+        "actor_train.recompute=none",
+    ]
+    with pytest.raises(BadInput, match="exclude each other; remove one"):
+        parse_pins(["actor_train.layout=dp4", "actor_train.layout!=dp4"])
 
 
 def test_a_pinned_pool_is_the_only_one() -> None:
