@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
@@ -35,6 +36,9 @@ Progress = Callable[[float, float], None]
 Remodel = Callable[[Facts], CostModel]
 """The cost model of other facts: needed to say which change of the facts would make a job feasible."""
 
+Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
+"""Why there is no plan: none fits, or the search ended before it found or excluded one."""
+
 
 def compile_plan(
     facts: Facts,
@@ -53,16 +57,32 @@ def compile_plan(
     limits = limits or Limits()
     fixed = parse_pins(pins)
     check_pins(facts, fixed)
-    asked = _Asked(facts=facts, model=model, pins=fixed, limits=limits, progress=progress)
+    found = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress)
+    if isinstance(found, Plan):
+        return found
+    return refuse(facts, model, pins=fixed, status=found, limits=limits, remodel=remodel)
+
+
+def best_plan(
+    facts: Facts,
+    model: CostModel,
+    *,
+    pins: Sequence[Pin] = (),
+    digests: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Plan | Missing:
+    """The fastest plan that keeps the pins, which may exclude every choice; without reasons when there is none."""
+    limits = limits or Limits()
+    asked = _Asked(facts=facts, model=model, pins=pins, limits=limits, progress=progress)
     searched = [asked.search(leads) for leads in patterns(facts.staleness)]
     answered = [one for one in searched if one.result.answer is not None]
     if not answered:
-        status = "out_of_limit" if any(one.result.status == "out_of_limit" for one in searched) else "infeasible"
-        return refuse(facts, model, pins=fixed, status=status, limits=limits, remodel=remodel)
+        return "out_of_limit" if any(one.result.status == "out_of_limit" for one in searched) else "infeasible"
     best = min(answered, key=lambda one: one.objective_seconds)
     origin = Origin(
         digests={**facts.digests(), **(digests or {})},
-        pins=tuple(str(pin) for pin in fixed),
+        pins=tuple(str(pin) for pin in pins),
         solver=_record(searched, limits),
     )
     assert best.result.answer is not None
