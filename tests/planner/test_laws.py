@@ -34,7 +34,10 @@ def test_more_ranks_are_never_slower() -> None:
     assert all(more <= less * ROUNDING for less, more in itertools.pairwise(periods))
 
 
-@pytest.mark.parametrize("pin", ["actor_generate.pool=0:1", "critic_train.recompute=full", "actor_train.layout=tp2", "actor_generate.layout!=dp2"])
+@pytest.mark.parametrize(
+    "pin",
+    ["actor_generate.pool=0:1", "critic_train.recompute=full", "actor_train.layout=tp2", "actor_generate.layout!=dp2"],
+)
 def test_a_pin_is_never_faster(pin: str) -> None:
     facts = small_facts(ranks_per_node=2)
     assert period(facts) <= period(facts, pin) * ROUNDING
