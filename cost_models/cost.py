@@ -96,10 +96,11 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on one rank: `resident` always, `transient` only while the stage runs."""
+    """Bytes on one rank: `resident` always, `transient` only while the stage runs; `host` in the memory of its host."""
 
     resident: Cost
     transient: Cost
+    host: Cost = Cost()
 
     @property
     def resident_bytes(self) -> int:
@@ -108,3 +109,7 @@ class Memory:
     @property
     def peak_bytes(self) -> int:
         return math.ceil(self.resident.total + self.transient.total)
+
+    @property
+    def host_bytes(self) -> int:
+        return math.ceil(self.host.total)

@@ -1,30 +1,25 @@
 """Bytes on the fullest rank of a pool, sized for the longest sequence that the workload can produce.
 
 What stays while other stages run is resident: the weight copy under the term "weights" (which a planner drops where
-two stages share one copy), and gradients, fp32 weights and moments of a training stage. Activations, KV cache, logits
-and the buffer of a refit are transient. The fuller of the first and the last pipeline stage is answered.
+two stages share one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation
+that runs on from turn to turn. Activations, logits, any other KV cache and the buffer of a refit are transient, and so
+is what is offloaded to the host. The fuller of the first and the last pipeline stage is answered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Tally
 from meshwright.cost_models.params import stage_params
-from meshwright.cost_models.pipeline import GRADIENT_BYTES
 from meshwright.cost_models.question import Call
+from meshwright.cost_models.state import offloaded, optimizer_state, weights
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.workload import Workload
 
-_MOMENT_BYTES = 8
-"""Adam's two fp32 moments per parameter."""
-
 _FP32_BYTES = 4
-
-_MAIN_WEIGHT_BYTES = _FP32_BYTES
-"""The fp32 weight that the optimizer updates when the model computes in bf16."""
 
 _LOGSUMEXP_BYTES = 4
 """What flash attention keeps per head and token besides its output (Dao et al., arXiv:2205.14135, section 3.1)."""
@@ -48,7 +43,8 @@ def memory(call: Call, shard: ModelSpec, workload: Workload, element_bytes: int)
         _RankMemory(call, shard, workload, element_bytes, first, False).memory(),
         _RankMemory(call, shard, workload, element_bytes, last, True).memory(),
     ]
-    return max(answers, key=lambda answer: answer.peak_bytes)
+    host = max((answer.host for answer in answers), key=lambda cost: cost.total)
+    return replace(max(answers, key=lambda answer: answer.peak_bytes), host=host)
 
 
 @dataclass(frozen=True)
@@ -63,27 +59,26 @@ class _RankMemory:
     last: bool
 
     def memory(self) -> Memory:
-        running, refitting = self._running(), self._refitting()
-        return Memory(resident=self._resident(), transient=max(running, refitting, key=lambda cost: cost.total))
+        away = offloaded(self.call, self.num_params, self.size)
+        kept = weights(self.num_params, self.size) + optimizer_state(self.call, self.num_params, self.size)
+        cache, running, refitting = self._cache(), self._running(), self._refitting()
+        if self._runs_on:
+            kept += cache
+        else:
+            running = cache + running
+        names = {term.name for term in away.terms}
+        resident = Cost(tuple(term for term in kept.terms if term.name not in names))
+        transient = max(running, refitting, key=lambda cost: cost.total)
+        return Memory(resident=resident, transient=away + transient, host=away)
+
+    @property
+    def _runs_on(self) -> bool:
+        """Whether sequences of a generation stay in their slots between turns."""
+        return self.call.schedule.batches_in_flight > 1 or self.call.schedule.overcommit > 0
 
     @property
     def num_layers(self) -> float:
         return self.call.model.num_layers / self.call.layout.pp
-
-    def _resident(self) -> Cost:
-        """Weights, and for training fp32 gradients whole and optimizer state over dp.
-
-        2 + 4 + (4 + 8)/dp bytes per parameter in bf16, 4 + 4 + 8/dp in fp32 (Megatron-core, docs of the distributed
-        optimizer; Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054, section 5.1).
-        """
-        tally, params = Tally(), self.num_params
-        tally.add("weights", params * self.size)
-        if self.call.stage.trains:
-            tally.add("gradients", params * GRADIENT_BYTES)
-            if self.size < _MAIN_WEIGHT_BYTES:
-                tally.add("main weights", params * _MAIN_WEIGHT_BYTES / self.call.layout.dp)
-            tally.add("moments", params * _MOMENT_BYTES / self.call.layout.dp)
-        return tally.cost()
 
     def _running(self) -> Cost:
         if self.call.stage.generates:
@@ -97,14 +92,28 @@ class _RankMemory:
             tally.add("refit buffer", self.num_params * self.size)
         return tally.cost()
 
+    def _cache(self) -> Cost:
+        """Keys and values for the longest sequence: of every slot, or of every row of a stage that streams."""
+        schedule, tally = self.call.schedule, Tally()
+        rows = self._slots() if self.call.stage.generates else self._rows() if schedule.chunk_tokens else 0
+        per_token = 2 * self.num_layers * self.shard.kv_size * self.size
+        tally.add("kv cache", rows * self.workload.max_tokens * per_token)
+        return tally.cost()
+
+    def _rows(self) -> int:
+        """Sequences of a batch on one replica."""
+        return -(-self.workload.batch_size // self.call.layout.dp)
+
+    def _slots(self) -> int:
+        """Slots that can hold a sequence."""
+        schedule = self.call.schedule
+        in_flight = schedule.batches_in_flight * self._rows() - (-schedule.overcommit // self.call.layout.dp)
+        return min(schedule.generation_slots, in_flight)
+
     def _generating(self) -> Cost:
-        """Keys and values of every slot for the longest sequence, the working set of a prefill, and sampling."""
-        shard, pp = self.shard, self.call.layout.pp
-        slots = min(self.call.schedule.generation_slots, -(-self.workload.batch_size // self.call.layout.dp))
-        per_token = 2 * self.num_layers * shard.kv_size * self.size
-        group = -(-slots // pp)
+        """The working set of a prefill, and sampling."""
+        group = -(-self._slots() // self.call.layout.pp)
         tally = Tally()
-        tally.add("kv cache", slots * self.workload.max_tokens * per_token)
         tally.add("working set", group * self.workload.prompt.max * self._working_elements() * self.size)
         if self.last:
             tally.add("logits", group * self.call.model.padded_vocab_size * (self.size + _SAMPLING_BYTES))
@@ -162,7 +171,10 @@ class _RankMemory:
         return elements / self.call.layout.tp if self.call.layout.sp else elements
 
     def _micro_batch_tokens(self) -> int:
-        return self.call.schedule.micro_batch_size * self.workload.max_tokens
+        """Tokens of one pass at its longest: whole sequences, or prompts and chunks of a stage that streams."""
+        schedule, workload = self.call.schedule, self.workload
+        chunk = min(schedule.chunk_tokens, workload.response.max)
+        return schedule.micro_batch_size * (max(chunk, workload.prompt.max) if chunk else workload.max_tokens)
 
     def _add_logits(self, tally: Tally, tokens: int, *, copies: int) -> None:
         """Logits of a micro-batch (and their gradient), and a chunk of them in fp32."""

@@ -24,6 +24,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Offload
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
@@ -58,8 +59,7 @@ class StageModel:
 
     def seconds(self, call: Call) -> Cost:
         """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""
-        answer = self._generation_seconds if call.stage.generates else self._pipeline_seconds
-        return self._once(("seconds", call), lambda: answer(call))
+        return self._once(("seconds", call), lambda: self._seconds(call))
 
     def memory(self, call: Call) -> Memory:
         shard = self._once(("shard", call.model, call.layout.tp), lambda: call.model.shard(call.layout.tp))
@@ -70,6 +70,12 @@ class StageModel:
 
     def handover_seconds(self, num_bytes: float) -> Cost:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
+
+    def _seconds(self, call: Call) -> Cost:
+        found = self._generation_seconds(call) if call.stage.generates else self._pipeline_seconds(call)
+        if call.schedule.offload is Offload.NONE:
+            return found
+        return found + transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
 
     def _generation_seconds(self, call: Call) -> Cost:
         num_rows, slots = -(-self._workload.batch_size // call.layout.dp), call.schedule.generation_slots

@@ -1,12 +1,14 @@
-"""Seconds to move weights between layouts and experience between pools."""
+"""Seconds to move weights between layouts, experience between pools, and state between a device and its host."""
 
 from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Source, Tally
 from meshwright.cost_models.params import stage_params
-from meshwright.cost_models.question import Move
+from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.state import offloaded
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.schedule import Offload
 
 _TENSORS_PER_LAYER = 6
 """QKV, attention output, gate with up, down, and two norms: each is a message of its own."""
@@ -44,4 +46,21 @@ def handover_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency)
     tally.add(
         "experience", link.seconds + num_bytes / (link.bytes_per_second * efficiency.transfer_bytes), Source.ANALYTIC
     )
+    return tally.cost()
+
+
+def offload_seconds(call: Call, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+    """State read back before the stage and, where the stage changes it, written again behind it.
+
+    Each rank drives its own link to the host, tensor by tensor, and computes nothing meanwhile.
+    """
+    layout, model = call.layout, call.model
+    waiting = offloaded(call, max(stage_params(model, layout.tp, layout.pp)), element_bytes)
+    messages = len(waiting.terms) * _TENSORS_PER_LAYER * model.num_layers / layout.pp
+    bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
+    once = messages * cluster.host.seconds + waiting.total / bandwidth
+    tally = Tally()
+    tally.add("reload", once)
+    if call.schedule.offload is Offload.OPTIMIZER:
+        tally.add("offload", once)
     return tally.cost()

@@ -1,6 +1,7 @@
 """Llama-2 7B on A100s, with lengths that a test can change."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -65,13 +66,19 @@ def fixed() -> Workload:
 
 @pytest.fixture
 def call(llama: ModelSpec) -> Callable[..., Call]:
-    """A call of Llama-2 7B: stage, layout, micro-batch, recomputation, slots."""
+    """A call of Llama-2 7B: stage, layout, micro-batch, recomputation, slots, and settings of its schedule by name."""
 
     def of(
-        stage: str, layout: str = "tp1", mbs: int = 1, recompute: str = "none", slots: int = 0, **changes: ModelSpec
+        stage: str,
+        layout: str = "tp1",
+        mbs: int = 1,
+        recompute: str = "none",
+        *,
+        slots: int = 0,
+        model: ModelSpec = llama,
+        **settings: Any,
     ) -> Call:
-        schedule = Schedule(micro_batch_size=mbs, recompute=Recompute(recompute), generation_slots=slots)
-        model = changes.get("model", llama)
+        schedule = Schedule(micro_batch_size=mbs, recompute=Recompute(recompute), generation_slots=slots, **settings)
         return Call(stage=STAGE_BY_NAME[stage], model=model, layout=Layout.parse(layout), schedule=schedule)
 
     return of

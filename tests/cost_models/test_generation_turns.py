@@ -14,7 +14,6 @@ from meshwright.cost_models.turns import Overlap, Turns, play, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 
 BATCHES = [Overlap(batches_in_flight=b) for b in (1, 2, 3, 5)]
@@ -136,9 +135,8 @@ def ask(a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: W
     model = AnalyticModel(a100s(1), long_tail, "bf16")
 
     def of(layout: str, max_deferral: int = 0, slots: int = 64, **schedule: int) -> float:
-        question = call("actor_generate", layout, slots=slots)
-        changed = Schedule(generation_slots=slots, **schedule)
-        return model.seconds(replace(question, schedule=changed, max_deferral=max_deferral)).total
+        question = call("actor_generate", layout, slots=slots, **schedule)
+        return model.seconds(replace(question, max_deferral=max_deferral)).total
 
     return of
 

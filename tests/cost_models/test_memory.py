@@ -7,7 +7,9 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import STAGES
 from meshwright.profiles.workload import Workload
 
@@ -110,3 +112,83 @@ def test_a_scalar_head_has_no_logits(ask: Callable[..., Memory], llama: ModelSpe
     reward = llama.__class__(**{**llama.__dict__, "scalar_head": True})
     assert "logits" not in terms(ask("reward_score", model=reward))
     assert "logits" in terms(ask("ref_logprob"))
+
+
+@pytest.mark.parametrize("setting", [{"batches_in_flight": 3}, {"overcommit": 64}], ids=str)
+def test_sequences_that_run_on_keep_their_cache_between_turns(
+    ask: Callable[..., Memory], setting: dict[str, int]
+) -> None:
+    alone, running_on = (ask("actor_generate", "tp2,dp4", slots=64, **settings) for settings in ({}, setting))
+    assert {term.name for term in running_on.resident.terms} == {"weights", "kv cache"}
+    assert running_on.resident.total - alone.resident.total == terms(alone)["kv cache"]
+    assert running_on.peak_bytes >= alone.peak_bytes
+
+
+def test_more_prompts_in_flight_fill_more_slots(ask: Callable[..., Memory]) -> None:
+    """16 rows a replica: three batches are 48 sequences, and 64 more over 32 replicas are two more for each."""
+    one, three, more = (
+        terms(ask("actor_generate", "dp32", slots=999, **settings))["kv cache"]
+        for settings in ({}, {"batches_in_flight": 3}, {"overcommit": 64})
+    )
+    assert three == 3 * one
+    assert more == one * 18 / 16
+
+
+@pytest.mark.parametrize(
+    ("stage", "what", "names"),
+    [
+        ("ref_logprob", Offload.WEIGHTS, {"weights"}),
+        ("reward_score", Offload.WEIGHTS, {"weights"}),
+        ("actor_train", Offload.OPTIMIZER, {"gradients", "main weights", "moments"}),
+        ("critic_train", Offload.OPTIMIZER, {"gradients", "main weights", "moments"}),
+    ],
+)
+@pytest.mark.parametrize("layout", ["dp8", "tp2,dp4"])
+def test_offloaded_state_waits_on_the_host_and_is_on_the_device_only_while_the_stage_runs(
+    ask: Callable[..., Memory], layout: str, stage: str, what: Offload, names: set[str]
+) -> None:
+    kept, away = ask(stage, layout), ask(stage, layout, offload=what)
+    assert kept.host_bytes == 0
+    assert {term.name for term in away.host.terms} == names
+    assert names.isdisjoint(term.name for term in away.resident.terms)
+    assert {term.name: term.amount for term in away.transient.terms if term.name in names} == {
+        term.name: term.amount for term in away.host.terms
+    }
+    assert away.host_bytes == kept.resident_bytes - away.resident_bytes
+    assert away.peak_bytes == kept.peak_bytes
+
+
+def test_host_memory_of_a_trained_7b_is_counted_by_hand(ask: Callable[..., Memory], llama: ModelSpec) -> None:
+    """bf16: 4 bytes of gradients, 4 + 8 of optimizer state over dp."""
+    assert ask("actor_train", "dp8", offload=Offload.OPTIMIZER).host.total == (4 + 12 / 8) * llama.num_params
+
+
+def test_the_host_has_room_for_the_largest_part_of_a_pipeline(ask: Callable[..., Memory], llama: ModelSpec) -> None:
+    """Half the layers with the embedding, or with the head and the last norm."""
+    half = 16 * llama.layer_params + llama.embedding_params + llama.hidden_size
+    assert ask("ref_logprob", "pp2", offload=Offload.WEIGHTS).host.total == 2 * half
+
+
+@pytest.mark.parametrize(
+    ("stage", "what", "says"),
+    [
+        ("critic_value", Offload.WEIGHTS, "critic_value: offload=weights is for roles that are not trained; use none"),
+        ("actor_train", Offload.WEIGHTS, "actor_train: offload=weights is for roles that are not trained"),
+        ("ref_logprob", Offload.OPTIMIZER, "ref_logprob: offload=optimizer is for stages that train; use none"),
+    ],
+)
+def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
+    ask: Callable[..., Memory], stage: str, what: Offload, says: str
+) -> None:
+    with pytest.raises(BadInput, match=says):
+        ask(stage, offload=what)
+
+
+def test_a_stage_that_streams_keeps_keys_and_values_and_works_on_a_chunk(
+    ask: Callable[..., Memory], long_tail: Workload
+) -> None:
+    whole, chunked = (terms(ask("ref_logprob", "tp2,dp4", 4, chunk_tokens=chunk)) for chunk in (0, 1024))
+    assert chunked["kv cache"] == 128 * long_tail.max_tokens * 524_288 / 2
+    assert chunked["working set"] == whole["working set"] * 1024 / long_tail.max_tokens
+    assert "kv cache" not in whole
+    assert "kv cache" not in {term.name for term in ask("ref_logprob", chunk_tokens=64).resident.terms}

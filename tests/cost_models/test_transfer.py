@@ -4,10 +4,12 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Move
+from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Offload
 from meshwright.profiles.workload import Workload
 
 
@@ -41,3 +43,39 @@ def test_between_nodes_it_takes_longer(move: Callable[..., Cost]) -> None:
 def test_experience_pays_latency_and_bandwidth(a100s: Callable[[int], Cluster], fixed: Workload) -> None:
     near, far = AnalyticModel(a100s(1), fixed, "bf16"), AnalyticModel(a100s(2), fixed, "bf16")
     assert 0 < near.handover_seconds(0).total < near.handover_seconds(1e9).total < far.handover_seconds(1e9).total
+
+
+def test_weights_are_read_back_once_over_the_link_to_the_host(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, fixed: Workload
+) -> None:
+    cluster = a100s(1)
+    model = AnalyticModel(cluster, fixed, "bf16")
+    kept, away = (
+        model.seconds(call("ref_logprob", "tp2,dp4", 4, offload=what)) for what in Offload if what != "optimizer"
+    )
+    assert away.terms[:-1] == kept.terms
+    assert away.terms[-1].name == "reload"
+    bandwidth = cluster.host.bytes_per_second * efficiency_of("cuda", "a100-80gb").transfer_bytes
+    expected = 2 * llama.shard(2).num_params / bandwidth + 6 * 32 * cluster.host.seconds
+    assert away.terms[-1].amount == pytest.approx(expected)
+
+
+def test_an_optimizer_is_read_before_the_stage_and_written_behind_it(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+) -> None:
+    model = AnalyticModel(a100s(1), fixed, "bf16")
+    kept, away = (model.seconds(call("actor_train", "dp8", offload=what)) for what in Offload if what != "weights")
+    assert away.terms[:-2] == kept.terms
+    assert [term.name for term in away.terms[-2:]] == ["reload", "offload"]
+    assert away.terms[-2].amount == away.terms[-1].amount > 1
+
+
+def test_replicas_share_what_the_optimizer_moves(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+) -> None:
+    model = AnalyticModel(a100s(1), fixed, "bf16")
+    moved = [
+        sum(t.amount for t in model.seconds(call("actor_train", f"dp{dp}", offload=Offload.OPTIMIZER)).terms[-2:])
+        for dp in (1, 2, 4, 8)
+    ]
+    assert moved == sorted(moved, reverse=True)
