@@ -9,8 +9,9 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send
+from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 
@@ -31,7 +32,8 @@ def require_sound(program: Program) -> None:
 
 
 def _sends_and_receives_match(program: Program) -> Iterator[str]:
-    """Each pair of producer and consumer has one send and, later in the order, one receive with the same ends."""
+    """Each pair of producer and consumer has one send and one receive with the same ends, later in the order or in
+    a later turn."""
     sends, receives = _by_pair(program, Send), _by_pair(program, Receive)
     for pair, (send, *others) in sends.items():
         if others:
@@ -58,7 +60,9 @@ def _by_pair(program: Program, kind: type[Instruction]) -> dict[tuple[str, str],
 def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> Iterator[str]:
     assert isinstance(send, Send)
     assert isinstance(receive, Receive)
-    if program.instructions.index(receive) < program.instructions.index(send):
+    if receive.lead > send.lead:
+        yield f"{receive.name!r} has lead={receive.lead}, ahead of its send with lead={send.lead}; use {send.lead}."
+    elif receive.lead == send.lead and program.instructions.index(receive) < program.instructions.index(send):
         yield f"{receive.name!r} comes before its send in the order; put it after."
     if set(send.ranks) != set(receive.owners):
         yield f"{send.name!r} is sent by {_ranks(send.ranks)} and expected from {_ranks(receive.owners)}."
@@ -69,10 +73,10 @@ def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> I
 
 
 def _stages_have_what_they_read(program: Program) -> Iterator[str]:
-    """Walks the order: a field is written where its stage ran, and whole where it was received from all its owners."""
+    """Walks through a step: a field is written where its stage ran, and whole where all its owners sent it."""
     ran: dict[str, set[int]] = {}
     whole: dict[str, set[int]] = {}
-    for instruction in program.instructions:
+    for instruction in program.in_order_of_a_step():
         match instruction:
             case RunStage():
                 yield from _missing(instruction, whole)
@@ -109,7 +113,7 @@ def _owners_are_one_set(program: Program) -> Iterator[str]:
 
 
 def _weights_arrive_before_they_are_used(program: Program) -> Iterator[str]:
-    """A refit precedes its stage; every rank of the stage takes part in it."""
+    """A refit precedes its stage in the turn; every rank of the stage takes part in it."""
     ran: set[str] = set()
     at: dict[str, tuple[int, ...]] = {i.stage: i.ranks for i in program.instructions if isinstance(i, RunStage)}
     for instruction in program.instructions:
@@ -123,6 +127,17 @@ def _weights_arrive_before_they_are_used(program: Program) -> Iterator[str]:
                 yield f"{instruction.name!r} leaves out {_ranks(left)}, where {instruction.target} runs."
 
 
+class _At(NamedTuple):
+    """An instruction in a turn."""
+
+    turn: int
+    instruction: Instruction
+
+    @property
+    def step(self) -> int:
+        return self.turn + self.instruction.lead
+
+
 @dataclass
 class _Progress:
     """How far each rank has come when every rank does what it can: sends never wait, all else waits for its partners.
@@ -130,29 +145,30 @@ class _Progress:
     `waiting` gives the instruction that each unfinished rank stands before.
     """
 
-    waiting: dict[int, Instruction] = field(default_factory=dict)
-    sent: set[tuple[str, str, int]] = field(default_factory=set)  # producer, consumer, owner
-    num_come: Counter[str] = field(default_factory=Counter)  # ranks that have reached a stage or a refit
+    waiting: dict[int, _At] = field(default_factory=dict)
+    sent: set[tuple[str, str, int, int]] = field(default_factory=set)  # producer, consumer, step, owner
+    num_come: Counter[tuple[str, int]] = field(default_factory=Counter)  # ranks that have reached it in a turn
 
     def can_go_on(self, rank: int) -> bool:
-        instruction = self.waiting[rank]
+        turn, instruction = self.waiting[rank]
         if isinstance(instruction, Send | Receive):
             return not self.waits_for(rank)
-        return self.num_come[instruction.name] == len(instruction.ranks)
+        return self.num_come[instruction.name, turn] == len(instruction.ranks)
 
     def waits_for(self, rank: int) -> tuple[int, ...]:
         """The ranks whose doing keeps this one from going on."""
-        instruction = self.waiting[rank]
+        at = self.waiting[rank]
+        instruction = at.instruction
         if isinstance(instruction, Receive):
-            pair = instruction.producer, instruction.consumer
-            return tuple(owner for owner in instruction.owners if (*pair, owner) not in self.sent)
+            parcel = instruction.producer, instruction.consumer, at.step
+            return tuple(owner for owner in instruction.owners if (*parcel, owner) not in self.sent)
         if isinstance(instruction, Send):
             return ()
-        return tuple(other for other in instruction.ranks if self.waiting.get(other) is not instruction)
+        return tuple(other for other in instruction.ranks if self.waiting.get(other) != at)
 
 
 def _no_circle_of_waits(program: Program) -> Iterator[str]:
-    """Runs the program without time: where no rank can go on, the circle that they wait in is named."""
+    """Follows the program without time until it repeats: where no rank can go on, the circle they wait in is named."""
     progress = _run_without_time(program)
     if not progress.waiting:
         return
@@ -172,7 +188,7 @@ def _no_circle_of_waits(program: Program) -> Iterator[str]:
 
 
 def _wait(progress: _Progress, rank: int, other: int) -> str:
-    return f"rank {rank} waits in {progress.waiting[rank].name!r} for rank {other}"
+    return f"rank {rank} waits in {progress.waiting[rank].instruction.name!r} for rank {other}"
 
 
 def _run_without_time(program: Program) -> _Progress:
@@ -184,8 +200,9 @@ def _run_without_time(program: Program) -> _Progress:
         if rank not in progress.waiting:
             if not streams[rank]:
                 continue
-            progress.waiting[rank] = streams[rank].popleft()
-            progress.num_come[progress.waiting[rank].name] += 1
+            at = streams[rank].popleft()
+            progress.waiting[rank] = at
+            progress.num_come[at.instruction.name, at.turn] += 1
         if progress.can_go_on(rank):
             ready.extend(_finish(progress, rank))
     return progress
@@ -193,7 +210,8 @@ def _run_without_time(program: Program) -> _Progress:
 
 def _finish(progress: _Progress, rank: int) -> list[int]:
     """Completes the instruction that the rank stands before; the ranks that may be able to go on now."""
-    instruction = progress.waiting[rank]
+    at = progress.waiting[rank]
+    instruction = at.instruction
     if isinstance(instruction, RunStage | MoveWeights):
         for member in instruction.ranks:
             del progress.waiting[member]
@@ -201,15 +219,23 @@ def _finish(progress: _Progress, rank: int) -> list[int]:
     del progress.waiting[rank]
     if isinstance(instruction, Receive):
         return [rank]
-    progress.sent.add((instruction.producer, instruction.consumer, rank))
-    return [rank, *(target for target in instruction.targets if isinstance(progress.waiting.get(target), Receive))]
+    progress.sent.add((instruction.producer, instruction.consumer, at.step, rank))
+    return [rank, *(other for other in instruction.targets if _is_receiving(progress, other))]
 
 
-def _streams(program: Program) -> dict[int, deque[Instruction]]:
-    streams: dict[int, deque[Instruction]] = {}
-    for instruction in program.instructions:
-        for rank in instruction.ranks:
-            streams.setdefault(rank, deque()).append(instruction)
+def _is_receiving(progress: _Progress, rank: int) -> bool:
+    return rank in progress.waiting and isinstance(progress.waiting[rank].instruction, Receive)
+
+
+def _streams(program: Program) -> dict[int, deque[_At]]:
+    """Every rank's instructions over as many steps as pass before a turn holds all that it ever holds, and one more."""
+    steps = range(program.max_lead + 2)
+    streams: dict[int, deque[_At]] = {}
+    for turn in program.turns(steps):
+        for instruction in program.instructions:
+            if takes_part(instruction, turn, steps):
+                for rank in instruction.ranks:
+                    streams.setdefault(rank, deque()).append(_At(turn, instruction))
     return streams
 
 

@@ -6,7 +6,7 @@ It reads placements, edges and refits, and knows nothing of how they were found.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -49,10 +49,24 @@ def evaluate(plan: Plan) -> Plan:
         update={
             "placements": tuple(sorted(placements, key=lambda p: list(STAGE_BY_NAME).index(p.stage))),
             "refits": tuple(sorted(refits, key=lambda r: list(STAGE_BY_NAME).index(r.target))),
-            "period_seconds": max(t.end for t in times.values()),
+            "period_seconds": period_seconds(plan, times),
             "peak_bytes_per_rank": peak_bytes(plan),
         }
     )
+
+
+def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
+    """From the start of one turn to the start of the next, when all turns are alike.
+
+    A turn lasts until its last task ends. It lasts longer where what a stage hands to a later turn would arrive late.
+    """
+    late = [0.0]
+    for edge in plan.edges:
+        turns = plan.placement(edge.producer).lead - plan.placement(edge.consumer).lead
+        if turns:
+            arrival = times[edge.producer].end + edge.cost.total
+            late.append((arrival - times[edge.consumer].start) / turns)
+    return max(*late, *(t.end for t in times.values()))
 
 
 def items(plan: Plan) -> tuple[Item, ...]:
@@ -128,6 +142,13 @@ def _bytes_on(plan: Plan, rank: int) -> int:
     return math.ceil(resident + max((p.transient.total for p in here), default=0.0))
 
 
+def refit_readers(target: str) -> tuple[str, ...]:
+    """The stages that wait for the refit of a stage's copy: it, and those after it that may share the copy."""
+    names, role = list(STAGE_BY_NAME), STAGE_BY_NAME[target].role
+    later = [STAGE_BY_NAME[name] for name in names[names.index(target) :]]
+    return tuple(stage.name for stage in later if stage.role == role and not stage.trains)
+
+
 def inputs_of(plan: Plan, item: Item) -> tuple[Edge, ...]:
     """The edges over which a stage waits for others in its own turn."""
     if isinstance(item, Refit):
@@ -139,8 +160,8 @@ def _after(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
     if isinstance(item, Refit):
         return ()
     inputs = [(edge.producer, edge.cost.total - _early_seconds(plan, edge)) for edge in inputs_of(plan, item)]
-    copy = plan.copy_of(item.stage)
-    return (*inputs, *((name_of(refit), 0.0) for refit in plan.refits if refit.target == copy))
+    refits = [(name_of(refit), 0.0) for refit in plan.refits if item.stage in refit_readers(refit.target)]
+    return (*inputs, *refits)
 
 
 def _is_streamed(plan: Plan, edge: Edge) -> bool:

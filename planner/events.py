@@ -6,8 +6,9 @@ Ranks that follow the same instructions and take the same time are one group. A 
     in a meeting   it waits until all groups of a stage or a refit have come; the last one's event starts it
     at a receive   it waits until every owner has sent; the last send starts the hand-over
 
-Of events at one time the earlier instruction of the program goes first, then the event that was made first. A step
-begins when every rank has ended the last one, as the runtime's does.
+Of events at one time the earlier instruction of the program goes first, then the event that was made first. Where no
+stage works ahead, a step begins when every rank has ended the last one, as the runtime's does; else ranks go on to
+their next turn at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from meshwright.planner.durations import StepWork
-from meshwright.planner.program import Program, Receive, Send
+from meshwright.planner.program import Program, Receive, Send, takes_part
 
 Replica = Callable[[str, int], int]
 """The dp replica of a stage that a rank belongs to."""
@@ -28,9 +29,10 @@ class Record(NamedTuple):
     """One instruction of one group: it came, what it had waited for was there, it was done. Seconds.
 
     `cause` is what the group waited for between `arrived` and `start`. `number` counts the program's instructions;
-    one more is the end of the step. A receive does nothing but wait: from `start` to `end` what was sent is on its way.
+    one more is the end of the turn. A receive does nothing but wait: from `start` to `end` what was sent is on its way.
     """
 
+    turn: int
     step: int
     number: int
     group: int
@@ -79,13 +81,13 @@ def score(program: Program, num_ranks: int, split: frozenset[str], replica: Repl
 def play(
     score: Score, works: Sequence[StepWork], handover_seconds: Mapping[tuple[str, str], float]
 ) -> Iterator[Record]:
-    """Runs one step for each work, in virtual time, and tells what each group did in order of completion known."""
+    """Runs a step for each work, in virtual time, and tells what each group did in order of completion known."""
     run = _Run(score, works, handover_seconds)
     heap = run.heap
     while heap:
         now, _, _, group = heappop(heap)
         yield from run.go_on(group, now)
-    assert not run.waiting, "a program that was checked cannot stop halfway"
+    assert run.has_ended, "a program that was checked cannot stop halfway"
 
 
 class _Run:
@@ -96,8 +98,13 @@ class _Run:
     ) -> None:
         self._score, self._works = score, works
         instructions = score.program.instructions
+        self._steps = range(len(works))
+        self._last_turn = len(works) - 1
+        self._whole_turns = range(len(works) - score.program.max_lead)
+        self._meets_at_end = score.program.max_lead == 0
         self._end = len(instructions)
-        self._names = [*(instruction.name for instruction in instructions), "end of the step"]
+        self._leads = [*(instruction.lead for instruction in instructions), 0]
+        self._names = [*(instruction.name for instruction in instructions), "end of the turn"]
         self._kinds = [*(type(instruction) for instruction in instructions), type(None)]
         self._pair_of = {
             index: (one.producer, one.consumer)
@@ -109,13 +116,19 @@ class _Run:
         }
         self._lags = {index: handover_seconds[pair] for pair, index in self._receive_of.items()}
         self._serial = len(score.groups)
-        self._positions = [0] * self._serial
-        self._steps = [0] * self._serial
+        first = -score.program.max_lead
+        self._turns = [first] * self._serial
+        self._positions = [self._next(group, 0, first) for group in range(self._serial)]
         self._causes = [""] * self._serial
         self._num_sent: dict[tuple[int, int], int] = {}  # by step and receive
         self._sent_at: dict[tuple[int, int], float] = {}
-        self.waiting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and instruction
+        self._expecting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and receive
+        self._meeting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by turn and instruction
         self.heap = [(0.0, 0, group, group) for group in range(self._serial)] if works else []
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._meeting and not self._expecting
 
     def go_on(self, group: int, now: float) -> Sequence[Record]:
         """The group takes up its next instruction; what became complete by that."""
@@ -129,61 +142,74 @@ class _Run:
 
     def _meet(self, group: int, index: int, now: float) -> Sequence[Record]:
         """A stage, a refit or the end of a step starts when the last group has come; what takes no time needs none."""
-        step, members = self._steps[group], self._score.members[index]
-        seconds = self._works[step].seconds[self._names[index]] if index < self._end else (0.0,)
-        if index < self._end and not any(seconds):
-            return (self._done(group, Record(step, index, group, now, now, now, "")),)
-        come = self.waiting.setdefault((step, index), [])
+        turn, step, members = self._turns[group], self._step(group, index), self._score.members[index]
+        seconds = self._works[max(step, 0)].seconds[self._names[index]] if index < self._end else (0.0,)
+        if not any(seconds) and (index < self._end or not self._meets_at_end):
+            return (self._done(group, Record(turn, step, index, group, now, now, now, "")),)
+        come = self._meeting.setdefault((turn, index), [])
         come.append((group, now))
         if len(come) < len(members):
             return ()
-        del self.waiting[step, index]
+        del self._meeting[turn, index]
         cause, replicas = self._causes[group], self._score.replicas
         records = []
         for member, arrived in come:
             end = now + (seconds[replicas[member][index]] if len(seconds) > 1 else seconds[0])
             if index < self._end:
                 self._causes[member] = self._names[index]
-            records.append(self._done(member, Record(step, index, member, arrived, now, end, cause)))
+            records.append(self._done(member, Record(turn, step, index, member, arrived, now, end, cause)))
         return records
 
     def _send(self, group: int, index: int, now: float) -> Sequence[Record]:
         """Does not wait. The last owner to send starts the hand-over to the groups that wait for it."""
-        step, receive = self._steps[group], self._receive_of[self._pair_of[index]]
+        turn, step, receive = self._turns[group], self._step(group, index), self._receive_of[self._pair_of[index]]
         key = (step, receive)
         self._num_sent[key] = self._num_sent.get(key, 0) + 1
-        records = [self._done(group, Record(step, index, group, now, now, now, ""))]
+        records = [self._done(group, Record(turn, step, index, group, now, now, now, ""))]
         if self._num_sent[key] == len(self._score.members[index]):
             self._sent_at[key] = now
-            for member, arrived in self.waiting.pop(key, ()):
+            for member, arrived in self._expecting.pop(key, ()):
                 records.append(self._arrive(member, receive, arrived))
         return records
 
     def _receive(self, group: int, index: int, now: float) -> Sequence[Record]:
-        key = (self._steps[group], index)
+        key = (self._step(group, index), index)
         if key in self._sent_at:
             return (self._arrive(group, index, now),)
-        self.waiting.setdefault(key, []).append((group, now))
+        self._expecting.setdefault(key, []).append((group, now))
         return ()
 
     def _arrive(self, group: int, index: int, arrived: float) -> Record:
-        step, producer = self._steps[group], self._pair_of[index][0]
+        turn, step, producer = self._turns[group], self._step(group, index), self._pair_of[index][0]
         sent = self._sent_at[step, index]
         end = max(arrived, sent + self._lags[index])
         if end > arrived:
             self._causes[group] = producer
         start = min(end, max(arrived, sent))
-        return self._done(group, Record(step, index, group, arrived, start, end, producer))
+        return self._done(group, Record(turn, step, index, group, arrived, start, end, producer))
+
+    def _step(self, group: int, index: int) -> int:
+        """The step that the group works on with an instruction of its turn."""
+        return self._turns[group] + self._leads[index]
+
+    def _next(self, group: int, position: int, turn: int) -> int:
+        """The first position from this one whose instruction is followed in the turn."""
+        if turn in self._whole_turns:
+            return position
+        stream, instructions = self._score.streams[group], self._score.program.instructions
+        while stream[position] < self._end and not takes_part(instructions[stream[position]], turn, self._steps):
+            position += 1
+        return position
 
     def _done(self, group: int, record: Record) -> Record:
-        """Moves the group to its next instruction, of this step or of the next one."""
+        """Moves the group to its next instruction, of this turn or of the next one."""
+        position = self._positions[group] + 1
         if record.number == self._end:
-            self._positions[group] = 0
-            self._steps[group] += 1
-            if self._steps[group] == len(self._works):
+            if self._turns[group] == self._last_turn:
                 return record
-        else:
-            self._positions[group] += 1
+            position = 0
+            self._turns[group] += 1
+        self._positions[group] = self._next(group, position, self._turns[group])
         following = self._score.streams[group][self._positions[group]]
         self._serial += 1
         heappush(self.heap, (record.end, following, self._serial, group))

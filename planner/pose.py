@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.edges import Handover
+from meshwright.planner.evaluate import refit_readers
 from meshwright.planner.frontier import Candidate, Frontier
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads
@@ -68,7 +69,7 @@ def pose(
         calls=calls,
         tasks=(*refits, *(Run(name=name, call=name) for name in behind)),
         precedences=(
-            *(Precedence(refit_name(target), target) for target in refit_targets()),
+            *(Precedence(refit_name(t), reader) for t in refit_targets() for reader in refit_readers(t)),
             *(
                 Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=_may_stream(behind, h))
                 for h in handovers

@@ -1,13 +1,17 @@
-"""The program of one synchronous PPO step: the plan lowered to instructions in one order that every rank follows.
+"""The program of one turn: the plan lowered to instructions in one order that every rank follows.
 
-A rank executes the instructions that name it and skips the others. Sends never wait and every receive comes after its
-send in the order, so ranks that follow the order cannot wait for each other in a circle.
+In turn n an instruction of lead l works on step n + l. Turns run from minus the largest lead to the last step, and an
+instruction is left out where its step lies outside the run: the first turns only fill what works ahead.
+
+A rank executes the instructions that name it and skips the others. Sends never wait, and a receive comes after its
+send, in the order of its turn or in a later turn, so ranks that follow the order never wait for each other in a circle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from meshwright.planner.evaluate import items
@@ -17,11 +21,12 @@ from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
 
 @dataclass(frozen=True, kw_only=True)
 class MoveWeights:
-    """Weights of the `source` stage's copy go to the `target` stage's copy."""
+    """Weights of the `source` stage's copy go to the `target` stage's copy, in every turn."""
 
     source: str
     target: str
     ranks: tuple[int, ...]
+    lead: int = 0
 
     kind = "refit"
 
@@ -34,6 +39,7 @@ class MoveWeights:
 class RunStage:
     stage: str
     ranks: tuple[int, ...]
+    lead: int = 0
 
     kind = "stage"
 
@@ -51,6 +57,7 @@ class Send:
     fields: tuple[str, ...]
     ranks: tuple[int, ...]
     targets: tuple[int, ...]
+    lead: int = 0  # of the producer
 
     kind = "send"
 
@@ -68,6 +75,7 @@ class Receive:
     fields: tuple[str, ...]
     ranks: tuple[int, ...]
     owners: tuple[int, ...]
+    lead: int = 0  # of the consumer
 
     kind = "receive"
 
@@ -81,28 +89,52 @@ Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions of one step, in the order that every rank follows."""
+    """Instructions of one turn, in the order that every rank follows."""
 
     instructions: tuple[Instruction, ...]
 
     def of_rank(self, rank: int) -> tuple[Instruction, ...]:
         return tuple(i for i in self.instructions if rank in i.ranks)
 
-    def tag(self, producer: str, consumer: str) -> int:
-        """A number that a send shares with its receive and with no other."""
+    @cached_property
+    def max_lead(self) -> int:
+        return max((i.lead for i in self.instructions), default=0)
+
+    def turns(self, steps: range) -> range:
+        """The turns that a run of these steps takes."""
+        return range(steps.start - self.max_lead, steps.stop)
+
+    def in_order_of_a_step(self) -> tuple[Instruction, ...]:
+        """Refits, then all that is done for one step in the order in which it is done, over all of its turns."""
+        moves = [i for i in self.instructions if isinstance(i, MoveWeights)]
+        others = [i for i in self.instructions if not isinstance(i, MoveWeights)]
+        return (*moves, *sorted(others, key=lambda i: -i.lead))
+
+    def of_one_step(self) -> Program:
+        """The program that does all of a step in one turn, with the weights of its beginning."""
+        return Program(tuple(replace(i, lead=0) for i in self.in_order_of_a_step()))
+
+    @cached_property
+    def channels(self) -> Mapping[tuple[str, str], int]:
+        """A number for every producer and consumer: a send shares it with its receive and with no other."""
         pairs = [(i.producer, i.consumer) for i in self.instructions if isinstance(i, Send)]
-        return pairs.index((producer, consumer))
+        return {pair: index for index, pair in enumerate(pairs)}
+
+
+def takes_part(instruction: Instruction, turn: int, steps: range) -> bool:
+    """Whether the instruction is followed in this turn of a run of these steps."""
+    return isinstance(instruction, MoveWeights) or turn + instruction.lead in steps
 
 
 def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program:
-    """The program of these stages of a verified synchronous plan: their refits and they, in order of their start.
+    """The program of these stages of a verified plan: their refits and they, in order of their start.
 
     A stage's output goes to a rank once, before the first stage there that reads it.
     """
     names = list(STAGE_BY_NAME)
     tasks = [item for item in items(plan) if _stage(item) in stages]
     tasks.sort(key=lambda t: (t.start_seconds, isinstance(t, Placement), names.index(_stage(t))))
-    deliveries = _deliveries(plan, [task.stage for task in tasks if isinstance(task, Placement)])
+    deliveries = _deliveries(plan, [task for task in tasks if isinstance(task, Placement)])
     instructions: list[Instruction] = []
     for task in tasks:
         if isinstance(task, Refit):
@@ -110,7 +142,7 @@ def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program
             instructions.append(MoveWeights(source=task.source, target=task.target, ranks=tuple(sorted(ranks))))
             continue
         instructions += [d.receive for d in deliveries if d.consumer == task.stage]
-        instructions.append(RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks)))
+        instructions.append(RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), lead=task.lead))
         instructions += [d.send for d in deliveries if d.producer == task.stage]
     return Program(tuple(instructions))
 
@@ -134,6 +166,7 @@ class _Delivery:
     fields: tuple[str, ...]
     owners: tuple[int, ...]
     targets: tuple[int, ...]
+    leads: tuple[int, int]
 
     @property
     def send(self) -> Send:
@@ -143,6 +176,7 @@ class _Delivery:
             fields=self.fields,
             ranks=self.owners,
             targets=self.targets,
+            lead=self.leads[0],
         )
 
     @property
@@ -153,28 +187,31 @@ class _Delivery:
             fields=self.fields,
             ranks=self.targets,
             owners=self.owners,
+            lead=self.leads[1],
         )
 
 
-def _deliveries(plan: Plan, order: list[str]) -> list[_Delivery]:
+def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
     """Every producer's whole output goes to each consuming rank once, with the first consumer there."""
     graph = stage_graph()
+    in_order_of_a_step = sorted(tasks, key=lambda placement: -placement.lead)
     found = []
-    for producer in order:
+    for producer in in_order_of_a_step:
         served: set[int] = set()
-        for consumer in order:
-            if not graph.has_edge(producer, consumer):
+        for consumer in in_order_of_a_step:
+            if not graph.has_edge(producer.stage, consumer.stage):
                 continue
-            targets = tuple(rank for rank in plan.pool_of(consumer).ranks if rank not in served)
+            targets = tuple(rank for rank in plan.pool(consumer.pool).ranks if rank not in served)
             served.update(targets)
             if targets:
                 found.append(
                     _Delivery(
-                        producer=producer,
-                        consumer=consumer,
-                        fields=STAGE_BY_NAME[producer].writes,
-                        owners=owners(plan, producer),
+                        producer=producer.stage,
+                        consumer=consumer.stage,
+                        fields=STAGE_BY_NAME[producer.stage].writes,
+                        owners=owners(plan, producer.stage),
                         targets=targets,
+                        leads=(producer.lead, consumer.lead),
                     )
                 )
     return found

@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from meshwright.planner.check_program import require_sound
 from meshwright.planner.durations import Durations, Planned, StepWork, handover_seconds
@@ -75,27 +76,29 @@ def simulate(
 ) -> Simulation:
     """Runs `warm_up` + `steps` steps and reports the last `steps` of them; spans only when `traced`.
 
+    Where stages work ahead, as many steps follow as they are ahead, so that every turn that is reported is full.
     Raises BadInput when the plan's program is not sound.
     """
     durations = durations or Planned(plan)
     program = lower(plan)
     require_sound(program)
-    works = [durations.of_step(step) for step in range(warm_up + steps)]
+    kept = range(warm_up, warm_up + steps)
+    works = [durations.of_step(step) for step in range(kept.stop + program.max_lead)]
     parts = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
-    account = _Account(parts, warm_up)
+    account = _Account(parts, kept)
     spans: list[Span] = []
     for record in play(parts, works, handover_seconds(plan)):
         account.add(record)
-        if traced and record.step >= warm_up:
+        if traced and record.turn in kept:
             spans += _spans(plan, parts, record)
-    ends = [account.ends[step] for step in range(warm_up + steps)]
-    seconds = [b - a for a, b in zip([0.0, *ends], ends, strict=False)][warm_up:]
+    ends = [account.end_of(turn) for turn in range(kept.start - 1, kept.stop)]
+    seconds = [b - a for a, b in pairwise(ends)]
     return Simulation(
         clock=CLOCK,
         durations=durations.name,
         plan_seconds=plan.period_seconds,
         steps=StepTimes.of(seconds),
-        tokens_per_second=sum(work.num_tokens for work in works[warm_up:]) / math.fsum(seconds),
+        tokens_per_second=sum(work.num_tokens for work in works[kept.start : kept.stop]) / math.fsum(seconds),
         pools=tuple(account.use(pool.name, pool.ranks) for pool in plan.pools),
         ranks=tuple(account.use(f"rank {rank}", (rank,)) for rank in range(plan.facts.cluster.num_ranks)),
         num_events=account.num_events,
@@ -142,25 +145,29 @@ def _memory(plan: Plan, stage: str, rank: int) -> dict[str, float]:
 
 
 class _Account:
-    """Adds up what each group does and waits for after the warm-up."""
+    """Adds up what each group does and waits for in the turns that are kept."""
 
-    def __init__(self, parts: Score, warm_up: int) -> None:
-        self._parts, self._warm_up = parts, warm_up
+    def __init__(self, parts: Score, kept: range) -> None:
+        self._parts, self._kept = parts, kept
         instructions = parts.program.instructions
         self._names = [*(instruction.name for instruction in instructions), ""]
         self._receives = {index for index, one in enumerate(instructions) if isinstance(one, Receive)}
         self._busy: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
         self._waits: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
         self._group_of = {rank: group for group, ranks in enumerate(parts.groups) for rank in ranks}
-        self.ends: dict[int, float] = {}
+        self._ends: dict[int, float] = {}
         self.num_events = 0
+
+    def end_of(self, turn: int) -> float:
+        """When the last group ended a turn; 0 for a turn before all others."""
+        return self._ends.get(turn, 0.0)
 
     def add(self, record: Record) -> None:
         self.num_events += 1
-        step, number, group, arrived, start, end, cause = record
+        turn, _, number, group, arrived, start, end, cause = record
         if number == len(self._names) - 1:
-            self.ends[step] = end
-        if step < self._warm_up:
+            self._ends[turn] = max(end, self._ends.get(turn, 0.0))
+        if turn not in self._kept:
             return
         if start > arrived:
             self._waits[group][cause] += start - arrived
@@ -171,9 +178,8 @@ class _Account:
                 self._busy[group][self._names[number]] += end - start
 
     def use(self, name: str, ranks: Sequence[int]) -> Use:
-        """The use of these ranks on average over the kept steps."""
-        last = max(self.ends)
-        elapsed = (self.ends[last] - self.ends.get(self._warm_up - 1, 0.0)) * len(ranks)
+        """The use of these ranks on average over the kept turns."""
+        elapsed = (self.end_of(self._kept.stop - 1) - self.end_of(self._kept.start - 1)) * len(ranks)
         busy, waits = (self._shares(part, ranks, elapsed) for part in (self._busy, self._waits))
         return Use(name=name, ranks=tuple(ranks), idle_share=1 - sum(b.share for b in busy), busy=busy, waits=waits)
 

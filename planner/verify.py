@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
-from meshwright.planner.evaluate import items, name_of, peak_bytes, ranks_of, tasks
+from meshwright.planner.evaluate import Times, items, name_of, peak_bytes, period_seconds, ranks_of, tasks
 from meshwright.planner.leads import GENERATE, lead_violations, staleness_of
 from meshwright.planner.pins import Ranks, parse_pin
 from meshwright.planner.plan import Plan
@@ -202,10 +202,10 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
         )
 
 
-def _the_period_is_the_makespan(plan: Plan) -> Iterator[str]:
-    last = max(item.end_seconds for item in items(plan))
-    if not _equal(plan, plan.period_seconds, last):
-        yield f"period_seconds is {plan.period_seconds:.6g} and the last task ends at {last:.6g} s."
+def _the_period_is_that_of_the_times(plan: Plan) -> Iterator[str]:
+    expected = period_seconds(plan, {name_of(i): Times(i.start_seconds, i.end_seconds) for i in items(plan)})
+    if not _equal(plan, plan.period_seconds, expected):
+        yield f"period_seconds is {plan.period_seconds:.6g} and the turn takes {expected:.6g} s."
     if plan.solver.status != "pinned" and not _equal(plan, plan.solver.objective_seconds, plan.period_seconds):
         yield f"the objective is {plan.solver.objective_seconds:.6g} s and the period {plan.period_seconds:.6g} s."
 
@@ -246,6 +246,6 @@ _CONSEQUENCES: tuple[Check, ...] = (
     _inputs_are_there,
     _ranks_do_one_thing_at_a_time,
     _memory_suffices,
-    _the_period_is_the_makespan,
+    _the_period_is_that_of_the_times,
     _the_gap_is_the_distance_to_the_bound,
 )

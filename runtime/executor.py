@@ -80,10 +80,10 @@ class Executor:
             case RunStage(stage=stage):
                 return self._device.run_stage(stage, batch)
             case Send():
-                tag = program.tag(instruction.producer, instruction.consumer)
+                tag = program.channels[instruction.producer, instruction.consumer]
                 return {"num_bytes": float(self._courier.send(instruction, batch.experience, tag))}
             case Receive():
-                tag = program.tag(instruction.producer, instruction.consumer)
+                tag = program.channels[instruction.producer, instruction.consumer]
                 return {"num_bytes": float(self._courier.receive(instruction, batch.experience, tag))}
 
     def _now(self) -> float:

@@ -8,8 +8,10 @@ from collections import Counter
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import handovers
+from meshwright.planner.evaluate import refit_readers
 from meshwright.planner.frontier import Candidate
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import SYNCHRONOUS, Leads
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.space import choices, pools
 from meshwright.profiles.stages import STAGES, Stage, stage_graph
@@ -28,9 +30,12 @@ _PINNED = Solver(
 )
 
 
-def random_plan(seed: int, facts: Facts | None = None, model: CostModel | None = None) -> Plan:
+def random_plan(
+    seed: int, facts: Facts | None = None, model: CostModel | None = None, leads: Leads = SYNCHRONOUS
+) -> Plan:
     """A plan that breaks no rule, drawn from a seed. Memory is not looked at."""
     facts = facts or small_facts(memory_bytes=2**50)
+    facts = facts.model_copy(update={"staleness": max(leads.values())})
     model = model or RandomModel(seed, memory_scale=1.0)
     draw = random.Random(seed)
     return assemble(
@@ -38,8 +43,9 @@ def random_plan(seed: int, facts: Facts | None = None, model: CostModel | None =
         model,
         handovers=handovers(facts, model),
         picks={stage.name: _pick(draw, facts, model, stage) for stage in STAGES},
-        order=_order(draw),
+        order=_order(draw, leads),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
+        leads=leads,
     )
 
 
@@ -58,10 +64,16 @@ def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage) -> 
     return Pick(ranks, candidate)
 
 
-def _order(draw: random.Random) -> tuple[str, ...]:
-    """Stages after what they read, each refit somewhere before its stage."""
+def _order(draw: random.Random, leads: Leads) -> tuple[str, ...]:
+    """Stages after what they read in their own turn, each refit somewhere before its stage."""
     graph = stage_graph()
-    before = {stage.name: {*graph.predecessors(stage.name), f"refit {stage.name}"} for stage in STAGES}
+    before = {
+        stage.name: {
+            *(name for name in graph.predecessors(stage.name) if leads[name] == leads[stage.name]),
+            *(f"refit {other.name}" for other in STAGES if stage.name in refit_readers(other.name)),
+        }
+        for stage in STAGES
+    }
     before |= {f"refit {stage.name}": set() for stage in STAGES}
     order: list[str] = []
     while before:

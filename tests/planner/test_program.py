@@ -61,10 +61,10 @@ def test_a_field_reaches_a_rank_once(plan: Plan) -> None:
     assert len(received) == len(set(received))
 
 
-def test_a_send_and_its_receive_share_a_tag_that_no_other_pair_has(plan: Plan) -> None:
+def test_a_send_and_its_receive_share_a_channel_that_no_other_pair_has(plan: Plan) -> None:
     program = lower(plan)
     pairs = {(i.producer, i.consumer) for i in program.instructions if isinstance(i, Send | Receive)}
-    assert len({program.tag(*pair) for pair in pairs}) == len(pairs)
+    assert len({program.channels[pair] for pair in pairs}) == len(pairs)
 
 
 def test_a_refit_involves_the_ranks_of_both_pools_and_precedes_its_stage(plan: Plan) -> None:

@@ -1,0 +1,117 @@
+"""Working ahead: what is allowed, what it does to a turn, and what the simulated clock then says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.planner.check_program import check_program
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.evaluate import items, ranks_of
+from meshwright.planner.leads import SYNCHRONOUS, max_deferral, patterns, staleness_of
+from meshwright.planner.plan import Plan
+from meshwright.planner.program import MoveWeights, Receive, RunStage, Send, lower, takes_part
+from meshwright.planner.simulate import simulate
+from meshwright.planner.verify import verify
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import stage_graph
+from tests.planner.jobs import RandomModel, small_facts
+from tests.planner.plans import random_plan
+
+AHEAD = patterns(2)
+
+
+def test_a_bound_of_zero_allows_nothing_but_synchronous_steps() -> None:
+    assert patterns(0) == (SYNCHRONOUS,)
+
+
+@pytest.mark.parametrize("leads", AHEAD)
+def test_leads_never_rise_along_an_edge(leads: dict[str, int]) -> None:
+    assert all(leads[producer] >= leads[consumer] for producer, consumer in stage_graph().edges)
+
+
+@pytest.mark.parametrize("leads", AHEAD)
+def test_what_works_ahead_stays_within_the_bound(leads: dict[str, int]) -> None:
+    bound = max(leads.values())
+    assert staleness_of(leads["actor_generate"], Schedule(), bound) == bound
+    assert max_deferral(leads, bound) == 0
+
+
+@pytest.mark.parametrize("leads", AHEAD)
+@pytest.mark.parametrize("seed", range(20))
+def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, leads: dict[str, int]) -> None:
+    plan = random_plan(seed, leads=leads)
+    assert verify(plan) == ()
+    program = lower(plan)
+    assert check_program(program) == ()
+    assert check_program(lower(plan, ("actor_generate", "reward_score")).of_one_step()) == ()
+
+
+def test_every_step_meets_every_stage_once_over_its_turns() -> None:
+    program, steps = lower(random_plan(3, leads=AHEAD[2])), range(4, 9)
+    done = [
+        (turn + i.lead, i.name)
+        for turn in program.turns(steps)
+        for i in program.instructions
+        if takes_part(i, turn, steps) and not isinstance(i, MoveWeights)
+    ]
+    names = [i.name for i in program.instructions if not isinstance(i, MoveWeights)]
+    assert sorted(done) == sorted((step, name) for step in steps for name in names)
+
+
+def test_a_receive_ahead_of_its_send_is_named() -> None:
+    program = lower(random_plan(3, leads=AHEAD[1]))
+    moved = tuple(replace(i, lead=2) if isinstance(i, Receive) else i for i in program.instructions)
+    found = check_program(replace(program, instructions=moved))
+    assert any("has lead=2, ahead of its send with lead=1; use 1." in sentence for sentence in found)
+
+
+def test_a_planted_circle_over_two_turns_is_named() -> None:
+    """Rank 0 wants the scores of a step before it generates for that step; rank 1 cannot score what is not there."""
+    tokens = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
+    scores = {"producer": "reward_score", "consumer": "critic_train", "fields": ("scores",)}
+    order = (
+        Receive(**scores, ranks=(0,), owners=(1,), lead=0),
+        RunStage(stage="actor_generate", ranks=(0,), lead=0),
+        Send(**tokens, ranks=(0,), targets=(1,), lead=0),
+        Receive(**tokens, ranks=(1,), owners=(0,), lead=0),
+        RunStage(stage="reward_score", ranks=(1,), lead=0),
+        Send(**scores, ranks=(1,), targets=(0,), lead=0),
+    )
+    program = replace(lower(random_plan(3)), instructions=order)
+    found = check_program(program)
+    assert any(sentence.startswith("a circle of waits: rank 0 waits in") for sentence in found)
+    ahead = tuple(
+        replace(i, lead=1) if i.name in {"actor_generate", "send actor_generate -> reward_score"} else i for i in order
+    )
+    assert not any("circle" in sentence for sentence in check_program(replace(program, instructions=ahead)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(AHEAD[1:]))
+def test_a_simulated_turn_takes_no_longer_than_planned_and_no_less_than_its_busiest_rank(
+    seed: int, leads: dict[str, int]
+) -> None:
+    plan = random_plan(seed, leads=leads)
+    simulated = simulate(plan, steps=12, warm_up=6)
+    load = dict.fromkeys(range(plan.facts.cluster.num_ranks), 0.0)
+    for item in items(plan):
+        for rank in ranks_of(plan, item):
+            load[rank] += item.cost.total
+    assert max(load.values()) * (1 - 1e-9) <= simulated.steps.mean <= plan.period_seconds * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_a_larger_bound_on_staleness_never_makes_a_slower_plan() -> None:
+    model = RandomModel(1, memory_scale=1.0)
+    periods = []
+    for staleness in (0, 1, 2):
+        facts = small_facts().model_copy(update={"staleness": staleness})
+        plan = compile_plan(facts, model)
+        assert isinstance(plan, Plan)
+        assert plan.staleness <= staleness
+        periods.append(plan.period_seconds)
+    assert periods == sorted(periods, reverse=True)
