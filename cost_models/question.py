@@ -47,6 +47,10 @@ class CostModel(Protocol):
         """Seconds that the whole stage takes for one PPO step on its pool."""
         ...
 
+    def tail_seconds(self, call: Call) -> float:
+        """Of those, the seconds that remain after the last token was drawn: all, unless the stage streams."""
+        ...
+
     def memory(self, call: Call) -> Memory:
         """Bytes on the fullest rank of the pool."""
         ...

@@ -17,6 +17,7 @@ from meshwright.cost_models.memory import memory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.streaming import STREAMING_STAGES, ChunkShard, Passes, all_passes, last_passes
 from meshwright.cost_models.turns import Overlap, Turns, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
@@ -60,6 +61,12 @@ class StageModel:
     def seconds(self, call: Call) -> Cost:
         """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""
         return self._once(("seconds", call), lambda: self._seconds(call))
+
+    def tail_seconds(self, call: Call) -> float:
+        """Seconds of the stage that remain after the last token was drawn (Yan et al., OPPO, arXiv:2509.25762)."""
+        if not call.schedule.chunk_tokens:
+            return self.seconds(call).total
+        return min(self.seconds(call).total, self._once(("tail", call), lambda: self._tail_seconds(call)))
 
     def memory(self, call: Call) -> Memory:
         shard = self._once(("shard", call.model, call.layout.tp), lambda: call.model.shard(call.layout.tp))
@@ -113,21 +120,42 @@ class StageModel:
         return Overlap(overcommit=overcommit, max_deferral=call.max_deferral) if overcommit else Overlap()
 
     def _pipeline_seconds(self, call: Call) -> Cost:
-        workload, trains = self._workload, call.stage.trains
+        workload, schedule, trains = self._workload, call.schedule, call.stage.trains
+        if schedule.chunk_tokens:
+            return self._streamed(call, all_passes)
         updates = workload.num_minibatches * workload.num_epochs if trains else 1
         num_rows = -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if trains else 1)))
-        shard, analytic = self._shards(call)
-        pipeline = Pipeline(
+        pipeline = self._pipeline(call, self._shards(call)[0])
+        once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size))
+        return total([once, pipeline.update_seconds()]).scaled(updates) if trains else once
+
+    def _tail_seconds(self, call: Call) -> float:
+        return self._streamed(call, last_passes).total
+
+    def _streamed(self, call: Call, passes_of: Callable[[Workload, int, int, int], Passes]) -> Cost:
+        """Seconds of some passes of a stage that streams; raises BadInput for a stage that cannot."""
+        stage, workload, schedule = call.stage, self._workload, call.schedule
+        if stage.name not in STREAMING_STAGES:
+            raise BadInput(
+                f"{stage.name}: chunk_tokens={schedule.chunk_tokens} is for {', '.join(STREAMING_STAGES)}; use 0."
+            )
+        num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
+        passes = self._once(
+            (passes_of, num_rows, size, schedule.chunk_tokens),
+            lambda: passes_of(workload, num_rows, size, schedule.chunk_tokens),
+        )
+        return self._pipeline(call, ChunkShard(*self._shards(call), passes.contexts)).seconds(passes.batches)
+
+    def _pipeline(self, call: Call, shard: Shard) -> Pipeline:
+        return Pipeline(
             call=call,
             shard=shard,
-            analytic=analytic,
+            analytic=self._shards(call)[1],
             groups=self._groups(call.layout),
             network=self._network,
             element_bytes=self._size,
             framework=self._framework,
         )
-        once = pipeline.seconds(self._micro_batches(num_rows, call.schedule.micro_batch_size))
-        return total([once, pipeline.update_seconds()]).scaled(updates) if trains else once
 
     def _groups(self, layout: Layout) -> Groups:
         return self._once(("groups", layout), lambda: groups_of(layout, self._cluster))

@@ -1,0 +1,95 @@
+"""Stages that read responses while they are generated."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.question import Call
+from meshwright.cost_models.streaming import STREAMING_STAGES, all_passes, last_passes
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.table import Body
+from meshwright.profiles.workload import Workload
+
+
+@pytest.fixture
+def model(a100s: Callable[[int], Cluster], long_tail: Workload) -> AnalyticModel:
+    return AnalyticModel(a100s(1), long_tail, "bf16")
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 512, 4096])
+def test_passes_hold_every_token_once(long_tail: Workload, chunk: int) -> None:
+    """Prompts are padded to the longest of their micro-batch; chunks are not, but for the mean width of the last."""
+    passes = all_passes(long_tail, 64, 1, chunk).batches
+    tokens = sum(number * rows * width for number, rows, width in passes)
+    asked = sum((*long_tail.prompt_lengths.strata(64), *long_tail.response_lengths.strata(64)))
+    assert tokens == pytest.approx(asked, abs=64)
+
+
+def test_fixed_lengths_are_cut_by_hand(fixed: Workload) -> None:
+    """64 rows in passes of 8: prompts of 100, three chunks of 8 and a rest of 4; then the rest alone, of all rows."""
+    passes, tail = all_passes(fixed, 64, 8, 8), last_passes(fixed, 64, 8, 8)
+    assert sorted((b.tokens, b.number) for b in passes.batches if b.tokens < 100) == [(4, 8), (8, 24)]
+    assert sum(b.number for b in passes.batches if b.tokens == 100) == 8
+    assert passes.contexts == {100: 0, 8: 100 + 8, 4: 100 + 24}
+    assert (tail.batches, dict(tail.contexts)) == (((8, 8, 4),), {4: 124})
+
+
+def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, fixed: Workload
+) -> None:
+    """The tail of 64 rows of 28 tokens in chunks of 16: 8 passes of 8 rows, 12 tokens behind 116."""
+    cluster = a100s(1)
+    tail = AnalyticModel(cluster, fixed, "bf16").tail_seconds(call("ref_logprob", "tp1", 8, chunk_tokens=16))
+    shard = AnalyticShard(llama, cluster.device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
+    layers = 32 * shard.time(Body.PREFILL, 8, 12, 116).layer
+    assert tail == pytest.approx(8 * (layers + shard.time(Body.FORWARD, 8, 12).ends), rel=1e-9)
+
+
+@pytest.mark.parametrize("stage", STREAMING_STAGES)
+@pytest.mark.parametrize("layout", ["dp8", "tp2,dp4", "tp2,pp2,dp2"])
+def test_little_is_left_after_the_last_token(
+    model: AnalyticModel, call: Callable[..., Call], layout: str, stage: str
+) -> None:
+    whole = model.seconds(call(stage, layout, 4)).total
+    streamed = call(stage, layout, 4, chunk_tokens=128)
+    assert 0 < model.tail_seconds(streamed) < 0.1 * whole < model.seconds(streamed).total
+
+
+def test_a_stage_that_does_not_stream_has_all_of_its_seconds_left(
+    model: AnalyticModel, call: Callable[..., Call]
+) -> None:
+    for stage in ("actor_train", "ref_logprob", "actor_generate"):
+        question = call(stage, "dp8", 4, slots=8)
+        assert model.tail_seconds(question) == model.seconds(question).total
+
+
+def test_smaller_chunks_cost_more_and_leave_less(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload
+) -> None:
+    model = AnalyticModel(a100s(1), fixed, "bf16")
+    calls = [call("ref_logprob", "tp1", 64, chunk_tokens=chunk) for chunk in (1, 2, 4, 7, 14, 28)]
+    seconds, tails = [model.seconds(c).total for c in calls], [model.tail_seconds(c) for c in calls]
+    assert all(small > large for small, large in pairwise(seconds))
+    assert all(small < 1.01 * large for small, large in pairwise(tails))
+    assert tails[-1] > 2 * tails[0]
+    assert all(tail < whole for tail, whole in zip(tails, seconds, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["dp8", "tp4,dp2", "pp4,dp2"])
+def test_terms_of_a_stage_that_streams_are_positive(
+    model: AnalyticModel, call: Callable[..., Call], layout: str
+) -> None:
+    cost = model.seconds(call("reward_score", layout, 4, chunk_tokens=100))
+    assert all(term.amount > 0 for term in cost.terms)
+
+
+@pytest.mark.parametrize("stage", ["actor_logprob", "actor_train", "critic_train"])
+def test_a_stage_that_cannot_stream_is_refused(model: AnalyticModel, call: Callable[..., Call], stage: str) -> None:
+    with pytest.raises(BadInput, match=f"{stage}: chunk_tokens=64 is for reward_score, ref_logprob, critic_value; use"):
+        model.seconds(call(stage, "dp8", 4, chunk_tokens=64))
