@@ -52,7 +52,7 @@ class Shard(Protocol):
 
 class AnalyticShard:
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
-    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism."""
+    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. `kernels` replace the laws."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class AnalyticShard:
         whole_share: float,
         *,
         framework: Framework | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         numbers = precision_named(precision, device)
         self._model, self._size, self._efficiency = model, numbers.size, efficiency
@@ -70,10 +71,10 @@ class AnalyticShard:
         launch = self._framework.launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
         flops = device.flops_per_second[precision] * efficiency.sustained
-        self._kernels = Kernels(
+        self._kernels = kernels or Kernels(
             device, efficiency, flops_per_second=flops, weight_bytes=numbers.weight_bytes, size=numbers.size
         )
-        self._head_kernels = Kernels(
+        self._head_kernels = kernels or Kernels(
             device,
             efficiency,
             flops_per_second=device.flops_per_second[numbers.head] * efficiency.sustained,

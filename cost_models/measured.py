@@ -1,7 +1,8 @@
 """Times of a shard read from a measured table: exact at its points, interpolated between, extrapolated beyond.
 
 Two depths at one point give the time of a layer (their slope) and of embedding and head (what is left). Depths that
-were not measured repeat the measured layer, and count as interpolated. So do times that a calibration has changed.
+were not measured repeat the measured layer, and count as interpolated. So do times that a calibration has changed, and
+those of a table whose bodies were put together from imported operators.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class MeasuredShard:
         self._model, self._tp = model, tp
         self._surfaces = {body: _surfaces(parts) for body, parts in _splits(table, shape_of(model, tp)).items()}
         depths = {m.point.num_layers for m in table.measurements}
-        self._best = Source.MEASURED if model.num_layers in depths else Source.INTERPOLATED
+        whole = model.num_layers in depths and table.provenance.origin is None
+        self._best = Source.MEASURED if whole else Source.INTERPOLATED
         self._known: dict[tuple[Body, float, float, float], Time] = {}
 
     def covers(self, body: Body) -> bool:

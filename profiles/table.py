@@ -156,6 +156,7 @@ class Provenance(Document):
     threads_per_rank: int = Field(gt=0)
     num_ranks: int = Field(gt=0, description="ranks that ran at once and competed for the machine")
     repeats: int = Field(gt=0, description="repeats asked of each measurement")
+    origin: str | None = Field(default=None, description="who measured what, for a table made of imported operators")
 
 
 class Correction(Document):

@@ -30,10 +30,10 @@ from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table, read_table
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans
-from meshwright.runtime import calibrating, show, show_time
+from meshwright.runtime import calibrating, profile_command, show, show_time
+from meshwright.runtime.importing import offer
 from meshwright.runtime.options import (
     AsJson,
-    DeviceKind,
     DurationsFrom,
     From,
     JobPath,
@@ -61,25 +61,7 @@ def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]
     print(json.dumps(kinds[document].model_json_schema(), indent=2, sort_keys=True))
 
 
-@app.command(epilog="Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1")
-def profile(
-    job: JobPath,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the table goes.")],
-    device: Annotated[DeviceKind | None, typer.Option(help="By default what the job's cluster is made of.")] = None,
-    minutes: Annotated[float, typer.Option(min=0.05, help="Time to spend; what is left out is extrapolated.")] = 2.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
-) -> None:
-    """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued."""
-    from meshwright.runtime.profiling import profile_job
-
-    document = read_job(job)
-    facts = resolve(document, job.parent)
-    table = profile_job(facts, output, minutes=minutes, kind=device, fresh=fresh)
-    failed = sum(m.status == "failed" for m in table.measurements)
-    Console().print(
-        f"{output}: {len(table.measurements)} measurements ({failed} failed) and {len(table.collectives)} collectives "
-        f"on {table.provenance.device}"
-    )
+app.command(epilog=profile_command.EXAMPLE)(profile_command.profile)
 
 
 @app.command(
@@ -115,6 +97,8 @@ def plan(
         print(canonical_json(answer), end="")
     else:
         show.plan(answer, output)
+        if table is None and (line := offer(facts.cluster.device.name, job)):
+            print(line)
 
 
 @app.command(epilog="Example: meshwright verify plan.json")

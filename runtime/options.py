@@ -31,8 +31,3 @@ class SchemaOf(StrEnum):
     JOB = "job"
     PLAN = "plan"
     TABLE = "table"
-
-
-class DeviceKind(StrEnum):
-    CPU = "cpu"
-    CUDA = "cuda"

@@ -1,0 +1,87 @@
+"""A table made of measured operators: the forward, prefill and decode bodies of shards, added up kernel by kernel.
+
+GEMMs and attention are measured; element-wise work and launches are by equation, as in `compute`. Nobody measured
+training for it, so the table has none, and a blended model answers by equation there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.operators import MeasuredKernels
+from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, Message, Operators
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.harness import Sample, points, record, record_collective
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.stages import Role
+from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Provenance, Shape, Table
+from meshwright.profiles.workload import Workload
+
+BODIES = (Body.FORWARD, Body.PREFILL, Body.DECODE)
+"""The bodies that the operators make up."""
+
+_UNKNOWN = "not told"
+
+
+def imported_points(
+    models: Iterable[Mapping[Role, ModelSpec]], workloads: Iterable[Workload], cluster: Cluster
+) -> tuple[Point, ...]:
+    """What there is to make for these jobs, each point once."""
+    lengths = tuple(workloads)
+    found = (point for specs in models for workload in lengths for point in points(specs, workload, cluster))
+    return tuple(dict.fromkeys(point for point in found if point.body in BODIES))
+
+
+def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Cluster, precision: str, date: str) -> Table:
+    """The table of these points. Raises BadInput for a job in another precision than the operators'."""
+    if precision != PRECISION:
+        raise BadInput(f"the operators of {PACKAGE} are in {PRECISION} and the job runs in {precision}; profile it.")
+    efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
+    kernels = MeasuredKernels(operators, cluster.device, efficiency)
+    shards: dict[Shape, AnalyticShard] = {}
+    rows = []
+    for point in wanted:
+        if point.shape not in shards:
+            model = point.shape.model(num_layers=1, max_positions=1)
+            shards[point.shape] = AnalyticShard(model, cluster.device, precision, efficiency, 1.0, kernels=kernels)
+        rows.append(_measurement(shards[point.shape], point))
+    collectives = tuple(_collective(message, seconds) for message, seconds in operators.collectives.items())
+    provenance = imported_provenance(operators, precision, date)
+    return Table(provenance=provenance, measurements=tuple(rows), collectives=collectives)
+
+
+def imported_provenance(operators: Operators, precision: str, date: str) -> Provenance:
+    """Where the operators come from, and the day on which they were put together."""
+    package, engine, network = (f"{name} {version}" for name, version in operators.versions.items())
+    return Provenance.model_validate(
+        {
+            "device": operators.device,
+            "kind": "cuda",
+            "precision": precision,
+            "driver": _UNKNOWN,
+            "libraries": dict(operators.versions),
+            "commit": _UNKNOWN,
+            "date": date,
+            "threads_per_rank": 1,
+            "num_ranks": 1,
+            "repeats": 1,
+            "origin": f"NVIDIA {package} (Apache-2.0), system {operators.system}: GEMM and attention of {engine}, "
+            f"collectives of {network}; element-wise work and launches by equation",
+        }
+    )
+
+
+def _measurement(shard: AnalyticShard, point: Point) -> Measurement:
+    time = shard.time(point.body, point.rows, point.tokens, point.context)
+    return record(point, _sample(point.num_layers * time.layer + time.ends))
+
+
+def _collective(message: Message, seconds: float) -> Collective:
+    return record_collective(Exchange.model_validate(message._asdict()), _sample(seconds))
+
+
+def _sample(seconds: float) -> Sample:
+    return Sample(median_seconds=seconds, spread_seconds=0.0, repeats=1)

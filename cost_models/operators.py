@@ -1,0 +1,96 @@
+"""Kernels that were measured one by one: a law of `kernels` times how far the measured neighbours are from it.
+
+Between measured sizes the ratio of measured to predicted seconds changes smoothly where the seconds themselves jump,
+so the ratio is interpolated, in the logarithms of the sizes. Beyond them the outermost ratio holds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from meshwright.cost_models.kernels import Heads, Kernels
+from meshwright.profiles.aiconfigurator import Attention, Gemm, HeadCounts, Operators
+from meshwright.profiles.cluster import Device
+from meshwright.profiles.efficiency import Efficiency
+
+_BF16_BYTES = 2
+
+
+class MeasuredKernels(Kernels):
+    """Kernel times in bf16 on the device whose operators these are."""
+
+    def __init__(self, operators: Operators, device: Device, efficiency: Efficiency) -> None:
+        flops = device.flops_per_second["bf16"]
+        super().__init__(device, efficiency, flops_per_second=flops, weight_bytes=_BF16_BYTES, size=_BF16_BYTES)
+        self._gemms = _Ratios(operators.gemms, lambda key: Kernels.gemm(self, *key))
+        self._prompts = {heads: self._of_prompts(heads, known) for heads, known in operators.prompts.items()}
+        self._caches = {heads: self._of_caches(heads, known) for heads, known in operators.decoding.items()}
+
+    def gemm(self, rows: float, inner: float, outer: float) -> float:
+        """Seconds of [rows, inner] x [inner, outer]."""
+        return super().gemm(rows, inner, outer) * self._gemms.at((rows, inner, outer))
+
+    def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
+        """Seconds as `Kernels.attention`, by the ratios of the measured heads that are most alike."""
+        predicted = super().attention(rows, tokens, context, heads, cache_bytes=cache_bytes)
+        decodes = tokens == 1 and context > 0
+        known = self._caches if decodes else self._prompts
+        nearest = min(known, key=partial(_distance, heads))
+        return predicted * known[nearest].at((rows, context if decodes else tokens))
+
+    def _of_prompts(self, heads: HeadCounts, known: Mapping[Attention, float]) -> _Ratios:
+        return _Ratios(known, lambda key: self._law(key[0], key[1], 0, heads))
+
+    def _of_caches(self, heads: HeadCounts, known: Mapping[Attention, float]) -> _Ratios:
+        return _Ratios(known, lambda key: self._law(key[0], 1, key[1], heads))
+
+    def _law(self, rows: float, tokens: float, context: float, heads: HeadCounts) -> float:
+        return Kernels.attention(self, rows, tokens, context, Heads(*heads), cache_bytes=_BF16_BYTES)
+
+
+class _Ratios:
+    """Measured over predicted seconds on a grid of sizes, of which some may be missing."""
+
+    def __init__(
+        self,
+        measured: Mapping[Gemm, float] | Mapping[Attention, float],
+        law: Callable[[Sequence[float]], float],
+    ) -> None:
+        self._measured: Mapping[tuple[float, ...], float] = {tuple(key): seconds for key, seconds in measured.items()}
+        self._axes = [sorted(set(sizes)) for sizes in zip(*self._measured, strict=True)]
+        self._law = law
+
+    def at(self, sizes: Sequence[float]) -> float:
+        """The ratio at these sizes: the mean of the grid's corners around them, weighted by nearness."""
+        total = weights = 0.0
+        for corner, weight in _corners(self._axes, sizes):
+            if corner in self._measured:
+                total += weight * self._measured[corner] / self._law(corner)
+                weights += weight
+        if weights:
+            return total / weights
+        nearest = min(self._measured, key=partial(_distance, sizes))
+        return self._measured[nearest] / self._law(nearest)
+
+
+def _corners(axes: Sequence[Sequence[float]], sizes: Sequence[float]) -> Iterator[tuple[tuple[float, ...], float]]:
+    """Corners of the cell that holds the sizes, each with its weight; sizes beyond the grid are put at its edge."""
+    if not axes:
+        yield (), 1.0
+        return
+    axis, size = axes[0], min(max(sizes[0], axes[0][0]), axes[0][-1])
+    upper = min(bisect_right(axis, size), len(axis) - 1)
+    low, high = axis[max(0, upper - 1)], axis[upper]
+    share = math.log(size / low) / math.log(high / low) if high > low else 0.0
+    for end, part in ((low, 1 - share), (high, share)):
+        if part > 0:
+            for corner, weight in _corners(axes[1:], sizes[1:]):
+                yield (end, *corner), part * weight
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """How unlike two tuples of sizes are: the sum of the logarithms of their ratios."""
+    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
