@@ -2,11 +2,13 @@
 
 The passes are those of `generation`; this file says which passes a request or a round is made of. In the steady state
 of n live sequences of r tokens each, a round draws n tokens and n/r prompts arrive in it (Little's law), so that a
-round lasts one decode of n rows and the prefill of n/r prompts (Yu et al., Orca, OSDI 2022, section 4).
+round lasts one decode of n rows and the prefill of n/r prompts (Yu et al., Orca, OSDI 2022, section 4). A prompt that
+was answered before is read from the cache and not computed (Zheng et al., SGLang, arXiv:2312.07104, section 3).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from meshwright.cost_models.collectives import Network, groups_of
@@ -31,7 +33,11 @@ _NO_PREFILL = Prefill(0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each."""
+    """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each.
+
+    Of the prompts that arrive, `fresh_prompts_per_second` are new; the others repeat one whose keys and values are
+    cached.
+    """
 
     model: ModelSpec
     layout: Layout
@@ -40,6 +46,7 @@ class Serving:
     framework: Framework
     prompt_tokens: int
     response_tokens: int
+    fresh_prompts_per_second: float = math.inf
 
     def slots(self) -> int:
         """Sequences that decode together: as many as the cache holds whole, and the engine allows.
@@ -58,10 +65,24 @@ class Serving:
         return min(found, self.framework.max_rows)
 
     def round_seconds(self, rows: int) -> Cost:
-        """One token for each of `rows` sequences in the steady state, with the prompts that arrive meanwhile."""
+        """One token for each of `rows` sequences in the steady state, with the prompts that arrive meanwhile.
+
+        When f of them a second are fresh and one takes P seconds, a round lasts D + f P T = T, so T = D / (1 - f P).
+        """
+        every = self._round_seconds(rows, 1.0)
+        if math.isinf(self.fresh_prompts_per_second):
+            return every
+        arriving, decoding = rows / self.response_tokens, self._round_seconds(rows, 0.0).total
+        busy = self.fresh_prompts_per_second * (every.total - decoding) / arriving
+        if busy >= 1:
+            return every
+        fresh = self.fresh_prompts_per_second * decoding / (1 - busy)
+        return self._round_seconds(rows, min(1.0, fresh / arriving))
+
+    def _round_seconds(self, rows: int, fresh_share: float) -> Cost:
         window = Window(1, rows, self.prompt_tokens + self.response_tokens / 2)
         together = max(1, min(rows, self.framework.max_tokens // self.prompt_tokens))
-        arriving = Prefill(rows / self.response_tokens / together, together, self.prompt_tokens)
+        arriving = Prefill(fresh_share * rows / self.response_tokens / together, together, self.prompt_tokens)
         return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows)
 
     def offline_rate(self, num_requests: int) -> float:

@@ -36,6 +36,9 @@ class Framework(Document):
     )
     round_seconds: float = Field(default=0.0, ge=0, description="time of the host between two rounds of decoding")
     row_seconds: float = Field(default=0.0, ge=0, description="time of the host for each sequence of a round")
+    call_seconds: float = Field(
+        default=0.0, ge=0, description="time of the controller around each function call of a step"
+    )
     start_share: float = Field(default=1.0, ge=0, le=1, description="of a kernel's start that is left inside a graph")
     kernels_per_layer: int | None = Field(
         default=None, gt=0, description="where kernels are fused; otherwise the device's"

@@ -1,14 +1,16 @@
-"""Fits the constants of one law to named rows, and prints them as lines of `data/efficiency.yaml` or `frameworks.yaml`.
+"""Fits the constants of one law to named rows, and prints them as lines of the data file that holds them.
 
     python -m benchmarks.fidelity.fit --data DIR --law gemm --of hopper
 
-A law has few constants and many rows: half of the rows, drawn with a fixed seed, are fitted; the error on the other
-half is printed beside. The files are edited by hand, with the date, so that a change of a constant is a reviewed one.
+A law has few constants and many rows: half of the rows, told by a hash of what they say, are fitted; the error on the
+other half is printed beside. The files are edited by hand, with the date, so that a change of a constant is a reviewed
+one.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import sys
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from benchmarks.fidelity.assumed import Served, assumed
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.inference import is_dense_hopper, serving_point
 from benchmarks.fidelity.primitives import (
@@ -33,6 +36,7 @@ from benchmarks.fidelity.primitives import (
     latency,
     message_bytes,
 )
+from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip, number, read_rows, row_files
 from benchmarks.fidelity.simplex import minimise
 from benchmarks.fidelity.training import Question, question
@@ -45,7 +49,10 @@ from meshwright.profiles.frameworks import Framework, framework_named
 
 D = TypeVar("D", bound=Document)
 Predict = Callable[[Any], float]
-"""Seconds of a row under a family's `Efficiency`, or under a `Framework`, as its law says."""
+"""Seconds of a row under a family's `Efficiency`, a `Framework`, or an `Engine`, as its law says."""
+
+Asked = tuple[Predict, float]
+"""A prediction of a row, and what was measured."""
 
 _MAX_ROWS = 1500
 """Rows that are fitted; more change the constants by less than their spread over seeds."""
@@ -61,6 +68,13 @@ class Law:
     constants: tuple[str, ...]
     files: tuple[str, ...]  # with {} for the device, once for each of the family
     ask: Callable[[str, Row], tuple[Predict, float]]
+
+
+class Engine(Document):
+    """An engine with a prefix cache, and the load it was measured under."""
+
+    framework: Framework
+    served: Served
 
 
 def _gemm(stem: str, row: Row) -> tuple[Predict, float]:
@@ -112,6 +126,27 @@ def _served(_stem: str, row: Row) -> tuple[Predict, float]:
     return predict, number(row, "silicon_tpot_ms") / 1e3
 
 
+def _cached(_stem: str, row: Row) -> tuple[Predict, float]:
+    if not is_dense_hopper(row) or row["backend"] != "vllm":
+        raise Skip("not fitted")
+    serving, rows = serving_point(row)
+    live = min(rows, serving.slots())
+
+    def predict(engine: Engine) -> float:
+        fresh = engine.served.fresh_prompts_per_second
+        asked = replace(serving, framework=engine.framework, fresh_prompts_per_second=fresh)
+        return asked.round_seconds(live).total
+
+    return predict, number(row, "silicon_tpot_ms") / 1e3
+
+
+def _calls(_stem: str, row: Row) -> tuple[Predict, float]:
+    if row["system"] != "ReaL-Heuristic":
+        raise Skip("not fitted")
+    experiment = experiment_of(row)
+    return lambda framework: experiment.best(framework).cost.total, number(row, "step_time_s")
+
+
 _PROTOCOLS = tuple(f"protocols.{i}.{name}" for i in range(3) for name in ("start_seconds", "step", "link_bytes"))
 LAWS = {
     "gemm": Law(
@@ -146,8 +181,14 @@ LAWS = {
         ask=_host,
     ),
     "serving": Law(constants=("round_seconds", "row_seconds", "start_share"), files=("serving_points",), ask=_served),
+    "cached": Law(
+        constants=("framework.round_seconds", "framework.row_seconds", "served.fresh_prompts_per_second"),
+        files=("serving_points",),
+        ask=_cached,
+    ),
+    "calls": Law(constants=("launch_seconds", "call_seconds"), files=("rlhf_steps",), ask=_calls),
 }
-_OF_FRAMEWORKS = ("host", "serving")
+_OF_FRAMEWORKS = ("host", "serving", "cached", "calls")
 
 
 def main() -> int:
@@ -155,7 +196,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.fit", description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--law", choices=sorted(LAWS), required=True)
-    parser.add_argument("--of", required=True, help="a family of devices, or a framework for host and serving")
+    parser.add_argument(
+        "--of", required=True, help=f"a family of devices, or a framework for {', '.join(_OF_FRAMEWORKS)}"
+    )
     parser.add_argument("--rounds", type=int, default=150, help="steps of the simplex")
     arguments = parser.parse_args()
     try:
@@ -170,21 +213,29 @@ def _print_fit(name: str, owner: str, directory: Path, rounds: int) -> int:
     start: Document
     devices: tuple[str, ...]
     if name in _OF_FRAMEWORKS:
-        start, devices = framework_named(owner), ("",)
+        framework, devices = framework_named(owner), ("",)
+        start = Engine(framework=framework, served=assumed().served) if name == "cached" else framework
     elif owner in _FAMILIES:
         start, devices = efficiency_of("cuda", _DEVICES[owner]), _FAMILIES[owner]
     else:
         raise BadInput(f"family {owner!r} is not fitted here; {suggestion(owner, _FAMILIES)}")
-    asked = list(_asked(law, devices, directory))
-    random.Random(0).shuffle(asked)
-    half = len(asked) // 2
-    fitted, kept = asked[: min(half, _MAX_ROWS)], asked[half:]
+    halves: tuple[list[Asked], list[Asked]] = ([], [])
+    for row, asked in _asked(law, devices, directory):
+        halves[is_kept(row)].append(asked)
+    random.Random(0).shuffle(halves[0])
+    fitted, kept = halves[0][:_MAX_ROWS], halves[1]
     found = fit(law.constants, fitted, start, rounds=rounds)
     for constant in law.constants:
         print(f"    {constant}: {_value(found.model_dump(), constant):.4g}")
     for what, rows in (("fitted", fitted), ("kept", kept)):
         print(f"# {what}: {len(rows)} rows, mean error {error(rows, start):.4f} before, {error(rows, found):.4f} after")
     return 0
+
+
+def is_kept(row: Row) -> bool:
+    """Whether a row is kept aside, never fitted: the same row always is, wherever it stands in a file."""
+    text = json.dumps(sorted(row.items()))
+    return hashlib.sha256(text.encode()).digest()[0] % 2 == 1
 
 
 def fit(constants: Sequence[str], rows: Sequence[tuple[Predict, float]], start: D, *, rounds: int) -> D:
@@ -226,12 +277,12 @@ def _set_value(tree: Any, constant: str, value: float) -> None:
     tree[last] = value
 
 
-def _asked(law: Law, devices: Sequence[str], directory: Path) -> Iterator[tuple[Predict, float]]:
+def _asked(law: Law, devices: Sequence[str], directory: Path) -> Iterator[tuple[Row, Asked]]:
     files = row_files(directory)
     for stem in dict.fromkeys(name.format(device) for device in devices for name in law.files):
         for row in read_rows(files[stem]):
             try:
-                yield law.ask(stem, row)
+                yield row, law.ask(stem, row)
             except Skip:
                 continue
 

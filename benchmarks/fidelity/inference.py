@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 
+from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
@@ -22,6 +24,9 @@ _ENGINES = {
     "TensorRT-LLM": "tensorrt-llm",
     "FasterTransformer": "fastertransformer",
 }
+_PREFIX_CACHED = ("vllm",)
+"""Engines whose serving points repeat prompts that are still cached (see `assumed.yaml`)."""
+
 _MANY_REQUESTS = 10**6
 _SATURATED = "in-flight (max)"
 
@@ -107,6 +112,7 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
         model.shard(tp)
     except BadInput:
         raise Skip("tensor parallelism does not divide the model") from None
+    fresh = assumed().served.fresh_prompts_per_second if row.get("backend") in _PREFIX_CACHED else math.inf
     return Serving(
         model=model,
         layout=Layout(tp=tp, pp=pp),
@@ -115,6 +121,7 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
         framework=framework_named(_ENGINES[row.get("backend") or row["engine"].split()[0]]),
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
+        fresh_prompts_per_second=fresh,
     )
 
 

@@ -6,20 +6,20 @@ from functools import cache
 
 from meshwright.profiles.lengths import LengthSpec
 
-_TAIL = 6.0
-"""Ratio of the 99th percentile to the median, as long answers of reasoning models have it when nothing is stated."""
-
 _STEPS = 40
 
 
 @cache
-def cut_lognormal(mean: float, longest: int) -> LengthSpec:
-    """A log-normal cut at `longest` whose mean is `mean` after the cut; fixed at `longest` when it cannot be."""
+def cut_lognormal(mean: float, longest: int, tail: float) -> LengthSpec:
+    """A log-normal cut at `longest` whose mean is `mean` after the cut; fixed at `longest` when it cannot be.
+
+    `tail` is its 99th percentile over its median, before the cut.
+    """
     low, high = 1.0, 50.0 * longest
     if mean >= 0.99 * longest:
         return LengthSpec(max=longest, fixed=longest)
     for _ in range(_STEPS):
         median = (low * high) ** 0.5
-        found = LengthSpec(max=longest, median=median, p99=_TAIL * median)
+        found = LengthSpec(max=longest, median=median, p99=tail * median)
         low, high = (median, high) if found.resolve().mean < mean else (low, median)
     return found

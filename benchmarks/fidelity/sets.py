@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.fidelity.grpo import grpo_step
 from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
 from benchmarks.fidelity.primitives import attention, collective, gemm, vidur_collective
-from benchmarks.fidelity.rlhf import grpo_step, real_heuristic
+from benchmarks.fidelity.realhf import real_heuristic
 from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.training import iteration

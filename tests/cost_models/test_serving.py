@@ -74,3 +74,19 @@ def test_terms_are_positive_and_an_unknown_framework_is_refused(serving: Serving
 def test_a_format_without_a_peak_is_refused(serving: Serving, precision: str) -> None:
     with pytest.raises(BadInput, match=f"has no peak for {precision}"):
         replace(serving, precision=precision).round_seconds(1)
+
+
+def test_cached_prompts_cost_nothing_and_a_round_settles_where_it_computes_what_is_fresh(serving: Serving) -> None:
+    every, rows = serving.round_seconds(64), 64
+    none = replace(serving, fresh_prompts_per_second=0.0).round_seconds(rows)
+    assert none.total < every.total
+    assert "prefill layers" not in {term.name for term in none.terms}
+    fresh = 2.0
+    some = replace(serving, fresh_prompts_per_second=fresh).round_seconds(rows)
+    per_prompt = (every.total - none.total) / (rows / serving.response_tokens)
+    assert some.total == pytest.approx(none.total + fresh * per_prompt * some.total, rel=1e-6)
+
+
+def test_more_fresh_prompts_than_arrive_are_all_that_arrive(serving: Serving) -> None:
+    many = replace(serving, fresh_prompts_per_second=1e9)
+    assert many.round_seconds(64) == serving.round_seconds(64)

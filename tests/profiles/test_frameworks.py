@@ -8,7 +8,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
 
 
-@pytest.mark.parametrize("name", ["runtime", "megatron-core", "megatron-deepspeed", "tensorrt-llm", "vllm"])
+@pytest.mark.parametrize("name", ["runtime", "megatron-core", "megatron-deepspeed", "tensorrt-llm", "vllm", "nemo-rl"])
 def test_a_framework_is_known_with_its_source(name: str) -> None:
     assert len(framework_named(name).source) > 20
 

@@ -1,0 +1,55 @@
+"""What published rows leave open about how they were measured, from `assumed.yaml`, with the source of each value."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from meshwright.profiles.documents import Document, read_yaml
+
+
+class Served(Document):
+    """The load of the serving points of an engine with a prefix cache."""
+
+    fresh_prompts_per_second: float = Field(ge=0)
+    source: str = Field(min_length=1)
+
+
+class Real(Document):
+    """Updates per step, and micro-batches of a pass for each pipeline stage where there are several."""
+
+    num_minibatches: int = Field(gt=0)
+    train_batches_per_stage: int = Field(gt=0)
+    forward_batches_per_stage: int = Field(gt=0)
+    source: str = Field(min_length=1)
+
+
+class Recipe(Document):
+    """How NeMo-RL runs one model: `forward_rows` sequences of the greatest length are scored together."""
+
+    recompute: str = "none"
+    forward_rows: int = Field(default=4, gt=0)
+
+
+class NemoRl(Document):
+    prompt_tokens: int = Field(gt=0)
+    length_tail: float = Field(gt=1, description="99th percentile of responses over their median, before the cut")
+    sync_memory_share: float = Field(gt=0, le=1, description="of a device, for weights and cache while it generates")
+    async_memory_share: float = Field(gt=0, le=1)
+    async_generation_share: float = Field(gt=0, lt=1, description="of the ranks, when training goes on beside")
+    refit_bytes_per_second: float = Field(gt=0, description="of weights that one rank takes over")
+    recipes: dict[str, Recipe]
+    source: str = Field(min_length=1)
+
+
+class Assumed(Document):
+    served: Served
+    real: Real
+    nemo_rl: NemoRl
+
+
+@cache
+def assumed() -> Assumed:
+    return read_yaml(Assumed, Path(__file__).with_name("assumed.yaml"), "assumptions")
