@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.plan import Plan
 from meshwright.profiles.trace import Span
+
+_NOT_PPO = ("evaluate", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +50,27 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
         rows.append(Comparison(name="refit", predicted_seconds=predicted, measured_seconds=measured("refit")))
     whole = statistics.median(step_seconds[step] for step in steps)
     return (*rows, Comparison(name="step", predicted_seconds=plan.period_seconds, measured_seconds=whole))
+
+
+def step_ends(spans: Iterable[Span]) -> dict[int, float]:
+    """When the last stage of each step ended, in seconds since the start of the run."""
+    ends: dict[int, float] = {}
+    for span in spans:
+        if span.kind == "stage":
+            ends[span.step] = max(span.end_seconds, ends.get(span.step, 0.0))
+    return dict(sorted(ends.items()))
+
+
+def step_seconds(spans: Sequence[Span]) -> dict[int, float]:
+    """Seconds from the end of each step to that of the next, without what is not PPO: evaluations and checkpoints.
+
+    The first step counts from the start of its first span.
+    """
+    ends = step_ends(spans)
+    began = min((span.start_seconds for span in spans if span.kind == "stage"), default=0.0)
+    other = {(s.kind, s.start_seconds): s for s in spans if s.kind in _NOT_PPO}.values()
+    found: dict[int, float] = {}
+    for step, end in ends.items():
+        found[step] = end - began - sum(s.seconds for s in other if began <= s.start_seconds < end)
+        began = end
+    return found

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.compare import compare
+from meshwright.planner.compare import compare, step_ends, step_seconds
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan import Plan
+from meshwright.planner.simulate import simulate
 from meshwright.profiles.trace import Span
 from tests.planner.jobs import ToyModel, small_facts
+from tests.planner.plans import random_plan
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +53,18 @@ def test_refits_of_a_step_are_added_up_on_the_slowest_rank(plan: Plan) -> None:
 def test_the_error_of_a_comparison_is_relative_to_what_was_measured(plan: Plan) -> None:
     row = compare(plan, [span(0, "actor_train", 0, 2.0)], {0: plan.period_seconds / 1.5})[-1]
     assert row.error == pytest.approx(0.5)
+
+
+def test_a_step_lasts_from_the_end_of_the_one_before_without_what_is_not_ppo() -> None:
+    spans = [span(0, "evaluate", 0, 5.0, "evaluate"), *(span(n, "actor_train", n % 2, 3.0) for n in (1, 2, 4))]
+    assert step_ends(spans) == {1: 13.0, 2: 23.0, 4: 43.0}
+    assert step_seconds(spans) == {1: 3.0, 2: 10.0, 4: 20.0}
+    saved = Span(**{**vars(span(2, "checkpoint", 0, 4.0, "checkpoint")), "start_seconds": 15.0, "end_seconds": 19.0})
+    assert step_seconds([*spans, saved, saved]) == {1: 3.0, 2: 6.0, 4: 20.0}
+
+
+def test_a_simulated_plan_is_compared_with_its_own_period() -> None:
+    plan = random_plan(2)
+    spans = simulate(plan, steps=4, traced=True).spans
+    for row in compare(plan, spans, step_seconds(spans)):
+        assert row.measured_seconds == pytest.approx(row.predicted_seconds, rel=1e-9)

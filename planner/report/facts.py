@@ -1,0 +1,108 @@
+"""What the plan was made from, how it was found, and how far it can be from the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from meshwright.planner.plan import Plan
+from meshwright.planner.report import words
+from meshwright.planner.report.html import Html, note, section, table, tag
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.stages import Role
+
+_PROOFS = {
+    "optimal": "The search ended: no plan in the space is faster than the bound.",
+    "feasible": "The search was cut short: a faster plan may exist, none faster than the bound.",
+    "pinned": "The placements were fixed and nothing was searched, so no bound is known.",
+}
+
+
+def proof(plan: Plan) -> Html:
+    """The solver's record, staleness and pins."""
+    solver = plan.solver
+    rows = [
+        ("status", solver.status),
+        ("objective", f"{solver.objective_seconds:.6g} s"),
+        ("bound", f"{solver.bound_seconds:.6g} s"),
+        ("gap", f"{solver.gap:.4%}"),
+        ("solver", f"{solver.name} {solver.version}, seed {solver.seed}, {solver.num_workers} workers"),
+        ("limit", f"{solver.max_deterministic_time:g} deterministic seconds"),
+        ("pinned", "; ".join(plan.pins) or "nothing"),
+        ("staleness", _staleness(plan)),
+        ("works ahead", _leads(plan)),
+    ]
+    return section("proof", "Proof", note(_PROOFS[solver.status]), table(("", ""), rows))
+
+
+def facts(plan: Plan) -> Html:
+    """Models, cluster, workload, and the digests of all that the plan was computed from."""
+    found = plan.facts
+    return section(
+        "facts",
+        "Facts",
+        tag("h3", "Models"),
+        table(_MODEL_HEADINGS, _models(plan), numbers=range(2, 8)),
+        tag("h3", "Cluster"),
+        table(("", ""), _cluster(plan)),
+        tag("h3", "Workload"),
+        table(("", ""), _workload(plan)),
+        tag("h3", "Inputs"),
+        table(("", "SHA-256"), sorted(plan.digests.items())),
+        note(f"Device facts: {found.cluster.device.source}"),
+    )
+
+
+_MODEL_HEADINGS = ("role", "model", "parameters", "layers", "hidden", "heads", "KV heads", "vocabulary")
+
+
+def _models(plan: Plan) -> Iterator[tuple[str, ...]]:
+    for role in Role:
+        spec = plan.facts.models.spec(role)
+        yield (
+            role.value,
+            spec.name,
+            words.parameters(spec.num_params),
+            *(str(n) for n in (spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.vocab_size)),
+        )
+
+
+def _cluster(plan: Plan) -> Iterable[tuple[str, str]]:
+    cluster = plan.facts.cluster
+    device = cluster.device
+    links = (("in a node", cluster.intra_node), ("between nodes", cluster.inter_node), ("to the host", cluster.host))
+    return (
+        ("ranks", f"{cluster.nodes} nodes of {cluster.ranks_per_node} {device.name}: {cluster.num_ranks}"),
+        ("memory", f"{words.size(device.memory_bytes)}, {words.size(device.usable_bytes)} usable"),
+        ("peak", ", ".join(f"{n} {words.count(v)}FLOP/s" for n, v in sorted(device.flops_per_second.items()))),
+        *((name, f"{words.count(link.bytes_per_second)}B/s, {words.seconds(link.seconds)}") for name, link in links),
+    )
+
+
+def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
+    workload = plan.facts.workload
+    return (
+        ("batch", f"{workload.batch_size} prompts a step"),
+        ("updates", f"{workload.num_minibatches} minibatches, {workload.num_epochs} epochs"),
+        ("prompts", f"{_lengths(workload.prompt)}, mean {workload.prompt_lengths.mean:.1f}"),
+        ("responses", f"{_lengths(workload.response)}, mean {workload.response_lengths.mean:.1f}"),
+        ("precision", plan.facts.precision),
+    )
+
+
+def _lengths(spec: LengthSpec) -> str:
+    if spec.fixed is not None:
+        return f"{spec.fixed} tokens each"
+    if spec.histogram is not None:
+        return f"a histogram of {len(spec.histogram)} lengths up to {spec.max} tokens"
+    return f"log-normal with median {spec.median:g} and p99 {spec.p99:g}, at most {spec.max} tokens"
+
+
+def _staleness(plan: Plan) -> str:
+    bound = plan.facts.staleness
+    if not plan.staleness:
+        return f"0 of at most {bound}: synchronous PPO"
+    return f"{plan.staleness} of at most {bound} actor updates between sampling a token and its use"
+
+
+def _leads(plan: Plan) -> str:
+    return ", ".join(f"{p.stage} by {p.lead}" for p in plan.placements if p.lead) or "no stage"

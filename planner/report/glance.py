@@ -1,0 +1,98 @@
+"""The plan at a glance: ranks from top to bottom, the turn from left to right, and what runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.planner.evaluate import items, ranks_of
+from meshwright.planner.plan import Placement, Plan, Refit
+from meshwright.planner.report import words
+from meshwright.planner.report.axis import linear
+from meshwright.planner.report.html import Html, note, section, table
+from meshwright.planner.report.lanes import Box, Label, picture
+
+_LEAST_HEIGHT, _MOST_HEIGHT, _RANK_HEIGHT = 170.0, 520.0, 24.0
+_MOST_NODE_LABELS = 24
+
+
+def glance(plan: Plan) -> Html:
+    """The picture, and a table with what it has no room for."""
+    cluster = plan.facts.cluster
+    height = min(max(_RANK_HEIGHT * cluster.num_ranks, _LEAST_HEIGHT), _MOST_HEIGHT)
+    drawn = picture(
+        _boxes(plan),
+        axis=linear(0.0, plan.period_seconds),
+        unit="s",
+        num_lanes=cluster.num_ranks,
+        lane_height=height / cluster.num_ranks,
+        labels=_nodes(plan),
+        rules=[float(rank) for rank in range(0, cluster.num_ranks + 1, cluster.ranks_per_node)],
+        describe="which stage runs on which ranks at what time of a turn",
+    )
+    return section("glance", "The plan at a glance", note(_sentence(plan)), drawn, _table(plan))
+
+
+def leads(plan: Plan) -> bool:
+    """Whether some stage works ahead of the training."""
+    return any(placement.lead for placement in plan.placements)
+
+
+def _sentence(plan: Plan) -> str:
+    turn = f"One turn of {words.seconds(plan.period_seconds)}: ranks from top to bottom, grouped by node."
+    if not leads(plan):
+        return f"{turn} Every stage works on the same step; ranks are idle where nothing is drawn."
+    return f"{turn} Stages that work ahead of the training say on which step; ranks are idle where nothing is drawn."
+
+
+def _boxes(plan: Plan) -> Iterator[Box]:
+    for item in items(plan):
+        if item.end_seconds == item.start_seconds:
+            continue
+        name = item.stage if isinstance(item, Placement) else f"refit {item.target}"
+        span = f"{words.seconds(item.start_seconds)} to {words.seconds(item.end_seconds)}"
+        for first, last in words.consecutive(ranks_of(plan, item)):
+            yield Box(
+                first=first,
+                last=last,
+                start=item.start_seconds,
+                end=item.end_seconds,
+                colour=words.colour(name),
+                title=f"{name} on ranks {words.ranks(ranks_of(plan, item))}, {span}",
+                lines=_lines(plan, item),
+            )
+
+
+def _lines(plan: Plan, item: Placement | Refit) -> tuple[str, ...]:
+    if isinstance(item, Refit):
+        return (f"refit {item.target}",)
+    step = (words.step(item.lead),) if leads(plan) else ()
+    return (item.stage, *step, str(item.layout), words.schedule(item.schedule))
+
+
+def _nodes(plan: Plan) -> list[Label]:
+    """A label for each node, or for each of some nodes where there are many."""
+    cluster = plan.facts.cluster
+    every = -(-cluster.nodes // _MOST_NODE_LABELS)
+    found = []
+    for node in range(0, cluster.nodes, every):
+        first = node * cluster.ranks_per_node
+        last = first + cluster.ranks_per_node - 1
+        found.append(Label(first, last, f"node {node}: {words.ranks(range(first, last + 1))}"))
+    return found
+
+
+def _table(plan: Plan) -> Html:
+    rows = [
+        (
+            p.stage,
+            words.ranks(plan.pool(p.pool).ranks),
+            str(p.layout),
+            words.schedule(p.schedule),
+            words.step(p.lead),
+            f"{p.start_seconds:.3f}",
+            f"{p.cost.total:.3f}",
+        )
+        for p in sorted(plan.placements, key=lambda p: p.start_seconds)
+    ]
+    headings = ("stage", "ranks", "layout", "schedule", "works on", "start s", "seconds")
+    return table(headings, rows, numbers=(5, 6))

@@ -1,0 +1,62 @@
+"""What each pool does with its time in the simulation, and what it waits for while it is idle."""
+
+from __future__ import annotations
+
+from meshwright.planner.report import words
+from meshwright.planner.report.axis import linear
+from meshwright.planner.report.html import Html, badge, note, section, table
+from meshwright.planner.report.lanes import Box, Label, legend, picture
+from meshwright.planner.simulate import Simulation, Use
+
+_LANE = 30.0
+_MOST_CAUSES = 4
+
+
+def idle(simulation: Simulation) -> Html:
+    """A bar of the whole time for each pool: busy in full colour, idle hatched in the colour of what is waited for."""
+    pools = simulation.pools
+    drawn = picture(
+        [box for lane, use in enumerate(pools) for box in _bar(lane, use)],
+        axis=linear(0.0, 100.0),
+        unit="%",
+        num_lanes=len(pools),
+        lane_height=_LANE,
+        labels=[Label(lane, lane, use.name) for lane, use in enumerate(pools)],
+        describe="what the pools are busy with and what they wait for",
+    )
+    steps = simulation.steps
+    said = note(
+        badge("SIMULATED"),
+        f"{len(steps.seconds)} steps with {simulation.durations} durations: mean {words.seconds(steps.mean)}, median "
+        f"{words.seconds(steps.p50)}, p90 {words.seconds(steps.p90)}, p99 {words.seconds(steps.p99)}; the plan says "
+        f"{words.seconds(simulation.plan_seconds)}. {words.count(simulation.tokens_per_second)} response tokens/s.",
+    )
+    entries = (("c-other", "solid", "busy, in the colour of the stage"), ("c-other", "hatched", "waiting for it"))
+    rows = [(use.name, words.percent(use.idle_share), _causes(use)) for use in pools]
+    return section("idle", "Idle time", said, legend(entries), drawn, table(("pool", "idle", "waiting for"), rows))
+
+
+def _bar(lane: int, use: Use) -> list[Box]:
+    boxes, start = [], 0.0
+    parts = [(share, "solid", share.what) for share in use.busy]
+    parts += [(share, "hatched", f"waits for {share.what}") for share in use.waits]
+    for share, look, text in parts:
+        boxes.append(
+            Box(
+                first=lane,
+                last=lane,
+                start=100 * start,
+                end=100 * (start + share.share),
+                colour=words.colour(share.what),
+                title=f"{text}: {words.percent(share.share)}",
+                lines=(f"{text} {words.percent(share.share)}",),
+                look=look,
+            )
+        )
+        start += share.share
+    return boxes
+
+
+def _causes(use: Use) -> str:
+    """The largest first."""
+    return ", ".join(f"{share.what} {words.percent(share.share)}" for share in use.waits[:_MOST_CAUSES]) or "nothing"

@@ -1,0 +1,161 @@
+"""Boxes on lanes over an axis: the one form of every timeline and every stacked bar of the report.
+
+Positions along the axis are percentages and text keeps its size, so a picture fits any width without being redrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.report.axis import Axis
+from meshwright.planner.report.html import Html, join, tag
+
+_AXIS_HEIGHT = 24.0
+_LINE_HEIGHT = 14.0
+_NARROW, _ROOMY = 560.0, 900.0
+"""Pixels of a picture on a narrow page and on a page of full width: a label is shown where it fits."""
+
+_LETTER = 6.6
+"""Pixels of a letter, rounded up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """Something on the lanes [first, last] from `start` to `end` of the axis. `lines` are shown while there is room."""
+
+    first: float
+    last: float
+    start: float
+    end: float
+    colour: str
+    title: str
+    lines: tuple[str, ...] = ()
+    look: str = "solid"  # solid | hatched | faint
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Label:
+    """Text in the margin beside the lanes [first, last]."""
+
+    first: float
+    last: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line across all lanes at a value of the axis; a limit must not be crossed."""
+
+    at: float
+    text: str
+    limit: bool = False
+
+
+def picture(
+    boxes: Iterable[Box],
+    *,
+    axis: Axis,
+    unit: str,
+    num_lanes: int,
+    lane_height: float,
+    labels: Sequence[Label] = (),
+    rules: Sequence[float] = (),
+    marks: Sequence[Mark] = (),
+    describe: str,
+) -> Html:
+    """The lanes from top to bottom, `rules` between some of them, `marks` across; `describe` is read aloud."""
+    height = num_lanes * lane_height
+    above = _LINE_HEIGHT + 4 if marks else 0.0
+    drawn = [
+        *_grid(axis, height, unit),
+        *(tag("line", x1="0", x2="100%", y1=at * lane_height, y2=at * lane_height, class_="rule") for at in rules),
+        *(_box(box, axis, lane_height) for box in boxes),
+        *(_mark(mark, axis, height) for mark in marks),
+    ]
+    plot = tag(
+        "svg",
+        tag("title", describe),
+        tag("svg", *drawn, y=above, overflow="visible"),
+        class_="plot",
+        role="img",
+        width="100%",
+        height=above + height + _AXIS_HEIGHT,
+    )
+    margin = tag("div", *(_label(label, above, lane_height) for label in labels), class_="margin")
+    return tag("div", margin, plot, class_="picture")
+
+
+def legend(entries: Iterable[tuple[str, str, str]]) -> Html:
+    """(class of the colour, look, text) of everything that the picture shows."""
+    items = [
+        tag("li", tag("svg", tag("rect", width="100%", height="100%", **_fill(colour, look)), class_=colour), text)
+        for colour, look, text in entries
+    ]
+    return tag("ul", *items, class_="legend")
+
+
+def _grid(axis: Axis, height: float, unit: str) -> Iterable[Html]:
+    for tick in axis.ticks:
+        x, percent = axis.x(tick), axis.percent(tick)
+        anchor = "start" if percent < 2 else "end" if percent > 95 else "middle"
+        last = tick == axis.ticks[-1]
+        yield tag("line", x1=x, x2=x, y1="0", y2=height + 4, class_="grid")
+        text = f"{tick:g} {unit}" if last else f"{tick:g}"
+        yield tag("text", text, x=x, y=height + 18, text_anchor=anchor, class_="tick")
+
+
+def _box(box: Box, axis: Axis, lane_height: float) -> Html:
+    start, end = (min(max(value, axis.low), axis.high) for value in (box.start, box.end))
+    width = axis.percent(end) - axis.percent(start)
+    height = (box.last + 1 - box.first) * lane_height - 1
+    place = {"x": axis.x(start), "y": box.first * lane_height + 0.5, "width": f"{width:.4g}%", "height": height}
+    title = tag("title", box.title)
+    fits_narrow, fits_roomy = (_num_lines(box.lines, width / 100 * room, height) for room in (_NARROW, _ROOMY))
+    if not fits_roomy:
+        shape = Html(tag("rect", **place, **_fill(box.colour, box.look)).removesuffix("/>") + f">{title}</rect>")
+        return tag("g", shape, class_=box.colour, opacity=box.opacity if box.opacity < 1 else None)
+    top = (height - _LINE_HEIGHT * fits_roomy) / 2 + 11
+    shown = join(
+        tag("text", line, x="6", y=top + _LINE_HEIGHT * number, class_=_look_of_line(number, fits_narrow))
+        for number, line in enumerate(box.lines[:fits_roomy])
+    )
+    shape = tag(
+        "rect",
+        width="100%",
+        height="100%",
+        opacity=box.opacity if box.opacity < 1 else None,
+        **_fill(box.colour, box.look),
+    )
+    return tag("svg", title, shape, shown, class_=f"box {box.colour} {box.look}", **place)
+
+
+def _num_lines(lines: Sequence[str], width: float, height: float) -> int:
+    """How many lines fit, from the first on."""
+    rows = lines[: max(0, int((height + 2) // _LINE_HEIGHT))]
+    too_long = (place for place, line in enumerate(rows) if len(line) * _LETTER > width - 10)
+    return next(too_long, len(rows))
+
+
+def _look_of_line(number: int, fits_narrow: int) -> str | None:
+    looks = ["strong"] * (number == 0) + ["roomy"] * (number >= fits_narrow)
+    return " ".join(looks) or None
+
+
+def _fill(colour: str, look: str) -> dict[str, str]:
+    if look == "hatched":
+        return {"fill": f"url(#hatch-{colour})", "class_": "hatched"}
+    return {"class_": look}
+
+
+def _mark(mark: Mark, axis: Axis, height: float) -> Html:
+    x, percent = axis.x(mark.at), axis.percent(mark.at)
+    look = "limit" if mark.limit else "mark"
+    text = tag("text", mark.text, x=x, y="-6", text_anchor="end" if percent > 12 else "start", class_=look)
+    return join([tag("line", x1=x, x2=x, y1="-4", y2=height + 4, class_=look), text])
+
+
+def _label(label: Label, above: float, lane_height: float) -> Html:
+    top, height = above + label.first * lane_height, (label.last + 1 - label.first) * lane_height
+    return tag("span", label.text, style=f"top:{top:.1f}px;height:{height:.1f}px", title=label.text)

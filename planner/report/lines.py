@@ -1,0 +1,84 @@
+"""Lines over a swept value, one for each series, from zero upwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshwright.planner.report.axis import Axis, linear
+from meshwright.planner.report.html import Html, tag
+
+_HEIGHT = 250.0
+_ABOVE, _BELOW = 12.0, 44.0
+_POINT = {True: "point", False: "point open"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """`sound` is False for a value that breaks a rule, such as one that does not fit; it is drawn open."""
+
+    x: float
+    y: float
+    title: str
+    sound: bool = True
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points from left to right. A guide only leads the eye: dashed, without its points."""
+
+    name: str
+    colour: str
+    points: tuple[Point, ...]
+    joined: bool = True
+    guide: bool = False
+
+
+def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: str, up: str, describe: str) -> Html:
+    """`names` are the texts of the ticks across, `what` is swept, `up` says what is drawn and in which unit."""
+    highest = max((point.y for one in series for point in one.points), default=1.0)
+    upwards = linear(0.0, highest * 1.08 or 1.0)
+    drawn = [
+        *_grid(across, upwards, names),
+        *(_line(one, across, upwards) for one in series),
+        tag("text", what, x="100%", y=_HEIGHT + 36, text_anchor="end", class_="tick"),
+    ]
+    title = tag("title", describe)
+    inner = tag("svg", *drawn, y=_ABOVE, overflow="visible")
+    plotted = tag("svg", title, inner, class_="plot", role="img", width="100%", height=_ABOVE + _HEIGHT + _BELOW)
+    ticks = (
+        tag("span", f"{tick:,g}", style=f"top:{_ABOVE + _y(upwards, tick) - 9:.1f}px;height:18px")
+        for tick in upwards.ticks
+    )
+    return tag("div", tag("h3", up), tag("div", tag("div", *ticks, class_="margin"), plotted, class_="picture lines"))
+
+
+def _grid(across: Axis, upwards: Axis, names: Sequence[str]) -> Iterator[Html]:
+    for tick in upwards.ticks:
+        yield tag("line", x1="0", x2="100%", y1=_y(upwards, tick), y2=_y(upwards, tick), class_="grid")
+    for tick, name in zip(across.ticks, names, strict=True):
+        x = across.x(tick)
+        yield tag("line", x1=x, x2=x, y1="0", y2=_HEIGHT + 4, class_="grid")
+        yield tag("text", name, x=x, y=_HEIGHT + 18, text_anchor="middle", class_="tick")
+
+
+def _line(series: Series, across: Axis, upwards: Axis) -> Html:
+    look = "ideal" if series.guide else "series"
+    lines = [
+        tag("line", x1=across.x(a.x), x2=across.x(b.x), y1=_y(upwards, a.y), y2=_y(upwards, b.y), class_=look)
+        for a, b in pairwise(series.points if series.joined else ())
+    ]
+    points = [
+        tag(
+            "g",
+            tag("title", f"{series.name} {point.title}".strip()),
+            tag("circle", cx=across.x(point.x), cy=_y(upwards, point.y), r="4", class_=_POINT[point.sound]),
+        )
+        for point in (() if series.guide else series.points)
+    ]
+    return tag("g", *lines, *points, class_=series.colour)
+
+
+def _y(upwards: Axis, value: float) -> float:
+    return _HEIGHT * (1 - upwards.percent(value) / 100)

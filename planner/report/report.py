@@ -1,0 +1,88 @@
+"""The report of a plan as one HTML file: the entry to open first. It draws what it is given and computes no cost."""
+
+from __future__ import annotations
+
+from meshwright.planner.plan import Plan
+from meshwright.planner.report import words
+from meshwright.planner.report.compared import compared
+from meshwright.planner.report.contents import Contents
+from meshwright.planner.report.facts import facts, proof
+from meshwright.planner.report.glance import glance
+from meshwright.planner.report.html import Html, badge, tag
+from meshwright.planner.report.idle import idle
+from meshwright.planner.report.memory import memory
+from meshwright.planner.report.page import page
+from meshwright.planner.report.sizes import sizes
+from meshwright.planner.report.terms import terms
+from meshwright.planner.report.timeline import timelines
+from meshwright.planner.report.turn import turn
+from meshwright.planner.whatif import outlook
+
+_SECTIONS = (
+    ("glance", "The plan at a glance"),
+    ("turn", "The turn"),
+    ("timelines", "Timelines"),
+    ("memory", "Memory"),
+    ("idle", "Idle time"),
+    ("terms", "Costs"),
+    ("compared", "Predicted and observed"),
+    ("sizes", "Other numbers of GPUs"),
+    ("proof", "Proof"),
+    ("facts", "Facts"),
+)
+
+
+def report(contents: Contents) -> str:
+    """The text of the file."""
+    plan = contents.plan
+    return page(
+        _title(plan),
+        _head(contents),
+        glance(plan),
+        turn(plan),
+        timelines(contents),
+        memory(plan),
+        idle(contents.simulation),
+        terms(plan),
+        compared(contents),
+        sizes(contents.sizes),
+        proof(plan),
+        facts(plan),
+    )
+
+
+def _title(plan: Plan) -> str:
+    return f"A PPO plan for {plan.facts.cluster.num_ranks} × {plan.facts.cluster.device.name}"
+
+
+def _head(contents: Contents) -> Html:
+    models = contents.plan.facts.models
+    roles = ", ".join(f"{role} {words.parameters(spec.num_params)}" for role, spec in models)
+    links = (tag("a", heading, href=f"#{name}") for name, heading in _SECTIONS)
+    return tag(
+        "header",
+        tag("h1", _title(contents.plan)),
+        tag("p", f"{roles} parameters", class_="lead"),
+        tag("div", *_cards(contents), class_="cards"),
+        tag("nav", *links),
+    )
+
+
+def _cards(contents: Contents) -> list[Html]:
+    plan, simulation = contents.plan, contents.simulation
+    seen = outlook(plan)
+    usable = plan.facts.cluster.device.usable_bytes
+    staleness = "synchronous PPO" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
+    return [
+        _card(words.seconds(plan.period_seconds), "a step, predicted"),
+        _card(words.seconds(simulation.steps.mean), badge("SIMULATED"), f"a step, {simulation.durations} durations"),
+        _card(words.count(seen.tokens_per_second), "response tokens/s, predicted"),
+        _card(words.percent(seen.idle_share), "of the ranks' time idle, predicted"),
+        _card(words.size(max(plan.peak_bytes_per_rank)), f"on the fullest rank, of {words.size(usable)}"),
+        _card(words.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
+        _card(str(plan.staleness), f"staleness, {staleness}"),
+    ]
+
+
+def _card(figure: str, *what: str) -> Html:
+    return tag("div", tag("b", figure), tag("span", *what), class_="card")

@@ -1,0 +1,150 @@
+"""A what-if over ranges: step time and tokens/s against the first range, a line for each value of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.report import words
+from meshwright.planner.report.axis import at_values
+from meshwright.planner.report.html import Html, note, table, tag
+from meshwright.planner.report.lanes import legend
+from meshwright.planner.report.lines import Point, Series, plot
+from meshwright.planner.report.page import page
+from meshwright.planner.settings import Setting
+from meshwright.planner.whatif import Answer, Outlook, WhatIf
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import STAGES
+
+_COLOURS = tuple(f"c-{stage.name}" for stage in STAGES)
+
+
+@dataclass(frozen=True)
+class _Swept:
+    """`field` goes across; each of `lines` is one combination of the other fields' values, with its answers."""
+
+    field: str
+    lines: Mapping[str, tuple[Answer, ...]]
+
+
+def swept_field(settings: Sequence[Setting]) -> str:
+    """The first field that has several values. Raises BadInput when every field has one."""
+    paths = tuple(settings[0])
+    field = next((path for path in paths if len({str(setting[path]) for setting in settings}) > 1), None)
+    if field is None:
+        raise BadInput(
+            f"--plot needs a field with several values and {', '.join(paths)} has one; "
+            f"separate values by commas, as in --set {paths[0]}=1,2."
+        )
+    return field
+
+
+def _swept(found: WhatIf) -> _Swept:
+    field = swept_field([answer.setting for answer in found.answers])
+    lines: dict[str, list[Answer]] = {}
+    for answer in found.answers:
+        rest = {path: value for path, value in answer.setting.items() if path != field}
+        lines.setdefault(words.setting(rest), []).append(answer)
+    return _Swept(field, {name: tuple(answers) for name, answers in lines.items()})
+
+
+def sweep(found: WhatIf) -> str:
+    """The page: two plots and a table. Raises BadInput when no field has several values."""
+    over = _swept(found)
+    kind = "planned again for each value" if found.replanned else "the same placements costed again"
+    return page(
+        f"What if {over.field} changes",
+        tag("header", tag("h1", f"What if {over.field} changes"), tag("p", f"Predicted, {kind}.", class_="lead")),
+        _plots(over),
+        _table(found),
+        *(
+            note(f"{words.setting(answer.setting)}: {sentence}")
+            for answer in found.answers
+            for sentence in _said(answer)
+        ),
+        *(note(sentence) for sentence in found.notes),
+    )
+
+
+def _plots(over: _Swept) -> Html:
+    """Step time and tokens/s beside each other where there is room."""
+    places = _places(over)
+    drawn = [
+        _plot(over, places, up, of) for up, of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
+    ]
+    entries = [(colour, "solid", name) for colour, name in zip(_COLOURS, over.lines, strict=False) if name]
+    return tag("div", legend(entries), tag("div", *drawn, class_="pair"), note("Open circles do not fit in memory."))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where each value goes, by its text. Values without an order, such as devices, are not joined by lines."""
+
+    of: Mapping[str, float]
+    ordered: bool
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.of, key=self.of.__getitem__)
+
+
+def _places(over: _Swept) -> _Places:
+    values = tuple(dict.fromkeys(a.setting[over.field] for answers in over.lines.values() for a in answers))
+    ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return _Places({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
+
+
+def _plot(over: _Swept, places: _Places, up: str, of: Callable[[Outlook], float]) -> Html:
+    """A plot of one number of the outlooks."""
+    series = []
+    for number, (name, answers) in enumerate(over.lines.items()):
+        points = [
+            Point(
+                places.of[str(answer.setting[over.field])],
+                of(answer.outlook),
+                f"{words.setting(answer.setting)}: {of(answer.outlook):,.4g}",
+                answer.fits,
+            )
+            for answer in answers
+            if answer.outlook
+        ]
+        ordered = tuple(sorted(points, key=lambda point: point.x))
+        series.append(Series(name, _COLOURS[number % len(_COLOURS)], ordered, joined=places.ordered))
+    across = at_values(tuple(places.of.values()))
+    return plot(series, across=across, names=places.names, what=over.field, up=up, describe=f"{up} by {over.field}")
+
+
+def _table(found: WhatIf) -> Html:
+    headings = ("", "step s", "against", "tokens/s", "idle", "headroom", "GPU-hours of 1000 steps", "fits")
+    rows = [("as planned", *_numbers(found.baseline, None), "yes" if found.baseline.headroom_bytes >= 0 else "no")]
+    for answer in found.answers:
+        numbers = _numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
+        rows.append((words.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)))
+    return table(headings, rows, numbers=range(1, 7))
+
+
+def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
+    return (
+        f"{outlook.step_seconds:.3f}",
+        words.difference(difference.step_seconds / (outlook.step_seconds - difference.step_seconds))
+        if difference
+        else "",
+        f"{outlook.tokens_per_second:,.0f}",
+        words.percent(outlook.idle_share),
+        words.size(outlook.headroom_bytes),
+        f"{outlook.gpu_hours:,.1f}",
+    )
+
+
+def _said(answer: Answer) -> Iterator[str]:
+    yield from answer.notes
+    if answer.extrapolated:
+        yield f"extrapolated: {', '.join(answer.extrapolated)}."
+
+
+def _step_seconds(outlook: Outlook) -> float:
+    return outlook.step_seconds
+
+
+def _tokens(outlook: Outlook) -> float:
+    return outlook.tokens_per_second

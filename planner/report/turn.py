@@ -1,0 +1,59 @@
+"""The predicted timeline of a turn: its tasks one below the other, and those that decide how long it takes."""
+
+from __future__ import annotations
+
+from meshwright.planner.evaluate import items, name_of
+from meshwright.planner.explain import explain
+from meshwright.planner.plan import Placement, Plan
+from meshwright.planner.report import words
+from meshwright.planner.report.axis import linear
+from meshwright.planner.report.glance import leads
+from meshwright.planner.report.html import Html, note, section, table
+from meshwright.planner.report.lanes import Box, Label, picture
+
+_LANE = 24.0
+
+
+def turn(plan: Plan) -> Html:
+    """Tasks in the order of their start; those off the critical path are pale."""
+    path = explain(plan).critical_path
+    critical = {wait.task for wait in path}
+    shown = sorted((i for i in items(plan) if i.cost.total), key=lambda i: (i.start_seconds, i.end_seconds))
+    boxes = []
+    for lane, item in enumerate(shown):
+        name = name_of(item)
+        step = f", {words.step(item.lead)}" if isinstance(item, Placement) and leads(plan) else ""
+        boxes.append(
+            Box(
+                first=lane,
+                last=lane,
+                start=item.start_seconds,
+                end=item.end_seconds,
+                colour=words.colour(name),
+                title=f"{name}: {words.seconds(item.start_seconds)} to {words.seconds(item.end_seconds)}",
+                lines=(f"{words.seconds(item.cost.total)}{step}",),
+                look="solid" if name in critical else "faint",
+            )
+        )
+    drawn = picture(
+        boxes,
+        axis=linear(0.0, plan.period_seconds),
+        unit="s",
+        num_lanes=len(shown),
+        lane_height=_LANE,
+        labels=[Label(lane, lane, name_of(item)) for lane, item in enumerate(shown)],
+        describe="when each task of a turn runs, as predicted",
+    )
+    rows = [
+        (
+            f"{wait.start_seconds:.3f}",
+            f"{wait.seconds:.3f}",
+            wait.task,
+            wait.because,
+            ", ".join(f"{term.name} {words.seconds(term.amount)}" for term in wait.largest_terms),
+        )
+        for wait in path
+    ]
+    headings = ("start s", "seconds", "task", "because it", "mostly")
+    said = note("As predicted. What is on the critical path is in full colour, what has time to spare is pale.")
+    return section("turn", "The turn", said, drawn, table(headings, rows, numbers=(0, 1)))

@@ -1,0 +1,93 @@
+"""Numbers and names as a reader of the report wants them. Nothing else is rounded here or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+_GIB, _MIB = 2**30, 2**20
+_MAGNITUDES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def seconds(value: float) -> str:
+    """Three significant places or more: 150.2 s, 3.08 s, 12.4 ms."""
+    if abs(value) >= 100:
+        return f"{value:.1f} s"
+    return f"{value:.2f} s" if abs(value) >= 1 or not value else f"{value * 1e3:.3g} ms"
+
+
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB" if abs(num_bytes) >= _GIB else f"{num_bytes / _MIB:.1f} MiB"
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def count(value: float) -> str:
+    """1234567 as 1.23 M, 1234 as 1,234."""
+    for magnitude, letter in _MAGNITUDES:
+        if value >= magnitude:
+            return f"{value / magnitude:.3g} {letter}"
+    return f"{value:,.0f}"
+
+
+def parameters(number: int) -> str:
+    """6.74B, 124M, 52,000."""
+    return count(number).replace(" G", "B").replace(" ", "")
+
+
+def difference(share: float) -> str:
+    """+3.2%, -0.5%; what rounds to nothing has no sign of its own."""
+    return f"{round(share, 3) + 0.0:+.1%}"
+
+
+def consecutive(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of each run of consecutive numbers."""
+    ordered = sorted(numbers)
+    first = 0
+    for place in range(1, len(ordered) + 1):
+        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
+            yield ordered[first], ordered[place - 1]
+            first = place
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Consecutive ranks as ranges: 0–7, 12."""
+    return ", ".join(f"{first}–{last}" if last > first else str(first) for first, last in consecutive(numbers))
+
+
+def schedule(found: Schedule) -> str:
+    """The settings that concern the stage, in the words of the plan."""
+    told = [f"{found.generation_slots} slots" if found.generation_slots else f"{found.micro_batch_size} rows"]
+    if found.recompute is not Recompute.NONE:
+        told.append(f"{found.recompute} recomputation")
+    if found.batches_in_flight > 1:
+        told.append(f"{found.batches_in_flight} batches in flight")
+    if found.overcommit:
+        told.append(f"{found.overcommit} prompts overcommitted")
+    if found.chunk_tokens:
+        told.append(f"chunks of {found.chunk_tokens} tokens")
+    if found.offload is not Offload.NONE:
+        told.append(f"{found.offload} offloaded")
+    return ", ".join(told)
+
+
+def setting(found: Mapping[str, object]) -> str:
+    """The values of a what-if, by the last name of their field."""
+    return ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
+
+
+def step(lead: int) -> str:
+    """The step that a stage of this lead works on in turn n."""
+    return f"step n+{lead}" if lead else "step n"
+
+
+def colour(name: str) -> str:
+    """The class that colours a stage, a refit or a wait for one of them; the same in every picture."""
+    if name.startswith("refit"):
+        return "c-refit"
+    stage = next((word for word in name.split() if word in STAGE_BY_NAME), None)
+    return f"c-{stage}" if stage else "c-other"

@@ -1,0 +1,122 @@
+"""The report: all that a plan says is on one page, labelled with whose time it is, and nothing is fetched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost_models.cost import Cost, Source, Term
+from meshwright.planner.evaluate import evaluate
+from meshwright.planner.leads import Leads, patterns
+from meshwright.planner.report.glance import glance
+from meshwright.planner.report.memory import fillings
+from meshwright.planner.report.report import report
+from meshwright.planner.report.terms import terms
+from meshwright.planner.report.turn import turn
+from tests.planner.report.pages import Outline, contents_of, plan_of
+
+SECTIONS = ["glance", "turn", "timelines", "memory", "idle", "terms", "compared", "sizes", "proof", "facts"]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return report(contents_of(plan_of(), "rehearsed", "measured"))
+
+
+def test_every_section_is_on_the_page_and_in_its_contents(page: str) -> None:
+    outline = Outline(page)
+    assert [name for name in outline.ids if not name.startswith("hatch-")] == SECTIONS
+    assert [value for name, value in outline.attributes if name == "href"] == [f"#{name}" for name in SECTIONS]
+
+
+def test_nothing_is_fetched_and_nothing_runs(page: str) -> None:
+    outline = Outline(page)
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(outline.names)
+    assert {"src", "onclick", "onload"}.isdisjoint(name for name, _ in outline.attributes)
+    assert "@import" not in page
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in outline.attributes
+
+
+def test_every_clock_is_named_where_its_times_are(page: str) -> None:
+    text = " ".join(Outline(page).text)
+    for name in ("SIMULATED", "REHEARSAL", "MEASURED"):
+        assert text.count(name) >= 2
+    assert "it shows scheduling and messages, not computing" in text
+
+
+def test_without_runs_only_the_simulation_is_shown() -> None:
+    text = " ".join(Outline(report(contents_of(plan_of()))).text)
+    assert "SIMULATED" in text
+    assert "REHEARSAL" not in text
+    assert "MEASURED" not in text
+
+
+def test_the_same_contents_give_the_same_bytes(page: str) -> None:
+    assert report(contents_of(plan_of(), "rehearsed", "measured")) == page
+
+
+def test_names_that_a_user_gave_are_escaped() -> None:
+    plan = plan_of()
+    hostile = "</title><script>alert(1)</script>"
+    actor = replace(plan.facts.models.actor, name=hostile)
+    device = plan.facts.cluster.device.model_copy(update={"name": hostile, "source": hostile})
+    facts = plan.facts.model_copy(
+        update={
+            "models": plan.facts.models.model_copy(update={"actor": actor}),
+            "cluster": plan.facts.cluster.model_copy(update={"device": device}),
+        }
+    )
+    contents = contents_of(plan.model_copy(update={"facts": facts, "pins": (hostile,)}), "measured")
+    contents = replace(contents, runs=(replace(contents.runs[0], name=hostile),))
+    text = report(contents)
+    assert "<script" not in text
+    assert "script" not in Outline(text).names
+
+
+def titles(markup: str) -> list[str]:
+    """What the boxes of a picture say when the pointer rests on them."""
+    return [line.partition("</title>")[0] for line in markup.split("<title>")[1:]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_plan_at_a_glance_has_a_box_for_every_stage_and_refit(seed: int) -> None:
+    plan = plan_of(seed)
+    told = titles(glance(plan))
+    for placement in plan.placements:
+        assert any(text.startswith(f"{placement.stage} on ranks ") for text in told)
+    for refit in plan.refits:
+        assert not refit.cost.total or any(text.startswith(f"refit {refit.target} on ranks ") for text in told)
+
+
+@pytest.mark.parametrize("leads", patterns(2), ids=str)
+def test_a_turn_says_on_which_step_each_stage_works_when_some_work_ahead(leads: Leads) -> None:
+    plan = plan_of(3, leads)
+    text = Outline(report(contents_of(plan, "measured"))).text
+    for picture in (glance(plan), turn(plan)):
+        told = " ".join(Outline(picture).text)
+        for ahead in {lead for lead in leads.values() if lead}:
+            assert f"step n+{ahead}" in told
+        assert ("step n+" in told) == any(leads.values())
+    for stage, lead in leads.items():
+        assert not lead or any(f"{stage} by {lead}" in part for part in text)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_memory_bars_are_the_plans_own_peaks(seed: int) -> None:
+    plan = plan_of(seed)
+    found = {rank: filling.peak_bytes for filling in fillings(plan) for rank in filling.ranks}
+    assert [found[rank] for rank in range(len(found))] == pytest.approx(plan.peak_bytes_per_rank, abs=1)
+
+
+def test_extrapolated_terms_are_hatched_and_named() -> None:
+    plan = plan_of()
+    assert "Extrapolated" not in terms(plan)
+    guessed = Cost((Term("layers", 2.0), Term("long contexts", 3.0, Source.EXTRAPOLATED)))
+    first, *others = plan.placements
+    changed = evaluate(plan.model_copy(update={"placements": (first.model_copy(update={"cost": guessed}), *others)}))
+    shown = terms(changed)
+    assert f"a guess beyond what was measured: {first.stage}." in shown
+    assert f"url(#hatch-c-{first.stage})" in shown
+    assert "long contexts 3.00 s (extrapolated)" not in shown  # the whole is as little trusted
+    assert f"{first.stage}: long contexts 3.00 s, extrapolated" in titles(shown)

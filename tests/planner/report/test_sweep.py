@@ -1,0 +1,87 @@
+"""Sweeps: the first range goes across, every other value is a line, and what cannot be drawn is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.job import Facts
+from meshwright.planner.report.sizes import size_settings, sizes
+from meshwright.planner.report.sweep import sweep
+from meshwright.planner.settings import parse_settings
+from meshwright.planner.whatif import WhatIf, whatif
+from meshwright.profiles.errors import BadInput
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+from tests.planner.report.pages import Outline
+
+
+def model_of(facts: Facts) -> CostModel:
+    return cost_model(facts.cluster, facts.workload, facts.precision)
+
+
+def answers(*texts: str) -> WhatIf:
+    facts = small_facts(nodes=2, ranks_per_node=2, memory_bytes=2**34)
+    return whatif(random_plan(4, facts, model_of(facts)), parse_settings(texts), model_of)
+
+
+def circles(page: str) -> int:
+    return Outline(page).names.count("circle")
+
+
+def test_a_range_gives_two_plots_with_a_point_for_each_value_and_a_row_in_the_table() -> None:
+    page = sweep(answers("workload.response.fixed=32,64,128"))
+    assert circles(page) == 2 * 3
+    assert Outline(page).names.count("tr") == 1 + 1 + 3
+    assert "What if workload.response.fixed changes" in page
+
+
+def test_a_second_field_gives_a_line_for_each_of_its_values() -> None:
+    page = sweep(answers("workload.response.fixed=32,64,128", "workload.batch_size=16,32"))
+    text = Outline(page).text
+    assert circles(page) == 2 * 3 * 2
+    assert page.count('class="series"') == 2 * 2 * 2
+    assert {"batch_size=16", "batch_size=32"} <= set(text)
+
+
+def test_values_without_an_order_are_points_without_lines() -> None:
+    page = sweep(answers("cluster.device=a100-80gb,h100-sxm"))
+    assert circles(page) == 2 * 2
+    assert 'class="series"' not in page
+
+
+def test_a_value_that_does_not_fit_is_drawn_open_and_says_why() -> None:
+    page = sweep(answers("cluster.device.memory_bytes=100000,17179869184"))
+    assert page.count('class="point open"') == 2
+    assert "rank 0 needs" in page
+
+
+def test_a_value_that_is_illegal_has_no_point_and_says_why() -> None:
+    page = sweep(answers("workload.batch_size=7,16"))
+    assert circles(page) == 2
+    assert "does not divide the 7 sequences" in page
+
+
+def test_a_plot_of_single_values_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"--plot needs a field with several values and cluster\.nodes has one"):
+        sweep(answers("cluster.nodes=4"))
+
+
+def test_sizes_are_whole_nodes_or_parts_of_one() -> None:
+    cluster = small_facts(nodes=2, ranks_per_node=4).cluster
+    found = size_settings(cluster, [1, 4, 16])
+    assert [(s["cluster.nodes"], s["cluster.ranks_per_node"]) for s in found] == [(1, 1), (1, 4), (4, 4)]
+    with pytest.raises(BadInput, match="--sizes 6 is not a number of whole nodes of 4 ranks; use 4 or 8"):
+        size_settings(cluster, [6])
+
+
+def test_the_job_on_other_numbers_of_ranks_has_a_point_for_each_and_its_speed_up() -> None:
+    facts = small_facts(ranks_per_node=1, batch_size=4, memory_bytes=2**34)
+    plan = random_plan(0, facts, model_of(facts))
+    found = whatif(plan, size_settings(facts.cluster, [1, 2]), model_of, replan=True)
+    page = sizes(found)
+    assert circles(page) == 2
+    first, second = (answer.outlook.step_seconds for answer in found.answers if answer.outlook)
+    assert f"{first / second:.2f}" in Outline(page).text
+    assert "--sizes 8,16,32" in sizes(None)
