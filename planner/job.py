@@ -7,7 +7,7 @@ name looked up; a plan carries its facts, so that it can be checked and asked ab
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -76,6 +76,9 @@ def _typed(device: Device) -> tuple[Device, Link, Link]:
     return device, intra_node, host
 
 
+StopString = Annotated[str, Field(min_length=1)]
+
+
 class PPO(Document):
     """Settings of the algorithm; equations and sources in `runtime.ppo`."""
 
@@ -90,7 +93,11 @@ class PPO(Document):
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     entropy_coefficient: float = Field(default=0.0, ge=0)
     whiten_advantages: bool = True
+    importance_cap: float = Field(default=2.0, gt=0, description="of the importance weight of a stale token")
     temperature: float = Field(default=1.0, gt=0, description="of the sampled distribution")
+    top_k: int = Field(default=0, ge=0, description="sample from the k likeliest tokens only; 0 is all")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="sample from the likeliest tokens that reach p only")
+    stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
     seed: int = Field(default=0, ge=0)
 
 

@@ -21,8 +21,9 @@ from meshwright.runtime.attention import AttentionCache, attention_cache
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, last_logits
-from meshwright.runtime.sampling import sample, uniforms
-from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, Stopping, cut_slots
+from meshwright.runtime.sampling import Sampling, uniforms
+from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
+from meshwright.runtime.stopping import Stopping, StopStrings
 from meshwright.runtime.turns import Delivery, Everything, Flight
 
 
@@ -41,12 +42,18 @@ class Generator:
         eos_token: int,
         temperature: float,
         seed: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop_strings: StopStrings | None = None,
     ) -> None:
-        """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt."""
+        """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt.
+
+        The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says.
+        """
         parameter = next(model.parameters())
         self._model, self._spec, self._mesh = model, spec, mesh
-        self._stopping = Stopping(eos_token=eos_token, max_response=max_response)
-        self._temperature, self._seed = temperature, seed
+        self._stopping = Stopping(eos_token=eos_token, max_response=max_response, strings=stop_strings)
+        self._sampling, self._seed = Sampling(temperature=temperature, top_k=top_k, top_p=top_p), seed
         self._device, self._dtype = parameter.device, parameter.dtype
         self._flight = Flight(cut_slots(num_slots, min(mesh.layout.pp, num_slots)))
         self._cache = SlotCache(
@@ -103,7 +110,7 @@ class Generator:
         if drawn is None:
             drawn = self._pipeline.receive_drawn(len(group.live))
         tokens, logprobs = drawn.tolist()
-        responses, moves = group.record(map(int, tokens), logprobs, version=version, stopping=self._stopping)
+        responses, moves = group.record(map(int, tokens), logprobs, version=version, finish=self._stopping.finish)
         for move in moves:
             self._cache.move(move.source, move.target, move.num_tokens)
         self._flight.ended += responses
@@ -161,7 +168,7 @@ class Generator:
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
         draws = torch.tensor([row.prompt.draw for row in rows], device=self._device)
         steps = torch.tensor([len(row.tokens) for row in rows], device=self._device)
-        drawn, logprobs = sample(logits, uniforms(self._seed, draws, steps), self._temperature)
+        drawn, logprobs = self._sampling.draw(logits, uniforms(self._seed, draws, steps))
         return torch.stack([drawn.double(), logprobs.double()])
 
 

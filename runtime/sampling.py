@@ -6,14 +6,50 @@ slots, layouts and devices therefore do not change what is drawn, beyond what th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio, as a signed number
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The distribution that tokens are drawn from: softmax(logits / temperature), cut to its likeliest tokens.
+
+    Behaviour log-probabilities are those of this distribution, cut and renormalised. Proximal, current and reference
+    log-probabilities are of softmax(logits / temperature) over all tokens: with a cut in force they differ from the
+    behaviour's even under equal weights, and a ratio to the behaviour policy must expect it.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy: the likeliest token, with probability one."""
+    top_k: int = 0
+    """Only the k likeliest tokens, and those that tie with the last of them; 0 is all."""
+    top_p: float = 1.0
+    """Of what top_k left and renormalised: the fewest likeliest tokens whose probabilities reach p, with ties."""
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B] int64 and their log-probabilities [B] fp32, from logits [B, V] and numbers [B] in [0, 1)."""
+        if self.temperature == 0.0:
+            tokens = logits.argmax(dim=-1)
+            return tokens, torch.zeros_like(tokens, dtype=torch.float32)
+        scaled = logits.float() / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            scaled = _cut_below(scaled, scaled.topk(self.top_k).values[:, -1:])
+        if self.top_p < 1.0:
+            scaled = _cut_below(scaled, _nucleus_end(scaled, self.top_p))
+        scaled -= scaled.amax(dim=-1, keepdim=True)
+        cumulative = scaled.exp().cumsum(dim=-1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        found = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
+        tokens = found.clamp_(max=logits.shape[-1] - 1)
+        return tokens[:, 0], (scaled.gather(1, tokens) - total.log()).float()[:, 0]
+
+
 def uniforms(seed: int, rows: Tensor, positions: Tensor) -> Tensor:
-    """Numbers in [0, 1), float64 [B], one for each (row, position) pair; both int64 [B].
+    """Numbers in [0, 1), float64, one for each (row, position) pair; both int64, of shapes that broadcast.
 
     SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) applied to each of the three in turn.
     """
@@ -23,13 +59,18 @@ def uniforms(seed: int, rows: Tensor, positions: Tensor) -> Tensor:
     return (_logical_shift(state, 11)).double() * 2.0**-53
 
 
-def sample(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Tokens [B] int64 and their log-probabilities [B] fp32, drawn from softmax(logits [B, V] / temperature)."""
-    logprobs = torch.log_softmax(logits.double() / temperature, dim=-1)
-    cumulative = logprobs.exp().cumsum(dim=-1)
-    threshold = uniform[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits.shape[-1] - 1)
-    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0].float()
+def _cut_below(scaled: Tensor, lowest: Tensor) -> Tensor:
+    """Logits [B, V] without those below `lowest` [B, 1]."""
+    return scaled.masked_fill(scaled < lowest, -torch.inf)
+
+
+def _nucleus_end(scaled: Tensor, top_p: float) -> Tensor:
+    """The smallest logit [B, 1] of the fewest likeliest tokens whose probabilities reach `top_p`."""
+    descending = scaled.sort(dim=-1, descending=True).values
+    probabilities = descending.double().softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    count = (before < top_p).sum(dim=-1, keepdim=True)
+    return descending.gather(1, count - 1)
 
 
 def _mix(state: Tensor) -> Tensor:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.runtime.stopping import DecodedText
 
 
 class Finish(StrEnum):
     """Why a response ended."""
 
     EOS = "eos"
+    STOP = "stop"
+    """A stop string was completed."""
     LENGTH = "length"
+    """The response is truncated: it reached the longest that was allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,27 +68,13 @@ class LiveSequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    text: DecodedText | None = None
+    """Kept where stop strings are watched for."""
 
     @property
     def num_cached(self) -> int:
         """Tokens whose keys and values are in the cache: all but the last one drawn."""
         return len(self.prompt.tokens) + len(self.tokens) - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stopping:
-    """When a response ends: by the end token, which stays in it, or by length."""
-
-    eos_token: int
-    max_response: int
-
-    def finish(self, sequence: LiveSequence) -> Finish | None:
-        """Why the sequence ends with the token drawn last; None while it goes on."""
-        if sequence.tokens[-1] == self.eos_token:
-            return Finish.EOS
-        own = sequence.prompt.max_response
-        limit = self.max_response if own is None else min(own, self.max_response)
-        return Finish.LENGTH if len(sequence.tokens) >= limit else None
 
 
 @dataclass(frozen=True)
@@ -113,18 +106,24 @@ class SlotGroup:
         return admitted
 
     def record(
-        self, tokens: Iterable[int], logprobs: Iterable[float], *, version: int, stopping: Stopping
+        self,
+        tokens: Iterable[int],
+        logprobs: Iterable[float],
+        *,
+        version: int,
+        finish: Callable[[LiveSequence], Finish | None],
     ) -> tuple[list[Response], list[SlotMove]]:
         """Appends one token, drawn by policy `version`, to every live sequence.
 
-        Returns what ended, in slot order, and the moves that fill the freed slots.
+        `finish` says whether and why a sequence ends now. Returns what ended, in slot order, and the moves that fill
+        the freed slots.
         """
         finished = []
         for sequence, token, logprob in zip(self.live, tokens, logprobs, strict=True):
             sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(version)
-            finished.append(stopping.finish(sequence))
+            finished.append(finish(sequence))
         if not any(finished):
             return [], []
         responses = [_response(s, f) for s, f in zip(self.live, finished, strict=True) if f]

@@ -31,7 +31,9 @@ PROMPTS = tuple(
 )
 
 
-def open_generator(directory: Path, layout: str, num_slots: int) -> tuple[Generator, Decoder, Mesh] | None:
+def open_generator(
+    directory: Path, layout: str, num_slots: int, *, top_k: int = 0, top_p: float = 1.0
+) -> tuple[Generator, Decoder, Mesh] | None:
     """A generator on this rank, its model and mesh; None on a rank that the layout leaves out."""
     mesh = build_mesh(Layout.parse(layout), 0)
     if not mesh.is_member:
@@ -49,6 +51,8 @@ def open_generator(directory: Path, layout: str, num_slots: int) -> tuple[Genera
         eos_token=EOS,
         temperature=0.8,
         seed=5,
+        top_k=top_k,
+        top_p=top_p,
     )
     return generator, model, mesh
 
@@ -170,3 +174,20 @@ def test_a_turn_that_delivers_its_whole_batch_is_bit_for_bit_what_generate_does(
     for answer in run_on_ranks(4, together_and_in_turns, directory, layout):
         if answer is not None:
             assert answer[0] == answer[1]
+
+
+def generate_cut(directory: Path, layout: str) -> tuple[Response, ...] | None:
+    """Responses drawn from the likeliest tokens only."""
+    opened = open_generator(directory, layout, 5, top_k=6, top_p=0.8)
+    return opened and opened[0].generate(PROMPTS)
+
+
+def test_a_cut_distribution_is_drawn_from_alike_at_every_layout(directory: Path, alone: tuple[Response, ...]) -> None:
+    reference, *_ = run_on_ranks(4, generate_cut, directory, "tp1")
+    assert reference is not None
+    assert [response.tokens for response in reference] != [response.tokens for response in alone]
+    for layout in ("tp2", "tp2,pp2"):
+        for answer in filter(None, run_on_ranks(4, generate_cut, directory, layout)):
+            assert [response.tokens for response in answer] == [response.tokens for response in reference]
+            for found, expected in zip(answer, reference, strict=True):
+                assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)

@@ -1,8 +1,19 @@
 """Sampling: the draw depends on seed, row and position, and follows the distribution."""
 
+import pytest
 import torch
+from torch import Tensor
 
-from meshwright.runtime.sampling import sample, uniforms
+from meshwright.runtime.sampling import Sampling, uniforms
+
+
+def many(logits: list[float], sampling: Sampling, count: int = 40_000) -> tuple[Tensor, Tensor]:
+    """Share of each token among `count` draws, and the log-probability that each token was drawn with, 1 if never."""
+    uniform = uniforms(1, torch.arange(count), torch.ones(count, dtype=torch.int64))
+    tokens, logprobs = sampling.draw(torch.tensor(logits).expand(count, len(logits)), uniform)
+    said = torch.ones(len(logits)).scatter(0, tokens, logprobs)
+    assert torch.equal(said[tokens], logprobs)
+    return torch.bincount(tokens, minlength=len(logits)) / count, said
 
 
 def test_a_draw_does_not_depend_on_its_batch() -> None:
@@ -25,17 +36,58 @@ def test_uniforms_are_uniform() -> None:
     assert (counts - 2000).abs().max() < 5 * 2000**0.5
 
 
-def test_tokens_follow_the_tempered_distribution_and_carry_its_log_probabilities() -> None:
-    logits = torch.tensor([2.0, 0.0, 1.0, -1.0])
-    expected = torch.softmax(logits / 0.7, dim=-1)
-    draws = uniforms(1, torch.arange(40_000), torch.ones(40_000, dtype=torch.int64))
-    tokens, logprobs = sample(logits.expand(40_000, 4), draws, temperature=0.7)
-    shares = torch.bincount(tokens, minlength=4) / 40_000
-    assert torch.allclose(shares, expected, atol=0.01)
-    assert torch.allclose(logprobs, expected.log()[tokens], atol=1e-6)
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+def test_tokens_follow_the_tempered_distribution_and_carry_its_log_probabilities(temperature: float) -> None:
+    logits = [2.0, 0.0, 1.0, -1.0]
+    expected = torch.softmax(torch.tensor(logits) / temperature, dim=-1)
+    shares, logprobs = many(logits, Sampling(temperature=temperature))
+    torch.testing.assert_close(shares, expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(logprobs, expected.log(), atol=1e-6, rtol=0)
+
+
+PROBABILITIES = [0.1, 0.4, 0.05, 0.3, 0.15]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(top_k=1), [1]),
+        (Sampling(top_k=3), [1, 3, 4]),
+        (Sampling(top_k=9), [0, 1, 2, 3, 4]),
+        (Sampling(top_p=0.3), [1]),
+        (Sampling(top_p=0.65), [1, 3]),
+        (Sampling(top_p=0.75), [1, 3, 4]),
+        (Sampling(top_k=3, top_p=0.5), [1, 3]),  # of 0.4, 0.3, 0.15 over 0.85 the first reaches only 0.47
+        (Sampling(top_k=2, top_p=0.5), [1]),  # of 0.4 and 0.3 over 0.7 the first reaches 0.57
+    ],
+)
+def test_a_cut_distribution_is_renormalised_over_what_it_keeps(sampling: Sampling, kept: list[int]) -> None:
+    probabilities = torch.tensor(PROBABILITIES)
+    expected = torch.zeros(5).index_copy(0, torch.tensor(kept), probabilities[kept] / probabilities[kept].sum())
+    shares, logprobs = many(probabilities.log().tolist(), sampling)
+    torch.testing.assert_close(shares, expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(logprobs[kept], expected[kept].log(), atol=1e-6, rtol=0)
+
+
+def test_the_temperature_comes_before_the_nucleus() -> None:
+    # At temperature 1/2 the five are as 1, 16, 1/4, 9, 2.25: two of them reach 0.85.
+    shares, _ = many(torch.tensor(PROBABILITIES).log().tolist(), Sampling(temperature=0.5, top_p=0.85))
+    assert shares.nonzero().flatten().tolist() == [1, 3]
+
+
+def test_tokens_that_tie_at_the_cut_are_all_kept() -> None:
+    shares, logprobs = many([0.0, 1.0, 1.0, 1.0], Sampling(top_k=2))
+    torch.testing.assert_close(shares, torch.tensor([0.0, 1 / 3, 1 / 3, 1 / 3]), atol=0.01, rtol=0)
+    torch.testing.assert_close(logprobs[1:].exp(), torch.full((3,), 1 / 3))
+
+
+def test_temperature_zero_takes_the_likeliest_token_with_certainty() -> None:
+    shares, logprobs = many([0.0, 3.0, 1.0], Sampling(temperature=0.0), count=10)
+    assert shares.tolist() == [0.0, 1.0, 0.0]
+    assert logprobs[1] == 0.0
 
 
 def test_a_token_without_probability_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(1000, 3)
-    tokens, _ = sample(logits, torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64), temperature=1.0)
+    tokens, _ = Sampling().draw(logits, torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64))
     assert set(tokens.tolist()) == {1}

@@ -1,12 +1,14 @@
 """Slots: nobody is lost, live sequences stay contiguous, and a free slot is refilled."""
 
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.slots import Finish, Prompt, SlotGroup, Stopping, cut_slots
+from meshwright.runtime.slots import Finish, LiveSequence, Prompt, SlotGroup, cut_slots
+from meshwright.runtime.stopping import Stopping
 
 EOS = 0
 
@@ -15,8 +17,8 @@ def prompts(count: int) -> deque[Prompt]:
     return deque(Prompt(row=row, draw=row, tokens=(1,) * (row % 3 + 1)) for row in range(count))
 
 
-def ending_after(max_response: int) -> Stopping:
-    return Stopping(eos_token=EOS, max_response=max_response)
+def ending_after(max_response: int) -> Callable[[LiveSequence], Finish | None]:
+    return Stopping(eos_token=EOS, max_response=max_response).finish
 
 
 def test_free_slots_are_filled_from_the_front_of_the_queue() -> None:
@@ -31,7 +33,7 @@ def test_the_last_live_sequence_moves_into_a_freed_slot_with_what_it_has_cached(
     group = SlotGroup(first_slot=4, num_slots=3)
     group.admit(prompts(3))
     # Row 0 ends; row 2 (3 prompt tokens, 1 drawn and not yet cached) moves from slot 6 to slot 4.
-    responses, moves = group.record([EOS, 5, 6], [-1.0, -2.0, -3.0], version=0, stopping=ending_after(9))
+    responses, moves = group.record([EOS, 5, 6], [-1.0, -2.0, -3.0], version=0, finish=ending_after(9))
     assert [(r.row, r.tokens, r.finish) for r in responses] == [(0, (EOS,), Finish.EOS)]
     assert [(m.source, m.target, m.num_tokens) for m in moves] == [(6, 4, 3)]
     assert [s.prompt.row for s in group.live] == [2, 1]
@@ -40,17 +42,17 @@ def test_the_last_live_sequence_moves_into_a_freed_slot_with_what_it_has_cached(
 def test_a_response_that_reaches_the_limit_ends_by_length() -> None:
     group = SlotGroup(first_slot=0, num_slots=1)
     group.admit(prompts(1))
-    assert group.record([7], [0.0], version=0, stopping=ending_after(2)) == ([], [])
-    responses, _ = group.record([7], [0.0], version=0, stopping=ending_after(2))
+    assert group.record([7], [0.0], version=0, finish=ending_after(2)) == ([], [])
+    responses, _ = group.record([7], [0.0], version=0, finish=ending_after(2))
     assert responses[0].finish is Finish.LENGTH
 
 
 def test_a_prompt_may_ask_for_less_than_the_limit_but_not_for_more() -> None:
     group = SlotGroup(first_slot=0, num_slots=2)
     group.admit(deque(Prompt(row=n, draw=n, tokens=(1,), max_response=n) for n in (1, 9)))
-    responses, _ = group.record([7, 7], [0.0, 0.0], version=0, stopping=ending_after(2))
+    responses, _ = group.record([7, 7], [0.0, 0.0], version=0, finish=ending_after(2))
     assert [response.row for response in responses] == [1]
-    responses, _ = group.record([7], [0.0], version=0, stopping=ending_after(2))
+    responses, _ = group.record([7], [0.0], version=0, finish=ending_after(2))
     assert [response.row for response in responses] == [9]
 
 
@@ -58,7 +60,7 @@ def test_every_token_carries_the_version_that_drew_it() -> None:
     group = SlotGroup(first_slot=0, num_slots=1)
     group.admit(prompts(1), turn=4)
     for version in (3, 3, 5):
-        responses, _ = group.record([7], [0.0], version=version, stopping=ending_after(3))
+        responses, _ = group.record([7], [0.0], version=version, finish=ending_after(3))
     assert responses[0].versions == (3, 3, 5)
     assert responses[0].first_turn == 4
 
@@ -66,7 +68,7 @@ def test_every_token_carries_the_version_that_drew_it() -> None:
 def test_the_end_token_at_the_limit_counts_as_an_end() -> None:
     group = SlotGroup(first_slot=0, num_slots=1)
     group.admit(prompts(1))
-    responses, _ = group.record([EOS], [0.0], version=0, stopping=ending_after(1))
+    responses, _ = group.record([EOS], [0.0], version=0, finish=ending_after(1))
     assert responses[0].finish is Finish.EOS
 
 
@@ -82,7 +84,7 @@ def test_every_prompt_gets_exactly_its_own_tokens_whatever_the_slots(lengths: li
             slot_of[sequence.prompt.row] = first_new + index
         assert [slot_of[s.prompt.row] for s in group.live] == list(range(len(group.live)))
         tokens = [EOS if len(s.tokens) + 1 == lengths[s.prompt.row] else s.prompt.row + 1 for s in group.live]
-        responses, moves = group.record(tokens, [0.0] * len(tokens), version=0, stopping=ending_after(100))
+        responses, moves = group.record(tokens, [0.0] * len(tokens), version=0, finish=ending_after(100))
         for move in moves:
             row = next(r for r, slot in slot_of.items() if slot == move.source and r not in {x.row for x in responses})
             slot_of[row] = move.target
