@@ -44,10 +44,19 @@ class NemoRl(Document):
     source: str = Field(min_length=1)
 
 
+class Verl(Document):
+    """How the stages of verl change when they stop sharing ranks."""
+
+    work_share: float = Field(ge=0, le=1, description="of a synchronous generation; the rest waits for the longest")
+    alone_share: float = Field(gt=0, le=1, description="of a training stage's time, without an engine on its ranks")
+    source: str = Field(min_length=1)
+
+
 class Assumed(Document):
     served: Served
     real: Real
     nemo_rl: NemoRl
+    verl: Verl
 
 
 @cache

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.fidelity.grpo import grpo_step
 from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
+from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
 from benchmarks.fidelity.primitives import attention, collective, gemm, vidur_collective
 from benchmarks.fidelity.realhf import real_heuristic
 from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
@@ -20,12 +21,16 @@ _TRAINING = "megatron_training"
 
 @dataclass(frozen=True, kw_only=True)
 class RowSet:
-    """Rows of one kind: the files that hold them, which of their rows, and the answer to a row of a file."""
+    """Rows of one kind: the files that hold them, which of their rows, and the answer to a row of a file.
+
+    `joined` may put rows together before they are answered.
+    """
 
     name: str
     files: tuple[str, ...]
     answer: Callable[[str, Row], Answer]
     where: Callable[[Row], bool] = lambda _: True
+    joined: Callable[[Iterable[tuple[str, Row]]], Iterable[tuple[str, Row]]] = lambda rows: rows
     bar: Bar = field(default_factory=Bar)
 
 
@@ -110,6 +115,14 @@ SETS = (
         where=lambda row: row["system"].startswith("NeMo-RL"),
         bar=Bar(mean=0.20),
     ),
+    RowSet(
+        name="asynchronous over synchronous, speed-up",
+        files=("rlhf_steps",),
+        answer=speedup,
+        where=is_of_pairs,
+        joined=pairs,
+        bar=Bar(mean=0.15),
+    ),
     *(
         RowSet(
             name=f"GEMM {device.upper()}, {what}",
@@ -164,9 +177,8 @@ def scores_of(directory: Path, names: Sequence[str] | None = None) -> list[Score
 def _score(known: RowSet, files: dict[str, Path]) -> Score:
     answers: list[Answer] = []
     skipped: Counter[str] = Counter()
-    for stem, row in _rows(known.files, files):
-        if not known.where(row):
-            continue
+    rows = ((stem, row) for stem, row in _rows(known.files, files) if known.where(row))
+    for stem, row in known.joined(rows):
         try:
             answers.append(known.answer(stem, row))
         except Skip as reason:

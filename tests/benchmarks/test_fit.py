@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.fidelity.fit import Predict, error, fit
+from benchmarks.fidelity.fit import error, fit, is_kept
+from benchmarks.fidelity.laws import Predict
 from benchmarks.fidelity.primitives import gemm_seconds, kernels_of
 from benchmarks.fidelity.rows import Row
 from benchmarks.fidelity.simplex import minimise
@@ -39,3 +40,10 @@ def test_a_nested_constant_is_fitted_in_its_place() -> None:
     assert found.protocols[1].link_bytes == pytest.approx(0.25, rel=0.01)
     assert found.protocols[0] == start.protocols[0]
     assert error([(predict, 0.25)], found) < error([(predict, 0.25)], start)
+
+
+def test_half_of_the_rows_are_kept_aside_by_what_they_say() -> None:
+    rows: list[Row] = [{"m": str(m), "n": "8192"} for m in range(400)]
+    kept = [is_kept(row) for row in rows]
+    assert 150 < sum(kept) < 250
+    assert [is_kept(dict(reversed(row.items()))) for row in rows] == kept

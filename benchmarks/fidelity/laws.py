@@ -1,0 +1,208 @@
+"""The laws whose constants are fitted: which constants, to which rows, and what a row says under them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.fidelity.assumed import Served, assumed
+from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.inference import is_dense_hopper, serving_point
+from benchmarks.fidelity.pairs import pairs, scaled_of, synchronous
+from benchmarks.fidelity.primitives import (
+    OPERATIONS,
+    attention_seconds,
+    device_of,
+    gemm_seconds,
+    group_of,
+    kernels_of,
+    latency,
+    message_bytes,
+)
+from benchmarks.fidelity.realhf import experiment_of
+from benchmarks.fidelity.rows import Row, Skip, number
+from benchmarks.fidelity.training import Question, question
+from meshwright.cost_models.collectives import Network
+from meshwright.cost_models.pretraining import iteration_seconds
+from meshwright.profiles.documents import Document
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.frameworks import Framework, framework_named
+
+Predict = Callable[[Any], float]
+"""What a row says under the document that holds its law's constants."""
+
+Asked = tuple[Predict, float]
+"""A prediction of a row, and what was measured."""
+
+Rows = Iterable[tuple[str, Row]]
+
+_FAMILIES = {"ampere": ("a100",), "hopper": ("h100", "h200")}
+_DEVICES = {"ampere": "a100-80gb", "hopper": "h200"}
+
+
+class Engine(Document):
+    """An engine with a prefix cache, and the load it was measured under."""
+
+    framework: Framework
+    served: Served
+
+
+def _gemm(stem: str, row: Row) -> Asked:
+    return lambda efficiency: gemm_seconds(kernels_of(device_of(stem), efficiency), row), latency(row)
+
+
+def _attention(stem: str, row: Row) -> Asked:
+    return lambda efficiency: attention_seconds(kernels_of(device_of(stem), efficiency), row), latency(row)
+
+
+def _collective(stem: str, row: Row) -> Asked:
+    group = group_of(row)
+    operation, num_bytes, cluster = OPERATIONS[row["op_name"]], message_bytes(row), cluster_of(device_of(stem), 8)
+    return lambda efficiency: Network(cluster, efficiency).seconds(operation, group, num_bytes)[0], latency(row)
+
+
+def _iteration(_stem: str, row: Row) -> Asked:
+    asked = _vtrain(row)
+    return (
+        lambda efficiency: iteration_seconds(asked.iteration, asked.cluster, "bf16", efficiency).total,
+        asked.measured,
+    )
+
+
+def _host(_stem: str, row: Row) -> Asked:
+    asked = _vtrain(row)
+
+    def predict(framework: Framework) -> float:
+        return iteration_seconds(replace(asked.iteration, framework=framework), asked.cluster, "bf16").total
+
+    return predict, asked.measured
+
+
+def _vtrain(row: Row) -> Question:
+    if not row["dataset"].startswith("vtrain"):
+        raise Skip("not fitted")
+    return question(row)
+
+
+def _served(_stem: str, row: Row) -> Asked:
+    if not is_dense_hopper(row) or row["backend"] != "trtllm":
+        raise Skip("not fitted")
+    serving, rows = serving_point(row)
+    live = min(rows, serving.slots())
+
+    def predict(framework: Framework) -> float:
+        return replace(serving, framework=framework).round_seconds(live).total
+
+    return predict, number(row, "silicon_tpot_ms") / 1e3
+
+
+def _cached(_stem: str, row: Row) -> Asked:
+    if not is_dense_hopper(row) or row["backend"] != "vllm":
+        raise Skip("not fitted")
+    serving, rows = serving_point(row)
+    live = min(rows, serving.slots())
+
+    def predict(engine: Engine) -> float:
+        fresh = engine.served.fresh_prompts_per_second
+        asked = replace(serving, framework=engine.framework, fresh_prompts_per_second=fresh)
+        return asked.round_seconds(live).total
+
+    return predict, number(row, "silicon_tpot_ms") / 1e3
+
+
+def _calls(_stem: str, row: Row) -> Asked:
+    if row["system"] != "ReaL-Heuristic":
+        raise Skip("not fitted")
+    experiment = experiment_of(row)
+    return lambda framework: experiment.best(framework).cost.total, number(row, "step_time_s")
+
+
+def _pools(_stem: str, row: Row) -> Asked:
+    if row["system"] != "veRL":
+        raise Skip("not fitted")
+    scaled, before = scaled_of(row), number(synchronous(row), "step_time_s")
+    return lambda verl: before / scaled.seconds(verl).total, before / number(row, "step_time_s")
+
+
+def _family(owner: str) -> Document:
+    if owner not in _FAMILIES:
+        raise BadInput(f"family {owner!r} is not fitted here; {suggestion(owner, _FAMILIES)}")
+    return efficiency_of("cuda", _DEVICES[owner])
+
+
+def _engine(owner: str) -> Document:
+    return Engine(framework=framework_named(owner), served=assumed().served)
+
+
+def _of_verl(owner: str) -> Document:
+    if owner != "verl":
+        raise BadInput(f"pools of {owner!r} are not fitted here; use verl.")
+    return assumed().verl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """Constants that are fitted together (dotted where they are nested), and the rows that tell them."""
+
+    constants: tuple[str, ...]
+    files: tuple[str, ...]  # with {} for the device, once for each of the family
+    ask: Callable[[str, Row], Asked]
+    start: Callable[[str], Document] = _family
+    """The document of a family of devices or of a framework, with the constants as they are today."""
+    joined: Callable[[Rows], Rows] = lambda rows: rows
+
+    def stems(self, owner: str) -> tuple[str, ...]:
+        """The files of rows that are read, without suffix."""
+        devices = _FAMILIES.get(owner, ("",))
+        return tuple(dict.fromkeys(name.format(device) for device in devices for name in self.files))
+
+
+_PROTOCOLS = tuple(f"protocols.{i}.{name}" for i in range(3) for name in ("start_seconds", "step", "link_bytes"))
+_TRAINING = ("megatron_training", "megatron_training_vtrain_single_node")
+LAWS = {
+    "gemm": Law(
+        constants=(
+            *("gemm_flops", "gemm_bytes", "gemm_prologue", "gemm_split", "gemm_tile_cost", "gemm_ridge"),
+            "kernel_seconds",
+        ),
+        files=("primitives/{}_gemm_bf16",),
+        ask=_gemm,
+    ),
+    "attention": Law(
+        constants=tuple(f"attention_{name}" for name in ("flops", "tile", "tail", "bytes", "ridge", "seconds")),
+        files=("primitives/{}_attention_context_bf16",),
+        ask=_attention,
+    ),
+    "decoding": Law(
+        constants=tuple(
+            f"decoding_{name}" for name in ("bytes", "block", "row_seconds", "head_seconds", "ridge", "seconds")
+        ),
+        files=("primitives/{}_attention_generation_bf16",),
+        ask=_attention,
+    ),
+    "collectives": Law(constants=_PROTOCOLS, files=("primitives/{}_comm",), ask=_collective),
+    "training": Law(
+        constants=("sustained", "elementwise_bytes", "protocols.2.fabric_bytes"), files=_TRAINING, ask=_iteration
+    ),
+    "host": Law(constants=("launch_seconds",), files=_TRAINING, ask=_host, start=framework_named),
+    "serving": Law(
+        constants=("round_seconds", "row_seconds", "start_share"),
+        files=("serving_points",),
+        ask=_served,
+        start=framework_named,
+    ),
+    "cached": Law(
+        constants=("framework.round_seconds", "framework.row_seconds", "served.fresh_prompts_per_second"),
+        files=("serving_points",),
+        ask=_cached,
+        start=_engine,
+    ),
+    "calls": Law(
+        constants=("launch_seconds", "call_seconds"), files=("rlhf_steps",), ask=_calls, start=framework_named
+    ),
+    "pools": Law(
+        constants=("work_share", "alone_share"), files=("rlhf_steps",), ask=_pools, start=_of_verl, joined=pairs
+    ),
+}

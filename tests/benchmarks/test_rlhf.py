@@ -1,0 +1,133 @@
+"""Steps of RLHF systems and pairs of them, on rows made up here."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fidelity.assumed import assumed
+from benchmarks.fidelity.grpo import step_seconds
+from benchmarks.fidelity.pairs import Scaled, pairs, speedup
+from benchmarks.fidelity.realhf import experiment_of
+from benchmarks.fidelity.rows import Row, Skip
+from benchmarks.fidelity.sets import scores_of
+from meshwright.profiles.frameworks import framework_named
+
+REAL = {
+    "system": "ReaL-Heuristic",
+    "gpu": "H100-80GB",
+    "num_gpus": "16",
+    "batch_prompts": "64",
+    "prompt_len_tok": "128",
+    "response_len_tok": "128",
+    **{f"model_{role}": "Llama-2-7B" for role in ("actor", "critic", "ref", "reward")},
+    "step_time_s": "20",
+}
+NEMO = {
+    "system": "NeMo-RL v9",
+    "model_actor": "LLAMA3.1_8B",
+    "gpu": "H100",
+    "num_gpus": "16",
+    "batch_prompts": "",
+    "response_len_tok": "1000 (mean total seq)",
+    "parallel_config": "gen [TP,PP]=[1,1] train [TP,CP,EP,PP,VPP]=[1,1,1,2,n/a]",
+    "precision": "BF16",
+    "mode": "sync",
+    "step_time_s": "100",
+    "source": "page",
+    "notes": "G-GBS (samples generated) 1024, T-GBS 512, max seq 4096",
+}
+VERL = {
+    **NEMO,
+    "system": "veRL",
+    "parallel_config": "vLLM+FSDP2; colocate",
+    "gen_s": "100",
+    "infer_logprob_s": "20",
+    "train_s": "80",
+    "step_time_s": "200",
+}
+
+
+def verl_pair(**changes: str) -> Row:
+    row = {**VERL, "mode": "fully async, staleness 0.5", "parallel_config": "vLLM+FSDP2; 8:8", "infer_logprob_s": ""}
+    ((_, pair),) = pairs([("", VERL), ("", {**row, **changes})])
+    return pair
+
+
+def test_the_hand_rule_of_real_has_stages_across_nodes() -> None:
+    step = experiment_of(REAL).best(framework_named("realhf"))
+    assert step.layout.num_ranks == 16
+    assert step.layout.pp % 2 == 0
+
+
+def test_every_function_call_of_a_step_pays_the_controller() -> None:
+    framework, experiment = framework_named("realhf"), experiment_of(REAL)
+    free = experiment.best(framework.model_copy(update={"call_seconds": 0.0}))
+    assert experiment.best(framework).cost.total == pytest.approx(free.cost.total + 6 * framework.call_seconds)
+
+
+def test_models_that_fit_nowhere_are_skipped() -> None:
+    huge = {f"model_{role}": "Llama-3-405B" for role in ("actor", "critic", "ref", "reward")}
+    with pytest.raises(Skip, match="no single layout fits"):
+        experiment_of({**REAL, **huge}).best(framework_named("realhf"))
+
+
+def test_an_asynchronous_step_hides_the_shorter_of_generation_and_training() -> None:
+    alone, beside = step_seconds(NEMO), step_seconds({**NEMO, "mode": "1-step Off"})
+    assert beside.total < alone.total
+    assert {term.name for term in alone.terms} - {term.name for term in beside.terms} == {"generation"}
+
+
+def test_a_mode_that_is_not_known_and_experts_are_skipped() -> None:
+    with pytest.raises(Skip, match="mode later is not known"):
+        step_seconds({**NEMO, "mode": "later"})
+    with pytest.raises(Skip, match="expert parallelism"):
+        step_seconds({**NEMO, "parallel_config": "gen [TP,PP]=[1,1] train [TP,CP,EP,PP,VPP]=[1,1,8,2,n/a]"})
+
+
+def test_a_pair_is_two_steps_of_one_job() -> None:
+    other_job, other_engine = {**VERL, "num_gpus": "32"}, {**VERL, "parallel_config": "vLLM+Megatron; colocate"}
+    row = {**VERL, "mode": "one-step off", "parallel_config": "vLLM+FSDP2; 4 gen : 12 train"}
+    ((_, alone),) = pairs([("", other_job), ("", other_engine), ("", row)])
+    with pytest.raises(Skip, match="no synchronous row"):
+        speedup("", alone)
+    assert speedup("", verl_pair(step_time_s="100")).measured == 2
+
+
+def test_stages_are_scaled_to_their_pools_and_the_slower_one_decides() -> None:
+    verl = assumed().verl
+    found = speedup("", verl_pair())
+    assert found.terms.total == pytest.approx(max(2 * verl.work_share * 100, 2 * verl.alone_share * 80))
+    assert found.predicted == pytest.approx(200 / found.terms.total)
+    again = speedup("", verl_pair(infer_logprob_s="20"))
+    assert again.terms.total == pytest.approx(max(2 * verl.work_share * 100, 2 * verl.alone_share * 100))
+
+
+def test_without_work_ahead_a_step_waits_for_the_longest_responses() -> None:
+    ahead = Scaled(
+        generation_seconds=100, training_seconds=1, generation_share=0.5, training_share=0.5, works_ahead=True
+    )
+    behind = Scaled(**{**vars(ahead), "works_ahead": False})
+    verl = assumed().verl
+    waiting = behind.seconds(verl).total - ahead.seconds(verl).total
+    assert waiting == pytest.approx((1 - verl.work_share) * 100)
+
+
+def test_pools_that_are_not_stated_are_skipped() -> None:
+    with pytest.raises(Skip, match="the ranks of the two pools are not stated"):
+        speedup("", verl_pair(parallel_config="vLLM+FSDP2; split"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [NEMO, {**NEMO, "mode": "1-step Off", "step_time_s": "80"}]
+    lines = [",".join(NEMO), *(",".join(f'"{value}"' for value in row.values()) for row in rows)]
+    (tmp_path / "rlhf_steps.csv").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_pair_is_scored_by_the_ratio_of_its_seconds(folder: Path) -> None:
+    scores = {score.name: score for score in scores_of(folder)}
+    (pair,) = scores["asynchronous over synchronous, speed-up"].answers
+    assert pair.measured == pytest.approx(1.25)
+    assert 1 < pair.predicted < 2
+    assert scores["NeMo-RL synchronous steps"].used == 1
