@@ -68,7 +68,7 @@ class Network:
         lines = self._lines.get((operation, group))
         if lines is None:
             lines = self._lines[operation, group] = tuple(self._ways(operation, group))
-        return min(latency + num_bytes * per_byte for latency, per_byte in lines), Source.ANALYTIC
+        return min([latency + num_bytes * per_byte for latency, per_byte in lines]), Source.ANALYTIC
 
     def _ways(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
         """Latency and seconds per byte of each way to do it; NCCL too takes the one that it expects to be quickest

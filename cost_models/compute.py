@@ -92,12 +92,14 @@ class AnalyticShard:
         sharded = 2 * (model.attention_size + model.kv_size) + model.up_size + model.ffn_size
         self._layer_elements = 10 * hidden * whole_share + sharded
         self._known: dict[tuple[Body, float, float, float], Time] = {}
+        self._known_linear: dict[tuple[float, float, bool, bool], tuple[float, float, float]] = {}
 
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
         key = (body, rows, tokens, context)
-        if key not in self._known:
-            self._known[key] = self._optimizer() if body is Body.OPTIMIZER else self._time(*key)
-        return self._known[key]
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._optimizer() if body is Body.OPTIMIZER else self._time(*key)
+        return known
 
     def attention(self, rows: float, tokens: float, context: float = 0) -> float:
         """Forward seconds of one layer's core attention: what selective recomputation repeats."""
@@ -108,10 +110,13 @@ class AnalyticShard:
     def _time(self, body: Body, rows: float, tokens: float, context: float) -> Time:
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         count = rows * tokens
-        layer = sum(self._gemm(count, inner, outer, trains, self._kernels) for inner, outer in self._gemms)
-        layer += self._attention(rows, tokens, context, trains)
-        elementwise = self._kernels.elementwise(self._size * count * self._layer_elements)
-        head = self._head(count, rows if samples else count, trains, samples)
+        head_count = rows if samples else count
+        key = count, head_count, trains, samples
+        known = self._known_linear.get(key)
+        if known is None:
+            known = self._known_linear[key] = self._linear(*key)
+        products, elementwise, head = known
+        layer = products + self._attention(rows, tokens, context, trains)
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
         layer += elementwise * (1 + (_ELEMENTWISE_BACKWARD if trains else 0))
         efficiency = self._efficiency
@@ -121,6 +126,14 @@ class AnalyticShard:
             self._with_launches(head, passes * efficiency.kernels_at_ends, passes),
             Source.ANALYTIC,
         )
+
+    def _linear(self, count: float, head_count: float, trains: bool, samples: bool) -> tuple[float, float, float]:
+        """Device seconds of what depends on the number of tokens alone: a layer's products, its element-wise work
+        forward, and the head."""
+        gemm, kernels = self._gemm, self._kernels
+        products = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._gemms])
+        elementwise = kernels.elementwise(self._size * count * self._layer_elements)
+        return products, elementwise, self._head(count, head_count, trains, samples)
 
     def _with_launches(self, device_seconds: float, num_kernels: float, num_started: float) -> float:
         """Seconds of kernels that take `device_seconds` together, the start of `num_started` of them included."""

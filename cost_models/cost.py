@@ -68,22 +68,24 @@ class Tally:
     """Amounts being added up by name; a term takes the least trusted source of its addends."""
 
     def __init__(self) -> None:
-        self._amounts: dict[str, float] = {}
-        self._sources: dict[str, Source] = {}
+        self._addends: dict[str, tuple[float, Source]] = {}
 
     def add(self, name: str, amount: float, source: Source = Source.ANALYTIC) -> None:
         if amount:
-            self._amounts[name] = self._amounts.get(name, 0.0) + amount
-            known = self._sources.get(name, source)
-            self._sources[name] = source if _RANK[source] > _RANK[known] else known
+            known = self._addends.get(name)
+            if known is None:
+                self._addends[name] = amount, source
+            else:
+                worse = source if _RANK[source] > _RANK[known[1]] else known[1]
+                self._addends[name] = known[0] + amount, worse
 
     @property
     def total(self) -> float:
-        return math.fsum(self._amounts.values())
+        return math.fsum(amount for amount, _ in self._addends.values())
 
     def cost(self) -> Cost:
         """The terms in order of first addition."""
-        return Cost(tuple(Term(name, amount, self._sources[name]) for name, amount in self._amounts.items()))
+        return Cost(tuple([Term(name, amount, source) for name, (amount, source) in self._addends.items()]))
 
 
 def total(costs: Iterable[Cost]) -> Cost:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, SEND_RECEIVE, Groups, Network
 from meshwright.cost_models.compute import Shard
-from meshwright.cost_models.cost import Cost, Tally, least_trusted
+from meshwright.cost_models.cost import Cost, Source, Tally, least_trusted
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, Window
 from meshwright.profiles.frameworks import Framework
@@ -25,13 +25,10 @@ _DRAWN_BYTES = 16
 """A sampled token and its log-probability, both sent in fp64."""
 
 
-class _Passes(NamedTuple):
-    """`number` passes of one group of `rows` rows through one pipeline stage."""
+_NAMES = {body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (Body.DECODE, Body.PREFILL)}
 
-    number: float
-    rows: float
-    tokens: float
-    context: float
+_Passes: TypeAlias = tuple[float, float, float, float]
+"""A number of passes of one group through one pipeline stage, its rows, their tokens and what is cached of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,50 +44,34 @@ class Generation:
 
     def seconds(self, rounds: Rounds, num_slots: int) -> Cost:
         """Prefills and decode rounds; compute and collectives of the slowest pipeline stage; what the host adds."""
-        pp = self.call.layout.pp
+        pp, framework = self.call.layout.pp, self.framework
         num_groups = min(pp, num_slots)
-        decodes = [_decode_passes(window, num_groups, pp) for window in rounds.windows]
-        first, refills = rounds.first, rounds.refills
-        prefills = (
-            [_Passes(first.calls * pp, first.rows / min(num_groups, max(1, first.rows)), first.tokens, 0)]
-            if first.calls
-            else []
-        )
-        if refills.calls:
-            prefills.append(_Passes(refills.calls, refills.rows, refills.tokens, 0))
         tally = Tally()
-        if decodes:
-            self._add(tally, Body.DECODE, decodes)
+        if rounds.windows:
+            self._add(tally, Body.DECODE, _decode_passes(rounds.windows, num_groups, pp))
+        prefills = _prefill_passes(rounds, num_groups, pp)
         if prefills:
             self._add(tally, Body.PREFILL, prefills)
-        tally.add("scheduling", self._host_seconds(rounds, num_slots))
+        scheduling = rounds.visits * num_groups * framework.round_seconds + rounds.drawn * framework.row_seconds
+        tally.add("scheduling", scheduling)
         return tally.cost()
-
-    def _host_seconds(self, rounds: Rounds, num_slots: int) -> float:
-        """Scheduling of each group in flight, and handing each sequence its token, in rounds of their own."""
-        framework = self.framework
-        visits = rounds.first.calls + sum(window.rounds for window in rounds.windows)
-        drawn = rounds.first.calls * rounds.first.rows + sum(w.rounds * w.live for w in rounds.windows)
-        groups = min(self.call.layout.pp, num_slots)
-        return visits * groups * framework.round_seconds + drawn * framework.row_seconds
 
     def _add(self, tally: Tally, body: Body, passes: Sequence[_Passes]) -> None:
         """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""
-        model = self.call.model
-        num_layers = model.num_layers / self.call.layout.pp
-        total = total_rows = total_tokens = layer = ends = 0.0
-        sources = set()
+        total = total_rows = total_tokens = layers = at_ends = 0.0
+        known, time_of = Source.MEASURED, self.shard.time
         for number, rows, tokens, context in passes:
-            time = self.shard.time(body, rows, tokens, context)
-            layer += number * time.layer
-            ends += number * time.ends
+            layer, ends, source = time_of(body, rows, tokens, context)
+            layers += number * layer
+            at_ends += number * ends
             total += number
             total_rows += number * rows
             total_tokens += number * rows * tokens
-            sources.add(time.source)
-        source = least_trusted(sources)
-        tally.add(f"{body.value} layers", num_layers * layer, source)
-        tally.add(f"{body.value} embedding and head", ends, source)
+            if source is not known:
+                known = least_trusted((known, source))
+        in_layers, in_ends = _NAMES[body]
+        tally.add(in_layers, self.call.model.num_layers / self.call.layout.pp * layers, known)
+        tally.add(in_ends, at_ends, known)
         self._add_exchanges(tally, total, total_rows / total, total_tokens / total)
 
     def _add_exchanges(self, tally: Tally, number: float, rows: float, tokens: float) -> None:
@@ -109,8 +90,22 @@ class Generation:
             tally.add("pipeline messages", number * (sent + (pp - 1) * back), source)
 
 
-def _decode_passes(window: Window, num_groups: int, pp: int) -> _Passes:
-    """A window's rounds: max(m, p) passes a round, the live sequences spread over m groups."""
-    live = max(1.0, window.live)
-    live_groups = min(num_groups, live)
-    return _Passes(window.rounds * max(live_groups, pp), live / live_groups, 1, window.context)
+def _decode_passes(windows: Sequence[Window], num_groups: int, pp: int) -> list[_Passes]:
+    """Each window's rounds: max(m, p) passes a round, the live sequences spread over m groups."""
+    found: list[_Passes] = []
+    for rounds, decoding, context in windows:
+        live = max(decoding, 1.0)
+        live_groups = num_groups if num_groups < live else live
+        found.append((rounds * (live_groups if live_groups > pp else pp), live / live_groups, 1, context))
+    return found
+
+
+def _prefill_passes(rounds: Rounds, num_groups: int, pp: int) -> list[_Passes]:
+    """What is admitted in the first round spreads over the groups; what is admitted later fills one."""
+    first, refills = rounds.first, rounds.refills
+    found: list[_Passes] = []
+    if first.calls:
+        found.append((first.calls * pp, first.rows / min(num_groups, max(1, first.rows)), first.tokens, 0))
+    if refills.calls:
+        found.append((refills.calls, refills.rows, refills.tokens, 0))
+    return found

@@ -59,15 +59,15 @@ class Kernels:
         piece pays a prologue of `gemm_prologue` elements.
         """
         processors, prologue, most = self._processors, self._prologue, int(inner / self._split) or 1
-        compute = math.inf
+        compute, ceil = math.inf, math.ceil
         for tile_rows, tile_columns, seconds in self._tiles:
-            tiles = math.ceil(rows / tile_rows) * math.ceil(outer / tile_columns)
+            tiles = ceil(rows / tile_rows) * ceil(outer / tile_columns)
             if tiles >= processors:
                 found = tiles / processors * seconds * (inner + prologue)
             else:
-                split = min(processors // tiles, most)
-                found = seconds * (inner / split + prologue)
-            compute = min(compute, found)
+                split = processors // tiles
+                found = seconds * (inner / (split if split < most else most) + prologue)
+            compute = found if found < compute else compute
         memory = (inner * outer * self._weight_bytes + rows * (inner + outer) * self._size) * self._gemm_byte
         return self._start + _joined(compute, memory, self._ridge)
 

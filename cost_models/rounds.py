@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,16 @@ class Rounds:
     first: Prefill
     refills: Prefill
 
+    @cached_property
+    def visits(self) -> float:
+        """Rounds in which the host serves a group."""
+        return self.first.calls + sum(window.rounds for window in self.windows)
+
+    @cached_property
+    def drawn(self) -> float:
+        """Tokens that the host hands to sequences in those rounds."""
+        return self.first.calls * self.first.rows + sum(w.rounds * w.live for w in self.windows)
+
 
 class Batch(NamedTuple):
     """The rows of one replica in one order of arrival, in tokens."""
@@ -79,7 +90,8 @@ def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
 
 
 def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
-    """The rows of the replica that holds the batch's longest response, in `NUM_ORDERS` orders of arrival.
+    """The rows of the replica that holds the batch's longest response, in `NUM_ORDERS` orders of arrival; in one when
+    all rows are alike.
 
     Lengths are the middles of `num_rows` equally likely parts of their distribution; the last one is the expected
     longest response of the whole batch, since every replica waits for the slowest.
@@ -87,6 +99,8 @@ def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
     responses = np.array(workload.response_lengths.strata(num_rows))
     responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
     prompts = np.array(workload.prompt_lengths.strata(num_rows))
+    if np.ptp(responses) == np.ptp(prompts) == 0:
+        return (Batch(responses, prompts),)
     phases = [i / NUM_ORDERS for i in range(NUM_ORDERS)]
     return tuple(Batch(responses[_order(num_rows, p)], prompts[_order(num_rows, p + 0.5)]) for p in phases)
 
@@ -132,28 +146,51 @@ def _alone(batch: Batch, num_slots: int) -> Pass:
 def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finish: int) -> Pass:
     """What sequences that occupy slots in rounds [start, end) do in rounds [begin, finish); they decode in all of their
     rounds but the first."""
-    num_rounds = finish - begin
     starting = start[(begin <= start) & (start < finish)]
     num_first = int(np.count_nonzero(starting == begin))
     num_refills = len(np.unique(starting)) - (num_first > 0)
     low, high = np.maximum(start + 1, begin), np.minimum(end, finish)
     here = low < high
-    start, end, prompts, low, high = start[here], end[here], prompts[here], low[here] - begin, high[here] - begin
-    decoding = np.cumsum(np.bincount(low, minlength=num_rounds + 1) - np.bincount(high, minlength=num_rounds + 1))
-    bounds = np.linspace(0, num_rounds, _NUM_WINDOWS + 1).round().astype(int)
-    rounds = np.diff(np.concatenate([[0], np.cumsum(decoding > 0)])[bounds]).astype(float)
-    row_rounds = np.diff(np.concatenate([[0], np.cumsum(decoding)])[bounds]).astype(float)
-    low, high = np.maximum(low, bounds[:-1, None]), np.minimum(high, bounds[1:, None])
-    context = np.where(low < high, prompts - (start - begin) + (low + high - 1) / 2 - 1, 0).max(axis=1, initial=0)
-    return Pass(num_rounds, num_first, num_refills, len(starting) - num_first, rounds, row_rounds, context * rounds)
+    offset, low, high = (prompts - start)[here], low[here], high[here]
+    bounds = np.linspace(0, finish - begin, _NUM_WINDOWS + 1).round().astype(int) + begin
+    idle = _within(*_gaps(low, high, begin, finish), bounds).sum(axis=1)
+    decoded = _within(low, high, bounds)
+    middles = (np.maximum(low, bounds[:-1, None]) + np.minimum(high, bounds[1:, None]) - 1) / 2
+    context = np.where(decoded > 0, offset + middles - 1, 0).max(axis=1, initial=0)
+    rounds = (np.diff(bounds) - idle).astype(float)
+    return Pass(
+        num_rounds=finish - begin,
+        num_first=num_first,
+        num_refills=num_refills,
+        num_refilled=len(starting) - num_first,
+        rounds=rounds,
+        row_rounds=decoded.sum(axis=1).astype(float),
+        contexts=context * rounds,
+    )
+
+
+def _within(low: Integers, high: Integers, bounds: Integers) -> Integers:
+    """Rounds of each interval [low, high) in each window between two bounds, [windows, intervals]."""
+    found: Integers = np.maximum(np.minimum(high, bounds[1:, None]) - np.maximum(low, bounds[:-1, None]), 0)
+    return found
+
+
+def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integers, Integers]:
+    """The intervals of [begin, finish) that none of the intervals [low, high) covers."""
+    order = np.argsort(low)
+    covered = np.concatenate([[begin], np.maximum.accumulate(high[order])])
+    following = np.concatenate([low[order], [finish]])
+    gaps = following > covered
+    return covered[gaps], following[gaps]
 
 
 def mean_windows(passes: Sequence[Pass]) -> tuple[Window, ...]:
-    """The windows of the passes, averaged one by one; those in which nothing decodes are left out."""
+    """The windows of the passes, averaged one by one; equal ones are one, and those in which nothing decodes none."""
     columns = zip(*((one.rounds, one.row_rounds, one.contexts) for one in passes), strict=True)
     rounds, row_rounds, contexts = (np.sum(column, axis=0) for column in columns)
-    return tuple(
-        Window(float(n / len(passes)), float(live / n), float(context / n))
-        for n, live, context in zip(rounds, row_rounds, contexts, strict=True)
-        if n
-    )
+    found: dict[tuple[float, float], float] = {}
+    for number, live, context in zip(rounds.tolist(), row_rounds.tolist(), contexts.tolist(), strict=True):
+        if number:
+            key = live / number, context / number
+            found[key] = found.get(key, 0.0) + number
+    return tuple(Window(number / len(passes), live, context) for (live, context), number in found.items())

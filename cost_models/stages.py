@@ -11,7 +11,7 @@ from typing import TypeVar
 from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
-from meshwright.cost_models.cost import Cost, Memory, total
+from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.generation import Generation
 from meshwright.cost_models.memory import memory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
@@ -90,22 +90,25 @@ class StageModel:
             raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
         overlap = self._overlap(call, num_rows)
         num_slots = min(slots, overlap.in_flight(num_rows))
-        shard, _ = self._shards(call)
-        generation = Generation(
+        generation = self._once((call.model, call.layout), lambda: self._generation(call))
+        return generation.seconds(self._turns.rounds(num_rows, num_slots, overlap), num_slots)
+
+    def _generation(self, call: Call) -> Generation:
+        """The same for every schedule of a layout."""
+        return Generation(
             call=call,
-            shard=shard,
+            shard=self._shards(call)[0],
             groups=self._groups(call.layout),
             network=self._network,
             element_bytes=self._size,
             framework=self._framework,
         )
-        return generation.seconds(self._turns.rounds(num_rows, num_slots, overlap), num_slots)
 
     def _overlap(self, call: Call, num_rows: int) -> Overlap:
         """How one replica runs into its next batches; raises BadInput when a sequence could miss its turn."""
         schedule, batch_size = call.schedule, self._workload.batch_size
         if not schedule.overcommit:
-            return Overlap(batches_in_flight=schedule.batches_in_flight)
+            return Overlap(schedule.batches_in_flight)
         if call.max_deferral < 1:
             raise BadInput(
                 f"{call.stage.name}: overcommit={schedule.overcommit} with max_deferral={call.max_deferral} defers "
@@ -127,7 +130,10 @@ class StageModel:
         num_rows = -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if trains else 1)))
         pipeline = self._pipeline(call, self._shards(call)[0])
         once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size))
-        return total([once, pipeline.update_seconds()]).scaled(updates) if trains else once
+        if not trains:
+            return once
+        update = self._once(("update", call.model, call.layout), lambda: pipeline.update_seconds().scaled(updates))
+        return once.scaled(updates) + update
 
     def _tail_seconds(self, call: Call) -> float:
         return self._streamed(call, last_passes).total
@@ -184,7 +190,8 @@ class StageModel:
         )
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key not in self._known:
-            self._known[key] = make()
-        found: T = self._known[key]  # type: ignore[assignment]
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = make()
+        found: T = known  # type: ignore[assignment]
         return found

@@ -9,7 +9,6 @@ inter-step overlap). Prompts arrive in one stream, so both differ only in when a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -33,8 +32,7 @@ _OVERCOMMIT_STEPS = 8
 """Overcommit counts in whole eighths of a replica's rows, rounded down."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
+class Overlap(NamedTuple):
     """How one replica's generation of a step runs into that of the next ones; `overcommit` counts its own sequences,
     `max_deferral` the turns that a sequence may take beyond its first."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import networkx as nx
 
@@ -34,11 +35,11 @@ class Stage:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
-    @property
+    @cached_property
     def trains(self) -> bool:
         return Mode.TRAIN in self.modes
 
-    @property
+    @cached_property
     def generates(self) -> bool:
         return Mode.DECODE in self.modes
 
