@@ -30,7 +30,7 @@ from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table, read_table
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans
-from meshwright.runtime import calibrating, profile_command, show, show_time
+from meshwright.runtime import calibrating, profile_command, reporting, show, show_time
 from meshwright.runtime.importing import offer
 from meshwright.runtime.options import (
     AsJson,
@@ -166,6 +166,7 @@ def rehearse(
     trace: Annotated[
         Path | None, typer.Option(help="Where a timeline for Perfetto goes, the simulated beside it.")
     ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new directory for the trace, which `report` reads.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Follow the plan with real processes and messages, waiting where a device would compute."""
@@ -173,12 +174,16 @@ def rehearse(
 
     document = read_plan(plan)
     _require_valid(document)
+    if out:
+        reporting.require_new(out)
     work = _durations(durations, document, profile, seed)
     found = rehearsal(document, work, steps=steps, speed=speed, seed=seed, ranks_per_process=ranks_per_process)
     if trace:
         simulated = simulation(document, work, steps=steps, traced=True)
         runs = [_run(spans, document) for spans in (simulated.spans, found.spans)]
         write_atomically(trace, chrome_trace(runs))
+    if out:
+        reporting.write_run(document, found.spans, out)
     if as_json:
         print(json.dumps(asdict(replace(found, spans=())), indent=2))
     else:
@@ -196,19 +201,28 @@ def whatif(
     ] = False,
     profile: Profile = None,
     price: Annotated[float | None, typer.Option(min=0, help="Of one GPU-hour, in any currency.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="An HTML page of step time and tokens/s against the first field with a range.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what would change if the models, the cluster, the workload or the precision were others."""
+    from meshwright.planner.report.sweep import sweep
     from meshwright.planner.settings import parse_settings
     from meshwright.planner.whatif import whatif as answers
 
     document = read_plan(plan)
     _require_valid(document)
-    found = answers(document, parse_settings(setting), _remodel(_table(profile)), replan=replan, price=price)
+    settings = parse_settings(setting)
+    if plot:
+        reporting.require_plot(plot, settings)
+    found = answers(document, settings, _remodel(_table(profile)), replan=replan, price=price)
+    if plot:
+        write_atomically(plot, sweep(found))
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
-        show_time.whatif(found)
+        show_time.whatif(found, plot)
 
 
 @app.command(epilog="Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run")
@@ -241,6 +255,7 @@ def run(
 
 
 app.command(epilog=calibrating.EXAMPLE)(calibrating.calibrate)
+app.command(epilog=reporting.EXAMPLE)(reporting.report)
 
 
 def _require_valid(plan: Plan) -> None:

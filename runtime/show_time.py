@@ -62,7 +62,7 @@ def rehearsal(found: Rehearsal, trace: Path | None) -> None:
         console.print(f"REHEARSAL timeline in {trace}; open it in Perfetto")
 
 
-def whatif(found: WhatIf) -> None:
+def whatif(found: WhatIf, plot: Path | None) -> None:
     """One row for each setting: what it comes to, and in brackets what changes against the baseline."""
     console = Console()
     kind = "planned again" if found.replanned else "the same placements costed again"
@@ -83,6 +83,8 @@ def whatif(found: WhatIf) -> None:
             console.print(f"{_named(answer)}: {sentence}", markup=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
+    if plot:
+        console.print(f"plot in {plot}; open it in a browser", soft_wrap=True)
 
 
 def _named(answer: Answer) -> str:

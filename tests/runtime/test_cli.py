@@ -8,10 +8,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-from unittest import mock
+from typing import Any
 
 import pytest
 import yaml
@@ -19,43 +17,7 @@ import yaml
 from meshwright.planner.plan import read_plan
 from meshwright.profiles.table import read_table
 from meshwright.profiles.trace import Span, write_spans
-from meshwright.runtime.cli import main
-from tests.runtime.small_job import write_job
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job for two ranks of this machine, with tiny checkpoints beside it."""
-    return write_job(tmp_path_factory.mktemp("job"), num_ranks=2)
-
-
-class Call(Protocol):
-    def __call__(self, *arguments: object) -> Outcome: ...
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*arguments: object) -> Outcome:
-        code = exit_code(*arguments)
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.out + captured.err
-        return Outcome(code, captured.out, captured.err)
-
-    return run
-
-
-def exit_code(*arguments: object) -> int:
-    """Runs the command line in this process."""
-    with mock.patch.object(sys, "argv", ["meshwright", *map(str, arguments)]), pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
+from tests.runtime.command import Call, exit_code
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +275,7 @@ def test_the_command_line_starts_without_torch() -> None:
 
 
 def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
-    commands = "profile plan verify explain simulate whatif rehearse run calibrate schema"
+    commands = "profile plan verify explain simulate whatif rehearse run calibrate report schema"
     for command in commands.split():
         outcome = call(command, "--help")
         assert outcome.code == 0

@@ -9,9 +9,7 @@ import pytest
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.table import read_table
 from meshwright.runtime.importing import offer
-from tests.runtime.test_cli import Call, call, job
-
-__all__ = ["call", "job"]
+from tests.runtime.command import Call
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 H100_JOB = EXAMPLES / "70b-64xh100" / "job.yaml"

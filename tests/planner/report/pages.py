@@ -43,7 +43,7 @@ class Outline(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self.get_starttag_text() and not (self.get_starttag_text() or "").endswith("/>"):
+        if tag != "meta" and not (self.get_starttag_text() or "").endswith("/>"):
             self.open.append(tag)
         self.names.append(tag)
         self.attributes += [(name, value or "") for name, value in attrs]

@@ -1,0 +1,137 @@
+"""The command that draws a plan and its runs as one HTML file: reads documents, calls the planner, writes the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.job import Facts
+from meshwright.planner.plan import Plan, read_plan, write_plan
+from meshwright.planner.report.contents import Contents
+from meshwright.planner.report.report import report as drawn
+from meshwright.planner.report.sizes import size_settings
+from meshwright.planner.report.sweep import swept_field
+from meshwright.planner.sampled import Sampled
+from meshwright.planner.settings import Setting
+from meshwright.planner.simulate import simulate
+from meshwright.planner.verify import verify
+from meshwright.planner.whatif import whatif
+from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.table import read_table
+from meshwright.profiles.timeline import chrome_trace
+from meshwright.profiles.trace import Run, Span, read_spans, write_spans
+from meshwright.runtime.options import PlanPath, Profile, Seed, Steps
+
+EXAMPLE = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
+
+_KIB = 2**10
+
+
+def report(
+    plan: PlanPath,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="DIR...", help="The --out of a `run` or a `rehearse` of this plan; several are compared."
+        ),
+    ] = None,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the page goes.")] = Path("report.html"),
+    sizes: Annotated[
+        str | None, typer.Option(help="Numbers of ranks to plan the job on as well, as 8,16,32; each takes a search.")
+    ] = None,
+    steps: Steps = 20,
+    seed: Seed = 0,
+    profile: Profile = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Where one timeline for Perfetto goes, the simulation and every DIR side by side."),
+    ] = None,
+) -> None:
+    """Draw a plan, its simulation and its runs as one HTML file that needs no network."""
+    document = read_plan(plan)
+    for sentence in verify(document):
+        raise BadInput(f"plan: {sentence}")
+    asked = size_settings(document.facts.cluster, _numbers(sizes)) if sizes else ()
+    found = _read_runs(document, runs or ())
+    for path in (output, trace):
+        if path:
+            _require_writable(path)
+    table = read_table(profile) if profile else None
+
+    def remodel(facts: Facts) -> CostModel:
+        return cost_model(facts.cluster, facts.workload, facts.precision, table)
+
+    simulation = simulate(document, Sampled(document, remodel, seed=seed), steps=steps, traced=True)
+    planned = whatif(document, asked, remodel, replan=True) if asked else None
+    page = drawn(Contents(plan=document, simulation=simulation, runs=found, sizes=planned))
+    write_atomically(output, page)
+    typer.echo(f"{output}: {output.stat().st_size / _KIB:.0f} KiB; open it in a browser")
+    if trace:
+        pools = {pool.name: pool.ranks for pool in document.pools}
+        write_atomically(trace, chrome_trace([Run(spans=simulation.spans, pools=pools), *found]))
+        typer.echo(f"{trace}: {1 + len(found)} runs side by side; open it in Perfetto")
+
+
+def require_new(directory: Path) -> None:
+    """Raises BadInput for a directory that holds a trace already, and for one that cannot be made."""
+    if (directory / "trace.jsonl").exists():
+        raise BadInput(f"--out {directory} holds the trace of a run, which is not overwritten; name a new directory.")
+    _require_writable(directory / "trace.jsonl")
+
+
+def write_run(plan: Plan, spans: Sequence[Span], directory: Path) -> None:
+    """Leaves the plan and the trace in a directory, as a run does."""
+    write_plan(directory / "plan.json", plan)
+    write_spans(directory / "trace.jsonl", spans)
+
+
+def require_plot(path: Path, settings: Sequence[Setting]) -> None:
+    """Raises BadInput before any costing for a plot that could not be drawn or written after it."""
+    if path.suffix != ".html":
+        raise BadInput(f"--plot {path} is not an HTML file; name one that ends in .html.")
+    swept_field(settings)
+    _require_writable(path)
+
+
+def _read_runs(plan: Plan, directories: Sequence[Path]) -> tuple[Run, ...]:
+    """The runs in these directories, named by them."""
+    for place, directory in enumerate(directories):
+        if directory.resolve() in [other.resolve() for other in directories[:place]]:
+            raise BadInput(f"{directory} is given twice; give every run once.")
+    return tuple(_read_run(plan, directory) for directory in directories)
+
+
+def _read_run(plan: Plan, directory: Path) -> Run:
+    """Raises BadInput for a directory without a trace, a trace without a step, and a run of another plan."""
+    path = directory / "trace.jsonl"
+    if not path.exists():
+        what = "holds no trace.jsonl" if directory.is_dir() else "is not a directory"
+        raise BadInput(f"{directory} {what}; give the --out of `meshwright run` or of `meshwright rehearse`.")
+    if read_plan(directory / "plan.json") != plan:
+        raise BadInput(f"{directory} is a run of another plan; report the plan.json that it holds.")
+    spans = read_spans(path)
+    if not any(span.kind == "stage" for span in spans):
+        raise BadInput(f"trace {path} has no stage in it; let the run finish a step.")
+    return Run(spans=spans, pools={pool.name: pool.ranks for pool in plan.pools}, name=str(directory))
+
+
+def _numbers(sizes: str) -> list[int]:
+    try:
+        return [int(part) for part in sizes.split(",")]
+    except ValueError:
+        raise BadInput(f"--sizes {sizes!r} is not a list of whole numbers; write it like 8,16,32.") from None
+
+
+def _require_writable(path: Path) -> None:
+    """Raises BadInput before any search for a file that could not be written after it."""
+    parent = next(parent for parent in path.resolve().parents if parent.exists())
+    if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise BadInput(f"{path} cannot be written; name a file in a directory that you may write to.")
