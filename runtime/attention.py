@@ -115,7 +115,10 @@ class Rotary:
 
     def first(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [S, 1, 1, D] at positions 0 to S-1, S and the dtype being those of `like` [S, ...]."""
-        length = like.shape[0]
+        return self.table(like.shape[0], like)
+
+    def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [length, 1, 1, D] at positions 0 to length-1, of the device and dtype of `like`."""
         if self._first is None or self._first[0].shape[0] < length or self._first[0].dtype != like.dtype:
             with torch.inference_mode(False):  # kept for training too, wherever it is first asked for
                 self._first = self._angles(torch.arange(length, device=like.device).unsqueeze(1), like.dtype)

@@ -9,7 +9,6 @@ on its way, and sequences in flight keep their tokens, keys and values while the
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,14 +16,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.profiles.model import ModelSpec
-from meshwright.runtime.attention import AttentionCache, attention_cache
+from meshwright.runtime.attention import attention_cache
+from meshwright.runtime.decoding import DecodeStep
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, last_logits
+from meshwright.runtime.relay import Relay
 from meshwright.runtime.sampling import Sampling, uniforms
 from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
 from meshwright.runtime.stopping import Stopping, StopStrings
 from meshwright.runtime.turns import Delivery, Everything, Flight
+
+_HASHED_AT_ONCE = 128
+"""Positions whose uniform numbers are hashed together."""
 
 
 class Generator:
@@ -65,7 +69,8 @@ class Generator:
             dtype=self._dtype,
             device=self._device,
         )
-        self._pipeline = _Pipeline(mesh, self._device)
+        self._step = DecodeStep(model, mesh, max_tokens)
+        self._relay = Relay(mesh, self._device)
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
 
@@ -108,7 +113,7 @@ class Generator:
             return False
         drawn = self._drawn.pop(group.first_slot)
         if drawn is None:
-            drawn = self._pipeline.receive_drawn(len(group.live))
+            drawn = self._relay.receive_drawn(len(group.live))
         tokens, logprobs = drawn.tolist()
         responses, moves = group.record(map(int, tokens), logprobs, version=version, finish=self._stopping.finish)
         for move in moves:
@@ -120,7 +125,7 @@ class Generator:
         """Records what is still on its way from the last stage, in the order in which it was sent."""
         for group in itertools.islice(rotation, len(self._flight.groups)):
             self._learn(group, version)
-        self._pipeline.flush()
+        self._relay.flush()
 
     def _advance(self, group: SlotGroup) -> None:
         """One token for every live sequence of the group and the first token of every admitted one."""
@@ -135,41 +140,59 @@ class Generator:
             return
         tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
         if tokens is not None:
-            self._pipeline.send_drawn(tokens)
+            self._relay.send_drawn(tokens)
         self._drawn[group.first_slot] = tokens
 
+    @torch.no_grad()
     def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
         """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`."""
         lengths = [len(sequence.prompt.tokens) for sequence in admitted]
         padded = torch.zeros(len(admitted), max(lengths), dtype=torch.int64)
         for row, sequence in enumerate(admitted):
             padded[row, : lengths[row]] = torch.tensor(sequence.prompt.tokens)
-        view = self._cache.prefill(first_slot, len(admitted), max(lengths))
-        last = torch.tensor(lengths) - 1
-        return self._draw(padded, last, view, admitted)
-
-    def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
-        """Draws one more token for sequences in consecutive slots, [2, B] as `_draw`."""
-        tokens = torch.tensor([[sequence.tokens[-1]] for sequence in live])
-        cached = [sequence.num_cached for sequence in live]
-        view = self._cache.decode(first_slot, torch.tensor(cached, device=self._device), max(cached))
-        return self._draw(tokens, torch.zeros(len(live), dtype=torch.int64), view, live)
+        hidden = self._receive_hidden(max(lengths), len(admitted))
+        last = torch.tensor(lengths, device=self._device) - 1
+        with attention_cache(self._model, self._cache.prefill(first_slot, len(admitted), max(lengths))):
+            output = last_logits(self._model, padded.to(self._device), last, hidden=hidden)
+        return self._draw(output, admitted)
 
     @torch.no_grad()
-    def _draw(self, tokens: Tensor, last: Tensor, cache: AttentionCache, rows: Sequence[LiveSequence]) -> Tensor:
-        """Tokens and log-probabilities [2, B] float64 drawn after position `last` [B]; zeros before the last stage."""
-        shape = (tokens.shape[1], tokens.shape[0], self._spec.hidden_size)
-        hidden = None if self._mesh.is_first_stage else self._pipeline.receive_hidden(shape, self._dtype)
-        with attention_cache(self._model, cache):
-            output = last_logits(self._model, tokens.to(self._device), last.to(self._device), hidden=hidden)
+    def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
+        """Draws one more token for sequences in consecutive slots, [2, B] as `_draw`."""
+        cached = [sequence.num_cached for sequence in live]
+        view = self._cache.decode(first_slot, torch.tensor(cached, device=self._device), max(cached))
+        inputs = self._receive_hidden(len(live))
+        if inputs is None:
+            inputs = torch.tensor([sequence.tokens[-1] for sequence in live], device=self._device)
+        return self._draw(self._step(inputs, view), live)
+
+    def _receive_hidden(self, *shape: int) -> Tensor | None:
+        """Hidden states [*shape, hidden] from the earlier stage; None on the first."""
+        if self._mesh.is_first_stage:
+            return None
+        return self._relay.receive_hidden((*shape, self._spec.hidden_size), self._dtype)
+
+    def _draw(self, output: Tensor, rows: Sequence[LiveSequence]) -> Tensor:
+        """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp].
+
+        Before the last stage `output` are hidden states, which are sent on, and the answer is zeros.
+        """
         if not self._mesh.is_last_stage:
-            self._pipeline.send_hidden(output)
+            self._relay.send_hidden(output)
             return torch.zeros(2, len(rows), dtype=torch.float64)
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
-        draws = torch.tensor([row.prompt.draw for row in rows], device=self._device)
-        steps = torch.tensor([len(row.tokens) for row in rows], device=self._device)
-        drawn, logprobs = self._sampling.draw(logits, uniforms(self._seed, draws, steps))
+        drawn, logprobs = self._sampling.draw(logits, self._uniforms(rows).to(logits.device))
         return torch.stack([drawn.double(), logprobs.double()])
+
+    def _uniforms(self, rows: Sequence[LiveSequence]) -> Tensor:
+        """The number [B] that decides each row's next token; numbers are hashed many positions at a time."""
+        short = [row for row in rows if len(row.uniforms) <= len(row.tokens)]
+        if short:
+            draws = torch.tensor([[row.prompt.draw] for row in short])
+            positions = torch.tensor([[len(row.uniforms)] for row in short]) + torch.arange(_HASHED_AT_ONCE)
+            for row, numbers in zip(short, uniforms(self._seed, draws, positions).tolist(), strict=True):
+                row.uniforms += numbers
+        return torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64)
 
 
 def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:
@@ -179,46 +202,3 @@ def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:
     shards = [torch.empty_like(logits) for _ in range(mesh.layout.tp)]
     dist.all_gather(shards, logits.contiguous(), group=mesh.groups.tp)
     return torch.cat(shards, dim=-1)
-
-
-class _Pipeline:
-    """Messages between the stages of one pipeline; sends do not wait for their receiver."""
-
-    def __init__(self, mesh: Mesh, device: torch.device) -> None:
-        self._ranks = dist.get_process_group_ranks(mesh.groups.pp)
-        self._position = self._ranks.index(dist.get_rank())
-        self._device = device
-        self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
-
-    def send_hidden(self, hidden: Tensor) -> None:
-        self._send(hidden, self._ranks[self._position + 1])
-
-    def receive_hidden(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._receive(shape, dtype, self._ranks[self._position - 1])
-
-    def send_drawn(self, drawn: Tensor) -> None:
-        for rank in self._ranks[:-1]:
-            self._send(drawn, rank)
-
-    def receive_drawn(self, num_rows: int) -> Tensor:
-        return self._receive((2, num_rows), torch.float64, self._ranks[-1])
-
-    def flush(self) -> None:
-        """Waits until everything sent has left."""
-        while self._in_flight:
-            self._in_flight.popleft()[0].wait()
-
-    def _send(self, tensor: Tensor, rank: int) -> None:
-        tensor = tensor.contiguous()
-        work = dist.isend(tensor, rank)
-        assert work is not None
-        self._in_flight.append((work, tensor))
-        while self._in_flight[0][0].is_completed():
-            self._in_flight.popleft()
-            if not self._in_flight:
-                break
-
-    def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
-        buffer = torch.empty(shape, dtype=dtype, device=self._device)
-        dist.recv(buffer, rank)
-        return buffer

@@ -46,7 +46,19 @@ class SlotCache:
 
     def decode(self, first_slot: int, lengths: Tensor, longest: int) -> DecodeView:
         """A view for one new token per row; `lengths` [B] counts the tokens cached, `longest` is their maximum."""
-        return DecodeView(self, first_slot, lengths[None, :], longest + 1)
+        _, _, heads, max_tokens, _ = self.keys.shape
+        device = lengths.device
+        slots = torch.arange(first_slot, first_slot + len(lengths), device=device)
+        rows = slots[:, None] * heads + torch.arange(heads, device=device)
+        hidden = torch.arange(longest + 1, device=device) > lengths[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=device).masked_fill_(hidden, -torch.inf)
+        return DecodeView(
+            self,
+            slice(first_slot, first_slot + len(lengths)),
+            positions=lengths,
+            places=(rows * max_tokens + lengths[:, None]).flatten(),
+            mask=mask[:, None, None],
+        )
 
 
 @dataclass(frozen=True)
@@ -72,17 +84,16 @@ class DecodeView:
     """The cache during a decode step: one new token per row, at the row's own position."""
 
     cache: SlotCache
-    first_slot: int
-    positions: Tensor  # [1, B]
-    num_tokens: int  # cached tokens that any row can see, its new one included
+    slots: slice
+    positions: Tensor  # [B]
+    places: Tensor  # [B * kv_heads], where the new keys go among all of a layer's [slots * kv_heads * max_tokens, D]
+    mask: Tensor  # [B, 1, 1, T], 0 where a row may look and minus infinity elsewhere; T covers the longest row
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Stores [1, B, kv_heads, D] and returns the cache [B, kv_heads, T, D] with the mask [B, 1, 1, T]."""
-        position = self.positions[0]
-        slots = slice(self.first_slot, self.first_slot + len(position))
-        keys, values = self.cache.keys[layer, slots], self.cache.values[layer, slots]
-        rows = torch.arange(len(position), device=position.device)
-        keys[rows, :, position] = key[0]
-        values[rows, :, position] = value[0]
-        visible = torch.arange(self.num_tokens, device=position.device) <= position[:, None]
-        return keys[:, :, : self.num_tokens], values[:, :, : self.num_tokens], visible[:, None, None, :]
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores keys and values [B, kv_heads, D]; returns all that are cached, [B, kv_heads, T, D]."""
+        num_tokens = self.mask.shape[-1]
+        kept = []
+        for store, new in ((self.cache.keys[layer], key), (self.cache.values[layer], value)):
+            store.view(-1, store.shape[-1]).index_copy_(0, self.places, new.reshape(-1, store.shape[-1]))
+            kept.append(store[self.slots, :, :num_tokens])
+        return kept[0], kept[1]

@@ -57,6 +57,7 @@ class Decoder(GPTModel):
         )
         self.spec = spec
         self.mesh = mesh
+        self.rotary = rotary
         self.head_positions: Tensor | None = None
         if mesh.is_last_stage and spec.scalar_head:
             self._attach_scalar_head()

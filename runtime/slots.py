@@ -68,6 +68,8 @@ class LiveSequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    uniforms: list[float] = field(default_factory=list)
+    """Numbers that decide this sequence's tokens by position, as far as they have been hashed."""
     text: DecodedText | None = None
     """Kept where stop strings are watched for."""
 

@@ -1,0 +1,96 @@
+"""The decode step computes what the model's own modules compute, for every family and layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model import read_model
+from meshwright.runtime.attention import attention_cache
+from meshwright.runtime.decoding import DecodeStep
+from meshwright.runtime.kv_cache import SlotCache
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.models import build_model, last_logits
+from meshwright.runtime.relay import Relay
+from meshwright.runtime.weights import load_weights
+from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
+from tests.runtime.ranks import run_on_ranks
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (5, 11, 1)
+STEPS = 4
+NUM_ROWS, LENGTH = len(LENGTHS), max(LENGTHS) + STEPS
+
+
+@torch.no_grad()
+def step_by_step(directory: Path, layout: str) -> Tensor | None:
+    """This rank's logits [steps, B, V / tp] after each of the last tokens of rows of different lengths.
+
+    Rows sit from slot 2 on. None before the last stage.
+    """
+    mesh = build_mesh(Layout.parse(layout), 0)
+    if not mesh.is_member:
+        return None
+    spec = read_model(directory)
+    model = build_model(spec, mesh)
+    load_weights(model, spec, mesh, directory)
+    cache = SlotCache(
+        num_layers=spec.num_layers // mesh.layout.pp,
+        num_slots=6,
+        num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
+        max_tokens=LENGTH,
+        head_dim=spec.head_dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    relay, step, ids = Relay(mesh, torch.device("cpu")), DecodeStep(model, mesh, LENGTH), tokens(NUM_ROWS, LENGTH)
+    lengths = torch.tensor(LENGTHS)
+
+    def received(*shape: int) -> Tensor | None:
+        return None if mesh.is_first_stage else relay.receive_hidden((*shape, spec.hidden_size), torch.float32)
+
+    with attention_cache(model, cache.prefill(2, NUM_ROWS, max(LENGTHS))):
+        hidden = received(max(LENGTHS), NUM_ROWS)
+        output = last_logits(model, ids[:, : max(LENGTHS)], lengths - 1, hidden=hidden)
+    outputs = []
+    for number in range(STEPS):
+        if not mesh.is_last_stage:
+            relay.send_hidden(output)
+        hidden = received(NUM_ROWS)
+        inputs = ids[torch.arange(NUM_ROWS), lengths + number] if hidden is None else hidden
+        output = step(inputs, cache.decode(2, lengths + number, max(LENGTHS) + number))
+        outputs.append(output)
+    if not mesh.is_last_stage:
+        relay.send_hidden(output)
+    relay.flush()
+    return torch.stack(outputs)[..., : model._num_real_columns()] if mesh.is_last_stage else None
+
+
+@torch.no_grad()
+def by_modules(directory: Path) -> Tensor:
+    """The same logits [steps, B, V] from whole forward passes on one rank."""
+    mesh = build_mesh(Layout(), 0)
+    if not mesh.is_member:
+        return torch.empty(0)
+    spec = read_model(directory)
+    model = build_model(spec, mesh)
+    load_weights(model, spec, mesh, directory)
+    whole = model(tokens(NUM_ROWS, LENGTH))[..., : spec.vocab_size]
+    return torch.stack([whole[torch.tensor(LENGTHS) + number, torch.arange(NUM_ROWS)] for number in range(STEPS)])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "biased Llama"])
+def test_the_decode_step_agrees_with_the_modules(tmp_path: Path, family: str) -> None:
+    biased = family == "biased Llama"
+    directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))
+    expected = run_on_ranks(4, by_modules, directory)[0]
+    assert expected.shape == (STEPS, NUM_ROWS, SHAPE["vocab_size"])
+    for layout in ("tp1", "tp2", "pp2", "tp2,pp2"):
+        shards = [logits for logits in run_on_ranks(4, step_by_step, directory, layout) if logits is not None]
+        assert len(shards) == Layout.parse(layout).tp
+        torch.testing.assert_close(torch.cat(shards, dim=-1), expected, atol=1e-4, rtol=1e-4)
