@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from meshwright.planner.plan import Plan
@@ -12,10 +12,14 @@ from meshwright.profiles.stages import STAGES
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica."""
+    """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica.
+
+    `live_sequences` has, by stage, how many sequences each replica has in flight on average, where lengths are drawn.
+    """
 
     seconds: Mapping[str, tuple[float, ...]]
     num_tokens: float  # response tokens of the step
+    live_sequences: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class Durations(Protocol):

@@ -43,15 +43,17 @@ class Sampled:
     def of_step(self, step: int, /) -> StepWork:
         prompts, responses = draw_lengths(self._workload, seed=self._seed, step=step)
         seconds = refit_seconds(self._plan)
+        live: dict[str, tuple[float, ...]] = {}
         for placement in self._placements:
             stage = STAGE_BY_NAME[placement.stage]
             if stage.generates:
                 seconds[stage.name] = self._generation(placement, prompts, responses)
+                live[stage.name] = _live_sequences(placement, responses)
             elif stage.trains:
                 seconds[stage.name] = (self._training(placement, prompts + responses, step),)
             else:
                 seconds[stage.name] = self._forward(placement, prompts + responses)
-        return StepWork(seconds=seconds, num_tokens=float(responses.sum()))
+        return StepWork(seconds=seconds, num_tokens=float(responses.sum()), live_sequences=live)
 
     def _generation(self, placement: Placement, prompts: Lengths, responses: Lengths) -> tuple[float, ...]:
         """Each replica takes every dp-th prompt in order of length, as the runtime shares them."""
@@ -117,6 +119,13 @@ def generation_seconds(
     rounds = np.where(live > 0, after - first, 0)
     decode = float((rounds * times.round_(np.maximum(live, 1).astype(float), context)).sum())
     return decode + _prefill_seconds(prompts, starts, min(num_stages, num_slots), num_stages, times)
+
+
+def _live_sequences(placement: Placement, responses: Lengths) -> tuple[float, ...]:
+    """Sequences in flight on each replica, on average over its rounds."""
+    dp, slots = placement.layout.dp, placement.schedule.generation_slots
+    shares = (responses[replica::dp] for replica in range(dp))
+    return tuple(float(share.sum() / (_starts(share.tolist(), slots) + share).max()) for share in shares)
 
 
 def _starts(responses: Sequence[int], num_slots: int) -> Lengths:

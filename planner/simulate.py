@@ -15,7 +15,7 @@ from meshwright.planner.evaluate import resident_bytes
 from meshwright.planner.events import Record, Replica, Score, play, score
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import Receive, RunStage, lower
-from meshwright.profiles.trace import MEMORY, RESIDENT, Span
+from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
 
 CLOCK = "simulated"
 
@@ -90,7 +90,7 @@ def simulate(
     for record in play(parts, works, handover_seconds(plan)):
         account.add(record)
         if traced and record.turn in kept:
-            spans += _spans(plan, parts, record)
+            spans += _spans(plan, parts, record, works[record.step])
     ends = [account.end_of(turn) for turn in range(kept.start - 1, kept.stop)]
     seconds = [b - a for a, b in pairwise(ends)]
     return Simulation(
@@ -119,7 +119,7 @@ def _replica_of(plan: Plan) -> Replica:
     return replica
 
 
-def _spans(plan: Plan, parts: Score, record: Record) -> Iterator[Span]:
+def _spans(plan: Plan, parts: Score, record: Record, work: StepWork) -> Iterator[Span]:
     """One span for each rank of the group; a receive's begins when the rank comes to it, as a measured one does."""
     if record.number == len(parts.program.instructions):
         return
@@ -134,14 +134,16 @@ def _spans(plan: Plan, parts: Score, record: Record) -> Iterator[Span]:
             start_seconds=record.arrived if isinstance(instruction, Receive) else record.start,
             end_seconds=record.end,
             clock=CLOCK,
-            facts=waited | (_memory(plan, instruction.stage, rank) if isinstance(instruction, RunStage) else {}),
+            facts=waited | (_facts(plan, instruction.stage, rank, work) if isinstance(instruction, RunStage) else {}),
         )
 
 
-def _memory(plan: Plan, stage: str, rank: int) -> dict[str, float]:
-    """Bytes on the rank while the stage runs, and without it, as the plan counts them."""
+def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float]:
+    """Bytes on the rank while the stage runs, and without it, as the plan counts them; sequences in flight if known."""
     resident = math.fsum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
-    return {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
+    memory = {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
+    live = work.live_sequences.get(stage)
+    return memory | ({LIVE: live[_replica_of(plan)(stage, rank)]} if live else {})
 
 
 class _Account:

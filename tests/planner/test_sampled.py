@@ -13,6 +13,7 @@ from meshwright.planner.probe import Grid, RoundTimes
 from meshwright.planner.sampled import Sampled, generation_seconds, padded_tokens
 from meshwright.planner.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.trace import LIVE
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
@@ -91,3 +92,21 @@ def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:
     grid = Grid(np.array([1.0, 3.0]), np.array([10.0, 20.0]), np.array([[0.0, 10.0], [2.0, 12.0]]))
     found = grid(np.array([1.0, 2.0, 3.0, 9.0]), np.array([15.0, 10.0, 20.0, 99.0]))
     assert found.tolist() == [5.0, 1.0, 12.0, 12.0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_lengths_keep_every_slot_live_that_the_rows_fill(seed: int) -> None:
+    plan = plan_of(seed, LengthSpec(max=128, fixed=128))
+    placement = plan.placement("actor_generate")
+    rows = 16 // placement.layout.dp
+    rounds = -(-rows // placement.schedule.generation_slots)
+    live = Sampled(plan, model_of, seed=0).of_step(0).live_sequences["actor_generate"]
+    assert live == (rows / rounds,) * placement.layout.dp
+
+
+def test_a_timeline_of_drawn_steps_counts_live_sequences_on_the_ranks_that_generate() -> None:
+    plan = plan_of(3, LengthSpec(max=128, median=30, p99=120))
+    spans = simulate(plan, Sampled(plan, model_of, seed=0), steps=2, traced=True).spans
+    told = {(span.instruction, span.rank): span.facts[LIVE] for span in spans if LIVE in span.facts}
+    assert sorted(told) == [("actor_generate", rank) for rank in plan.pool_of("actor_generate").ranks]
+    assert all(0 < live <= plan.placement("actor_generate").schedule.generation_slots for live in told.values())
