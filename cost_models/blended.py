@@ -7,26 +7,23 @@ from __future__ import annotations
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard, Shard, Time
-from meshwright.cost_models.measured import MeasuredShard, corrected
+from meshwright.cost_models.measured import MeasuredShard, TableModel, corrected
 from meshwright.cost_models.question import CostModel
-from meshwright.cost_models.stages import StageModel
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body, Table, shape_of
 from meshwright.profiles.workload import Workload
 
 
-class BlendedModel(StageModel):
+class BlendedModel(TableModel):
     """The table first, equations for the bodies and groups that it does not have."""
 
     def __init__(self, table: Table, cluster: Cluster, workload: Workload, precision: str) -> None:
-        table.require(cluster, precision)
-
         def shard_of(model: ModelSpec, tp: int, analytic: AnalyticShard) -> Shard:
             blended = _BlendedShard(MeasuredShard(table, model, tp), analytic)
             return corrected(blended, table, shape_of(model, tp))
 
-        super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
+        super().__init__(table, cluster, workload, precision, shard_of)
 
 
 class _BlendedShard:

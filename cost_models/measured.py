@@ -7,32 +7,58 @@ those of a table whose bodies were put together from imported operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from meshwright.cost_models.collectives import Group, Network
 from meshwright.cost_models.compute import AnalyticShard, Shard, Time
-from meshwright.cost_models.cost import Source, least_trusted
+from meshwright.cost_models.cost import Cost, Source, Term, least_trusted
 from meshwright.cost_models.interpolation import Surface
+from meshwright.cost_models.question import Move
 from meshwright.cost_models.stages import StageModel
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.table import Body, Shape, Table, shape_of
+from meshwright.profiles.table import Body, Shape, Table, Traffic, shape_of
 from meshwright.profiles.workload import Workload
 
 
-class MeasuredModel(StageModel):
+class TableModel(StageModel):
+    """A cost model with a table: its collectives, and its corrections of what passes between ranks."""
+
+    def __init__(
+        self,
+        table: Table,
+        cluster: Cluster,
+        workload: Workload,
+        precision: str,
+        shard_of: Callable[[ModelSpec, int, AnalyticShard], Shard],
+    ) -> None:
+        table.require(cluster, precision)
+        super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
+        self._table = table
+        if table.corrects(Traffic.COLLECTIVE):
+            peers = self._framework.peer_reductions
+            self._network = _CorrectedNetwork(cluster, self._efficiency, table, peer_reductions=peers)
+
+    def move_seconds(self, move: Move) -> Cost:
+        return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        return _corrected_cost(super().handover_seconds(num_bytes), self._table, Traffic.HANDOVER)
+
+
+class MeasuredModel(TableModel):
     """Compute only from the table: a shape or a body that it lacks is refused in one sentence.
 
     Collectives come from the table where it has the group, and are analytic elsewhere.
     """
 
     def __init__(self, table: Table, cluster: Cluster, workload: Workload, precision: str) -> None:
-        table.require(cluster, precision)
-
         def shard_of(model: ModelSpec, tp: int, _analytic: AnalyticShard) -> Shard:
             return corrected(MeasuredShard(table, model, tp), table, shape_of(model, tp))
 
-        super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
+        super().__init__(table, cluster, workload, precision, shard_of)
 
 
 class MeasuredShard:
@@ -85,6 +111,30 @@ class _CorrectedShard:
             return time
         factor = self._factors[body]
         return Time(time.layer * factor, time.ends * factor, least_trusted([time.source, Source.INTERPOLATED]))
+
+
+class _CorrectedNetwork(Network):
+    """Collectives as the table's runs correct them."""
+
+    def __init__(self, cluster: Cluster, efficiency: Efficiency, table: Table, *, peer_reductions: bool) -> None:
+        super().__init__(cluster, efficiency, table, peer_reductions=peer_reductions)
+        self._table = table
+
+    def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
+        seconds, source = super().seconds(operation, group, num_bytes)
+        if not seconds:
+            return seconds, source
+        return self._table.corrected(Traffic.COLLECTIVE, seconds), least_trusted([source, Source.INTERPOLATED])
+
+
+def _corrected_cost(cost: Cost, table: Table, traffic: Traffic) -> Cost:
+    """The cost after the table's corrections; the same cost where they change nothing."""
+    if not table.corrects(traffic):
+        return cost
+    beyond = table.corrected(traffic, 0.0)
+    factor = table.corrected(traffic, 1.0) - beyond
+    terms = tuple(Term(t.name, t.amount * factor, least_trusted([t.source, Source.INTERPOLATED])) for t in cost.terms)
+    return Cost((*terms, Term("beyond what was predicted", beyond, Source.INTERPOLATED)) if beyond else terms)
 
 
 def _surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Surface, Surface]:

@@ -1,14 +1,14 @@
 """What a run's trace says of stages, lengths and the table, without asking any cost model.
 
 Only whole steps after the first count: the first warms the device up, and a step that was cut short has no stage times.
-A correction concerns what a shard computes; messages and scheduling are predicted apart and are taken as they are.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.profiles.errors import BadInput
@@ -21,6 +21,16 @@ from meshwright.profiles.workload import Workload
 _DIGITS = 9
 """Decimals of a factor: far below the spread of any measurement, far above the rounding of a sum."""
 
+_AGREES = 1e-6
+"""Relative difference of step times below which nothing is corrected."""
+
+_BISECTIONS = 40
+
+_LEAST_SHARE = 0.05
+"""Of a stage's seconds, below which noise would decide a factor of collectives."""
+
+_TRAFFIC = ("refit", "send", "receive")
+
 _NOT_PROFILED = "not profiled"
 
 
@@ -31,6 +41,8 @@ class Observation:
     num_steps: int
     seconds: Mapping[str, float]  # by stage: median over steps of the slowest rank's
     spread: Mapping[str, float]  # by stage: interquartile range of the same, over the median
+    refit_seconds: float | None  # median over steps of the slowest rank's sum over all refits; None without one
+    step_seconds: float  # median over steps, from the first instruction's start to the last one's end
     response_tokens: float | None  # median over steps of the mean
     sequence_tokens: float | None  # prompt and response together
 
@@ -40,11 +52,15 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
     for clock in sorted({span.clock for span in spans} - {"measured"}):
         raise BadInput(f"the trace is {clock} and not measured; calibrate with the directory of a `meshwright run`.")
     found: dict[int, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    others: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind == "stage":
             found[span.step][span.instruction].append(span)
+        elif span.kind in _TRAFFIC:
+            others[span.step].append(span)
     first = min(found, default=0)
-    steps = [step for number, step in found.items() if number > first and _is_whole(step, layouts)]
+    whole = [number for number, step in found.items() if number > first and _is_whole(step, layouts)]
+    steps = [found[number] for number in whole]
     if not steps:
         raise BadInput("the trace has no whole step after the first, which is left out; run the plan for 2 steps.")
     times = {stage: [max(span.seconds for span in step[stage]) for step in steps] for stage in layouts}
@@ -55,6 +71,11 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
         num_steps=len(steps),
         seconds=medians,
         spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
+        refit_seconds=_refit_seconds([others[number] for number in whole]),
+        step_seconds=statistics.median(
+            _extent([*others[number], *(span for stage in found[number].values() for span in stage)])
+            for number in whole
+        ),
         response_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if STAGE_BY_NAME[s].generates]),
         sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(STAGE_BY_NAME[s])]),
     )
@@ -84,6 +105,49 @@ def factor(measured: float, predicted: float, doubled: float) -> float:
     `doubled` is the prediction when computing takes twice as long: computing = doubled - predicted, and the rest stays.
     """
     return round(1 + (measured - predicted) / (doubled - predicted), _DIGITS) if doubled > predicted else 0.0
+
+
+def traffic_factor(groups: Iterable[Sequence[tuple[float, float, float]]]) -> float | None:
+    """What to multiply the seconds of collectives by, or None when the stages do not tell it.
+
+    Each group's stages compute with one unknown factor f of their own, and share the factor c of collectives: measured
+    minus fixed seconds y = f x + c z, least squares, f eliminated. A stage is (y, x, z): measured minus fixed,
+    computing and collectives, in shares of its measured seconds. c is not told where collectives explain little of what
+    no f can, where c leaves more than half of that, and where it takes more of a stage than was measured.
+    """
+    stages = [tuple(group) for group in groups]
+    left = [pair for group in stages for pair in _without_computing(group)]
+    across, squares = math.fsum(y * z for y, z in left), math.fsum(z * z for _, z in left)
+    if across <= 0 or across / math.sqrt(squares) < _LEAST_SHARE:
+        return None
+    found = across / squares
+    before, after = (math.fsum((y - c * z) ** 2 for y, z in left) for c in (1.0, found))
+    if after > before / 2 or any(found * z >= y for group in stages for y, _, z in group if z):
+        return None
+    return round(found, _DIGITS)
+
+
+def _without_computing(group: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """What is left of (y, z) when their parts in proportion to x are taken away."""
+    squares = math.fsum(x * x for _, x, _ in group)
+    if len(group) < 2 or not squares:
+        return []
+    in_y, in_z = math.fsum(x * y for y, x, _ in group) / squares, math.fsum(x * z for _, x, z in group) / squares
+    return [(y - in_y * x, z - in_z * x) for y, x, z in group]
+
+
+def extra_seconds(measured: float, predicted: Callable[[float], float]) -> float:
+    """What every handover takes beyond its prediction, so that the step takes `measured`; 0 when it takes no longer.
+
+    `predicted` gives the seconds of the step from this; it never falls.
+    """
+    if measured <= predicted(0.0) * (1 + _AGREES):
+        return 0.0
+    low, high = 0.0, measured
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if predicted(middle) < measured else (low, middle)
+    return round(high, _DIGITS)
 
 
 def unprofiled(*, device: str, kind: str, precision: str, num_ranks: int, date: str) -> Table:
@@ -125,6 +189,22 @@ def _tokens(
             sums = [sum(span.facts["num_tokens"] for span in step[stage]) for step in steps]
             return statistics.median(sums) / ranks / batch_size
     return None
+
+
+def _refit_seconds(steps: Sequence[Sequence[Span]]) -> float | None:
+    """Median over steps of the longest time that a rank spent in refits."""
+    longest = []
+    for spans in steps:
+        by_rank: dict[int, float] = defaultdict(float)
+        for span in spans:
+            if span.kind == "refit":
+                by_rank[span.rank] += span.seconds
+        longest.append(max(by_rank.values(), default=0.0))
+    return statistics.median(longest) or None
+
+
+def _extent(spans: Sequence[Span]) -> float:
+    return max(span.end_seconds for span in spans) - min(span.start_seconds for span in spans)
 
 
 def _interquartile(times: Sequence[float]) -> float:

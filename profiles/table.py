@@ -172,10 +172,29 @@ class Correction(Document):
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the calibration")
 
 
+class Traffic(StrEnum):
+    """What passes between ranks beside the bodies."""
+
+    COLLECTIVE = "collective"
+    REFIT = "refit"
+    HANDOVER = "handover"
+
+
+class TrafficCorrection(Document):
+    """What a run says of one kind of traffic: each takes `factor` times as long, and then `seconds` more."""
+
+    traffic: Traffic
+    factor: float = Field(default=1.0, gt=0)
+    seconds: float = Field(default=0.0, ge=0)
+    plan: str = Field(min_length=1, description="SHA-256 of the plan that ran")
+    num_steps: int = Field(gt=0, description="steps that were measured, the first of the run left out")
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the calibration")
+
+
 class Table(Document):
     """Measurements under one provenance. Their order carries no meaning and is canonical.
 
-    Corrections leave the measurements as they are and multiply one another; the latest is the last.
+    Corrections leave the measurements as they are and are applied one after another; the latest is the last.
     """
 
     schema_version: Literal[1] = 1
@@ -183,6 +202,7 @@ class Table(Document):
     measurements: tuple[Measurement, ...] = ()
     collectives: tuple[Collective, ...] = ()
     corrections: tuple[Correction, ...] = ()
+    traffic: tuple[TrafficCorrection, ...] = Field(default=(), description="corrections of what passes between ranks")
 
     @field_validator("measurements")
     @classmethod
@@ -202,6 +222,17 @@ class Table(Document):
         """What all corrections together multiply the seconds of this shape by; bodies without a correction left out."""
         mine = [c for c in self.corrections if c.shape == shape]
         return {body: math.prod(c.factor for c in mine if c.body == body) for body in {c.body for c in mine}}
+
+    def corrected(self, traffic: Traffic, seconds: float) -> float:
+        """The seconds of one exchange of this kind, after all corrections of it."""
+        for correction in self.traffic:
+            if correction.traffic is traffic:
+                seconds = seconds * correction.factor + correction.seconds
+        return seconds
+
+    def corrects(self, traffic: Traffic) -> bool:
+        """Whether some correction changes this kind of traffic."""
+        return any(c.traffic is traffic and (c.factor != 1 or c.seconds) for c in self.traffic)
 
     def require(self, cluster: Cluster, precision: str) -> None:
         """Raises BadInput when the table is of another device, or of another precision."""

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.profiles.calibrate import bodies_of, factor, met, observe
+from meshwright.profiles.calibrate import bodies_of, extra_seconds, factor, met, observe, traffic_factor
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME
@@ -103,3 +103,41 @@ def test_a_stage_is_made_of_the_bodies_that_are_profiled_for_it() -> None:
     assert bodies_of(STAGE_BY_NAME["actor_generate"]) == (Body.PREFILL, Body.DECODE)
     assert bodies_of(STAGE_BY_NAME["reward_score"]) == (Body.FORWARD,)
     assert bodies_of(STAGE_BY_NAME["critic_train"]) == (Body.TRAIN, Body.OPTIMIZER)
+
+
+def test_a_factor_of_collectives_is_told_by_stages_that_exchange_differently() -> None:
+    """Two groups that compute 2 and 3 times slower, collectives 5 times: y = f x + 5 z."""
+    groups = [
+        [(2 * 0.4 + 5 * 0.04, 0.4, 0.04), (2 * 0.5, 0.5, 0.0)],
+        [(3 * 0.1 + 5 * 0.14, 0.1, 0.14), (0.9, 0.3, 0.0)],
+    ]
+    assert traffic_factor(groups) == pytest.approx(5.0)
+    assert traffic_factor(groups[:1]) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [[], [[(1.0, 0.5, 0.1)]], [[(1.0, 0.5, 0.1), (1.0, 0.5, 0.1)]], [[(1.0, 0.99, 0.01), (1.0, 1.0, 0.0)]]],
+    ids=["no group", "one stage", "even shares", "hardly any"],
+)
+def test_a_trace_that_does_not_tell_a_factor_of_collectives_changes_none(
+    groups: list[list[tuple[float, float, float]]],
+) -> None:
+    assert traffic_factor(groups) is None
+
+
+def test_what_a_step_takes_beyond_its_stages_is_found_by_halving() -> None:
+    assert extra_seconds(5.0, lambda seconds: 2.0 + 3 * seconds) == pytest.approx(1.0)
+    assert extra_seconds(2.0, lambda seconds: 2.0 + 3 * seconds) == 0.0
+    assert extra_seconds(1.0, lambda seconds: 2.0 + 3 * seconds) == 0.0
+
+
+def test_refits_and_the_whole_step_are_observed() -> None:
+    seen = observe(trace(3), LAYOUTS, batch_size=32)
+    assert seen.refit_seconds is None
+    assert seen.step_seconds == pytest.approx(2.75)
+    refits = [
+        replace(span(step, "refit a -> b", rank, 0.5 + rank), kind="refit") for step in range(3) for rank in (0, 1)
+    ]
+    twice = [replace(item, instruction="refit a -> c") for item in refits]
+    assert observe([*trace(3), *refits, *twice], LAYOUTS, batch_size=32).refit_seconds == pytest.approx(3.0)
