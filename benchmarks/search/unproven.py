@@ -1,0 +1,38 @@
+"""A plan of choices that some other search made: timed and checked like ours, with no bound of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.assemble import Origin, Pick, assemble
+from meshwright.planner.edges import handovers
+from meshwright.planner.job import Facts
+from meshwright.planner.leads import Leads
+from meshwright.planner.plan import Plan, Solver
+from meshwright.planner.verify import verify
+
+
+def unproven(
+    facts: Facts, model: CostModel, *, name: str, picks: Mapping[str, Pick], order: Sequence[str], leads: Leads
+) -> Plan:
+    """The plan; `name` says whose search it is. It breaks no rule."""
+    solver = Solver(
+        name=name,
+        version="0",
+        seed=0,
+        num_workers=1,
+        max_deterministic_time=0.0,
+        status="pinned",
+        objective_seconds=1.0,
+        bound_seconds=0.0,
+        gap=1.0,
+    )
+    origin = Origin(digests=facts.digests(), pins=(), solver=solver)
+    edges = handovers(facts, model)
+    plan = assemble(facts, model, handovers=edges, picks=picks, order=order, origin=origin, leads=leads)
+    timed = solver.model_copy(update={"objective_seconds": plan.period_seconds})
+    plan = plan.model_copy(update={"solver": timed})
+    broken = verify(plan)
+    assert not broken, broken
+    return plan
