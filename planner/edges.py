@@ -11,9 +11,9 @@ from meshwright.profiles.stages import STAGES, stage_graph
 from meshwright.profiles.workload import Workload
 
 _TOKEN_BYTES = {"tokens": 8}
-"""Token ids travel as int64; every other field that has a value per token travels as fp32."""
+"""Token ids travel as int64; every other field that has a value per token takes four bytes of it."""
 
-_PER_SEQUENCE = {"scores": 4}
+_PER_SEQUENCE = {"scores": 4, "prompt_lengths": 8}
 """Fields with one value per sequence, and its bytes."""
 
 

@@ -121,6 +121,18 @@ class Program:
         return {pair: index for index, pair in enumerate(pairs)}
 
 
+def version_of_generation(plan: Plan, turn: int, first_step: int) -> int:
+    """Updates that the weights have seen with which a turn of a run from `first_step` generates.
+
+    A refit comes before the training of its turn. Without one, the copy is the one that is trained.
+    """
+    if turn < first_step:
+        return first_step
+    generation, training = plan.placement("actor_generate"), plan.placement("actor_train")
+    is_trained = plan.copy_of(generation.stage) == training.stage
+    return turn + (is_trained and generation.start_seconds >= training.end_seconds)
+
+
 def takes_part(instruction: Instruction, turn: int, steps: range) -> bool:
     """Whether the instruction is followed in this turn of a run of these steps."""
     return isinstance(instruction, MoveWeights) or turn + instruction.lead in steps

@@ -44,7 +44,7 @@ class Stage:
         return Mode.DECODE in self.modes
 
 
-_SCORED = ("tokens", "scores", "ref_logprobs", "values", "proximal_logprobs")
+_SCORED = ("tokens", "prompt_lengths", "scores", "ref_logprobs", "values", "proximal_logprobs")
 
 STAGES: tuple[Stage, ...] = (
     Stage(
@@ -52,7 +52,7 @@ STAGES: tuple[Stage, ...] = (
         role=Role.ACTOR,
         modes=(Mode.PREFILL, Mode.DECODE),
         reads=(),
-        writes=("tokens", "behaviour_logprobs"),
+        writes=("tokens", "prompt_lengths", "behaviour_logprobs", "versions"),
     ),
     Stage(name="reward_score", role=Role.REWARD, modes=(Mode.FORWARD,), reads=("tokens",), writes=("scores",)),
     Stage(name="ref_logprob", role=Role.REF, modes=(Mode.FORWARD,), reads=("tokens",), writes=("ref_logprobs",)),
@@ -60,7 +60,13 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         name="actor_logprob", role=Role.ACTOR, modes=(Mode.FORWARD,), reads=("tokens",), writes=("proximal_logprobs",)
     ),
-    Stage(name="actor_train", role=Role.ACTOR, modes=(Mode.TRAIN,), reads=(*_SCORED, "behaviour_logprobs"), writes=()),
+    Stage(
+        name="actor_train",
+        role=Role.ACTOR,
+        modes=(Mode.TRAIN,),
+        reads=(*_SCORED, "behaviour_logprobs", "versions"),
+        writes=(),
+    ),
     Stage(name="critic_train", role=Role.CRITIC, modes=(Mode.TRAIN,), reads=_SCORED, writes=()),
 )
 

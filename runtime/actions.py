@@ -8,7 +8,9 @@ import torch
 
 from meshwright.planner.job import Job
 from meshwright.planner.plan import Plan
+from meshwright.planner.program import version_of_generation
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.runtime.admission import Admission, shared
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.copies import WeightCopy
@@ -23,10 +25,18 @@ from meshwright.runtime.slots import Finish, Response
 class Actions:
     """The stages of a plan on this rank."""
 
-    def __init__(self, plan: Plan, job: Job, data: PromptData, copies: Mapping[str, WeightCopy]) -> None:
-        self._plan, self._job, self._data = plan, job, data
+    def __init__(self, plan: Plan, job: Job, data: PromptData, copies: Mapping[str, WeightCopy], steps: range) -> None:
+        """`steps` are those of the run; held-out batches may be run beside them."""
+        self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
         self._generator = self._build_generator()
+        generation = self._copies["actor_generate"]
+        self._admission = Admission(plan, data, generation.mesh.dp_rank, steps) if generation.model else None
+        self._version = steps.start
+
+    def begin(self, turn: int) -> None:
+        """A turn begins: it generates with this policy."""
+        self._version = version_of_generation(self._plan, turn, self._steps.start)
 
     def run(self, stage: str, batch: Batch) -> dict[str, float]:
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""
@@ -53,12 +63,19 @@ class Actions:
         )
 
     def _generate(self, stage: Stage, batch: Batch) -> dict[str, float]:
-        """Draws the responses of this replica's prompts; every rank of the replica holds all of them."""
+        """Draws responses until this replica's rows are there; every rank of the replica holds all of them."""
         assert self._generator is not None
-        lengths = {row: batch.prompt_length(row) for row in batch.rows}
-        responses = self._generator.generate([batch.prompts[row] for row in self._mine(stage, batch.rows, lengths)])
-        for response in responses:
-            _put_response(batch, response)
+        assert self._admission is not None
+        if batch.held_out:
+            mesh = self._copies[stage.name].mesh
+            responses = self._generator.generate(shared(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp))
+            rows = tuple(response.row for response in responses)
+        else:
+            admitted = self._admission.of(batch.step)
+            responses = self._generator.turn(admitted.prompts, version=self._version, delivery=admitted.delivery)
+            rows = self._admission.rows(responses)
+        for row, response in zip(rows, responses, strict=True):
+            _put_response(batch, row, response)
         return {
             "num_tokens": float(sum(len(response.tokens) for response in responses)),
             "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
@@ -88,7 +105,8 @@ class Actions:
         """One update for each minibatch of each epoch; metrics are means over the updates."""
         copy, workload, ppo = self._copies[stage.name], self._plan.facts.workload, self._job.ppo
         assert copy.trainer is not None
-        learning = Learning(ppo, batch, self._data.eos_token)
+        staleness = 0 if copy.spec.scalar_head else self._plan.staleness
+        learning = Learning(ppo, batch, self._data.eos_token, max_staleness=staleness)
         updates = []
         for rows in minibatches(
             batch.rows,
@@ -112,8 +130,13 @@ class Actions:
         return share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
 
 
-def _put_response(batch: Batch, response: Response) -> None:
-    prompt = batch.prompts[response.row].tokens
-    logprobs = [0.0] * (len(prompt) - 1) + list(response.logprobs) + [0.0]
-    batch.experience.put("tokens", response.row, torch.tensor(prompt + response.tokens))
-    batch.experience.put("behaviour_logprobs", response.row, torch.tensor(logprobs))
+def _put_response(batch: Batch, row: int, response: Response) -> None:
+    """Fields with a value per token have it where the token is predicted: one position before its own."""
+    prompt = response.prompt.tokens
+    before, after = len(prompt) - 1, 1
+    logprobs = [0.0] * before + list(response.logprobs) + [0.0] * after
+    versions = [0] * before + list(response.versions) + [0] * after
+    batch.experience.put("tokens", row, torch.tensor(prompt + response.tokens))
+    batch.experience.put("prompt_lengths", row, torch.tensor([len(prompt)]))
+    batch.experience.put("behaviour_logprobs", row, torch.tensor(logprobs))
+    batch.experience.put("versions", row, torch.tensor(versions, dtype=torch.int32))

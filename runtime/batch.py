@@ -1,27 +1,23 @@
-"""The prompts of one step and the experience gathered from them."""
+"""The experience of one step, gathered from the prompts dealt for it or from those that were in flight."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from meshwright.runtime.experience import Experience
-from meshwright.runtime.slots import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """`prompts` are numbered by row from 0; `experience` fills as the stages of the step write."""
+    """`rows` are filled as the stages of the step write. A held-out batch is scored and never trained on."""
 
     step: int
-    prompts: tuple[Prompt, ...]
+    rows: range
+    held_out: bool = False
     experience: Experience = field(default_factory=Experience)
 
-    @property
-    def rows(self) -> tuple[int, ...]:
-        return tuple(prompt.row for prompt in self.prompts)
-
     def prompt_length(self, row: int) -> int:
-        return len(self.prompts[row].tokens)
+        return int(self.experience.get("prompt_lengths", row))
 
     def length(self, row: int) -> int:
         """Tokens of prompt and response together."""

@@ -16,6 +16,9 @@ class Computing:
     def __init__(self, actions: Actions, refits: Mapping[tuple[str, str], Refit]) -> None:
         self._actions, self._refits = actions, refits
 
+    def begin(self, turn: int) -> None:
+        self._actions.begin(turn)
+
     def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
         return self._actions.run(stage, batch)
 

@@ -31,7 +31,7 @@ class PromptData:
         """The prompts of a step: shuffled passes over the training prompts, one after another."""
         first = step * self.batch_size
         return tuple(
-            Prompt(row=row, draw=first + row, tokens=self._training_prompt(first + row))
+            Prompt(step=step, row=row, draw=first + row, tokens=self._training_prompt(first + row))
             for row in range(self.batch_size)
         )
 

@@ -1,4 +1,4 @@
-"""Follows a program on one rank, instruction by instruction, and writes down when each ran.
+"""Follows a program on one rank, turn by turn and instruction by instruction, and writes down when each ran.
 
 It is the one piece of code that schedules: the runtime and the rehearsal differ in what a device does, nowhere else.
 """
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send
+from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
 from meshwright.profiles.trace import Span
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.experience import Courier
@@ -18,6 +18,10 @@ from meshwright.runtime.outcome import Outcome
 
 class Device(Protocol):
     """What a rank's device does: it computes, or it waits for as long as computing would take."""
+
+    def begin(self, turn: int) -> None:
+        """A turn begins."""
+        ...
 
     def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""
@@ -33,31 +37,39 @@ class Device(Protocol):
 
 
 class Executor:
-    """Runs programs on one rank. `began` is the time.time() that spans count from, `clock` whose time it is."""
+    """Runs programs on one rank. `began` is the time.time() that spans count from, `clock` whose time it is.
+
+    `batch_of` gives the batch of a step, the same one whenever it is asked for as long as the step is worked on.
+    """
 
     def __init__(
         self,
         device: Device,
         courier: Courier,
+        batch_of: Callable[[int], Batch],
         *,
         rank: int,
         began: float,
         clock: str,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._device, self._courier, self._rank = device, courier, rank
+        self._device, self._courier, self._batch_of, self._rank = device, courier, batch_of, rank
         self._began, self._clock, self._time = began, clock, now
 
-    def execute(self, program: Program, batch: Batch) -> Outcome:
-        """Executes this rank's part of the program on a batch."""
+    def execute(self, program: Program, turn: int, steps: range) -> Outcome:
+        """Executes this rank's part of one turn of a run of these steps."""
         spans: list[Span] = []
         metrics: dict[str, Mapping[str, float]] = {}
+        self._device.begin(turn)
         for instruction in program.of_rank(self._rank):
+            if not takes_part(instruction, turn, steps):
+                continue
+            step = turn + instruction.lead
             start = self._now()
-            facts = self._do(instruction, program, batch)
+            facts = self._do(instruction, program, step)
             spans.append(
                 Span(
-                    step=batch.step,
+                    step=step,
                     instruction=instruction.name,
                     kind=instruction.kind,
                     rank=self._rank,
@@ -69,22 +81,25 @@ class Executor:
             )
             if isinstance(instruction, RunStage):
                 metrics[instruction.stage] = facts
-        self._courier.flush()
-        return Outcome(spans=tuple(spans), metrics=metrics)
+        return Outcome(turn=turn, spans=tuple(spans), metrics=metrics)
 
-    def _do(self, instruction: Instruction, program: Program, batch: Batch) -> Mapping[str, float]:
+    def flush(self) -> None:
+        """Waits until everything sent has arrived."""
+        self._courier.flush()
+
+    def _do(self, instruction: Instruction, program: Program, step: int) -> Mapping[str, float]:
         match instruction:
             case MoveWeights(source=source, target=target):
                 self._device.refit(source, target)
                 return {}
             case RunStage(stage=stage):
-                return self._device.run_stage(stage, batch)
+                return self._device.run_stage(stage, self._batch_of(step))
             case Send():
-                tag = program.channels[instruction.producer, instruction.consumer]
-                return {"num_bytes": float(self._courier.send(instruction, batch.experience, tag))}
+                channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
+                return {"num_bytes": float(self._courier.send(instruction, batch.experience, channel))}
             case Receive():
-                tag = program.channels[instruction.producer, instruction.consumer]
-                return {"num_bytes": float(self._courier.receive(instruction, batch.experience, tag))}
+                channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
+                return {"num_bytes": float(self._courier.receive(instruction, batch.experience, channel))}
 
     def _now(self) -> float:
         self._device.synchronise()

@@ -16,19 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.planner.job import PPO
+from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.advantages import response_mask
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.bodies import MicroBatch
 from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
-from meshwright.runtime.ppo import Share, experience_metrics, policy_loss, targets, value_loss
+from meshwright.runtime.ppo import Share, experience_metrics, importance_weights, policy_loss, targets, value_loss
 
 
 class Learning:
-    """Targets of one batch, [rows, width] each, and the micro-batches cut from it."""
+    """Targets of one batch, [rows, width] each, and the micro-batches cut from it.
 
-    def __init__(self, ppo: PPO, batch: Batch, eos_token: int) -> None:
+    With a bound on staleness above 0, tokens are weighted by how likely the policy before the update is to draw them
+    against the one that drew them. Raises RunFailed for a token that is more stale than the bound.
+    """
+
+    def __init__(self, ppo: PPO, batch: Batch, eos_token: int, *, max_staleness: int = 0) -> None:
         rows, lengths = batch.rows, batch.lengths()
         width = max(lengths.values())
         experience = batch.experience
@@ -52,13 +57,23 @@ class Learning:
             settings=ppo,
         )
         self._fields |= {"advantages": goals.advantages, "returns": goals.returns}
+        self._staleness = _staleness(batch, self._fields["mask"], max_staleness) if max_staleness else None
+        if max_staleness:
+            behaviour = experience.padded("behaviour_logprobs", rows, width)
+            old, mask = self._fields["old_logprobs"], self._fields["mask"]
+            self._fields["weights"] = importance_weights(old, behaviour, mask, cap=ppo.importance_cap)
 
     def metrics(self) -> dict[str, float]:
         """What is reported of the batch, before any update."""
         fields = self._fields
-        return experience_metrics(
+        reported = experience_metrics(
             self._scores, fields["old_logprobs"], fields["ref_logprobs"], fields["mask"], self._truncated
         )
+        if self._staleness is not None:
+            reported["staleness"] = float(self._staleness.double().mean())
+            reported["max_staleness"] = float(self._staleness.max())
+            reported["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
+        return reported
 
     def num_tokens(self, rows: Sequence[int]) -> int:
         """Response tokens of these rows: the denominator of their losses."""
@@ -70,6 +85,15 @@ class Learning:
         index = list(rows)
         fields = {name: values[index, :width] for name, values in self._fields.items()}
         return MicroBatch(tokens=self._tokens[index, :width], fields=fields)
+
+
+def _staleness(batch: Batch, mask: Tensor, most: int) -> Tensor:
+    """Of every response token: the updates between the policy that drew it and the update that uses it."""
+    versions = batch.experience.padded("versions", batch.rows, mask.shape[1])
+    found = batch.step - versions[mask.bool()]
+    if int(found.max()) > most:
+        raise RunFailed(f"step {batch.step}: a token is {int(found.max())} updates old and the plan allows {most}.")
+    return found
 
 
 def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], Share]:
@@ -108,6 +132,7 @@ def _actor_share(
         num_tokens=num_tokens,
         settings=ppo,
         entropy=entropy,
+        weights=fields.get("weights"),
     )
 
 

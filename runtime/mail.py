@@ -45,6 +45,7 @@ class Mail:
         if self._is_here(target):
             self._house.box(self.rank, target, channel).put(letter)
             return
+        self._in_flight = [(work, message) for work, message in self._in_flight if not work.is_completed()]
         for message, half in ((torch.tensor([len(letter)]), 0), (letter, 1)):
             tag = self._tag(self.rank, target, 2 * channel + half)
             work = dist.isend(message, target // self._house.size, group=self._group, tag=tag)

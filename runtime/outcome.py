@@ -1,4 +1,4 @@
-"""What one execution of a program left on one rank. It needs no torch, so that records are read without it."""
+"""What one turn of a program left on one rank. It needs no torch, so that records are read without it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,6 @@ from meshwright.profiles.trace import Span
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
+    turn: int
     spans: tuple[Span, ...]
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by stage

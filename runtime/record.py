@@ -73,6 +73,7 @@ class Recorder:
     def __init__(self, plan: Plan, out: Path, steps: int, *, is_writer: bool) -> None:
         self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
         self._progress: Progress | None = None
+        self._last_end = 0.0
 
     def open(self, first_step: int) -> None:
         """Begins at a step; lines of later steps, left by a run that was cut off, are dropped."""
@@ -92,13 +93,21 @@ class Recorder:
         self._progress.start()
         self._task = self._progress.add_task("PPO steps", total=self._steps, completed=first_step, reward="")
 
-    def step(self, step: int, outcomes: Sequence[Outcome], *, seconds: float) -> None:
-        """Writes the metrics and spans of one step, gathered from all ranks."""
+    def turn(self, outcomes: Sequence[Outcome]) -> None:
+        """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it.
+
+        Its seconds go from the end of the turn before it, or from its own beginning where that is later.
+        """
+        spans = [span for outcome in outcomes for span in outcome.spans]
+        write_spans(self._out / "trace.jsonl", spans)
+        begin = max(self._last_end, min(span.start_seconds for span in spans))
+        self._last_end = max(span.end_seconds for span in spans)
         metrics = _trained(outcomes)
-        generated = metrics["response_tokens"] * self._plan.facts.workload.batch_size
-        line = {"step": step, "seconds": seconds, "tokens_per_second": generated / seconds, **metrics}
+        if not metrics:
+            return
+        generated, seconds = metrics["response_tokens"] * self._plan.facts.workload.batch_size, self._last_end - begin
+        line = {"step": outcomes[0].turn, "seconds": seconds, "tokens_per_second": generated / seconds, **metrics}
         _append(self._out / "metrics.jsonl", line)
-        write_spans(self._out / "trace.jsonl", [span for outcome in outcomes for span in outcome.spans])
         if self._progress:
             self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
 
@@ -138,10 +147,13 @@ def elapsed_seconds(out: Path) -> float:
 
 
 def _trained(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The metrics of the training stages; every rank of a stage reports the same, so the first one's are taken."""
+    """The metrics of the training stages; every rank of a stage reports the same, so the first one's are taken.
+
+    A turn that only works ahead has none.
+    """
     metrics: dict[str, float] = {}
     for stage in TRAIN_STAGE.values():
-        metrics |= next(outcome.metrics[stage] for outcome in outcomes if stage in outcome.metrics)
+        metrics |= next((outcome.metrics[stage] for outcome in outcomes if stage in outcome.metrics), {})
     return metrics
 
 

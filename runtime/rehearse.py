@@ -20,7 +20,6 @@ from meshwright.planner.check_program import require_sound
 from meshwright.planner.durations import Durations
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import MoveWeights, Program, RunStage, lower
-from meshwright.planner.sampled import draw_lengths
 from meshwright.planner.simulate import StepTimes, simulate
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
@@ -30,7 +29,6 @@ from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import launch, with_messages_only
 from meshwright.runtime.mail import House, Mail
 from meshwright.runtime.meeting import Meetings
-from meshwright.runtime.slots import Prompt
 from meshwright.runtime.waiting import Waiting
 
 CLOCK = "rehearsed"
@@ -74,11 +72,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one rank saw: spans in wall seconds, when each step began and when the last one ended."""
+    """What one rank saw of the turns that are kept, in wall seconds; `ends` has the end of the turn before them too."""
 
     rank: int
-    spans: tuple[Span, ...]
-    steps: tuple[float, ...]
+    turns: tuple[tuple[Span, ...], ...]
+    ends: tuple[float, ...]
 
 
 def rehearse(
@@ -117,10 +115,10 @@ def rehearse(
 
 
 def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehearsal:
-    """Puts the ranks' parts together; the step that warmed up is left out."""
-    begins = [max(times) for times in zip(*(part.steps for part in parts), strict=True)]
-    seconds = [(b - a) / request.speed for a, b in pairwise(begins)][1:]
-    kept = [span for part in parts for span in part.spans if span.step > 0]
+    """Puts the ranks' parts together."""
+    ends = [max(times) for times in zip(*(part.ends for part in parts), strict=True)]
+    seconds = [(b - a) / request.speed for a, b in pairwise(ends)]
+    kept = [span for part in parts for spans in part.turns for span in spans]
     rehearsed = StepTimes.of(seconds)
     simulated = simulate(request.plan, request.durations, steps=request.steps, warm_up=1).steps
     return Rehearsal(
@@ -136,17 +134,17 @@ def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehe
         message_bytes=sum(span.facts["num_bytes"] for span in kept if span.kind == "send") / request.steps,
         error=rehearsed.mean / simulated.mean - 1,
         excess_seconds=(rehearsed.mean - simulated.mean) * request.speed,
-        spans=tuple(_scaled(span, begins[1], request.speed) for span in kept),
+        spans=tuple(_scaled(span, ends[0], request.speed) for span in kept),
     )
 
 
 def _gaps(parts: Iterable[Part]) -> list[float]:
-    """Wall seconds between the end of an instruction and the start of the next one of its step, on every rank."""
+    """Wall seconds between the end of an instruction and the start of the next one of its turn, on every rank."""
     return [
         following.start_seconds - one.end_seconds
         for part in parts
-        for one, following in pairwise(part.spans)
-        if one.step == following.step
+        for spans in part.turns
+        for one, following in pairwise(spans)
     ]
 
 
@@ -204,25 +202,31 @@ def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
 
 
 def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) -> Part:
-    """One rank from the first step to the end of the last; all ranks begin a step together, as in a run."""
+    """One rank from the first turn to the end of the last; where no stage works ahead, all ranks begin it together."""
     plan = request.plan
-    device = Waiting(plan, mail.rank, meetings, speed=request.speed)
-    executor = Executor(device, Courier(mail), rank=mail.rank, began=request.began, clock=CLOCK)
+    device = Waiting(plan, mail.rank, meetings, request.durations, speed=request.speed, seed=request.seed)
+    batches: dict[int, Batch] = {}
+    rows = range(plan.facts.workload.batch_size)
+
+    def batch_of(step: int) -> Batch:
+        return batches.setdefault(step, Batch(step=step, rows=rows))
+
+    executor = Executor(device, Courier(mail), batch_of, rank=mail.rank, began=request.began, clock=CLOCK)
     everyone = tuple(range(plan.facts.cluster.num_ranks))
-    spans: list[Span] = []
-    steps = []
-    for step in range(request.steps + 1):
-        prompts, responses = draw_lengths(plan.facts.workload, seed=request.seed, step=step)
-        device.begin(request.durations.of_step(step), responses)
-        batch = Batch(
-            step=step,
-            prompts=tuple(
-                Prompt(row=row, draw=row, tokens=(0,) * length) for row, length in enumerate(prompts.tolist())
-            ),
-        )
-        meetings.wait(everyone)
-        steps.append(time.time() - request.began)
-        spans += executor.execute(program, batch).spans
+    kept = range(1, request.steps + 1)
+    steps = range(kept.stop + program.max_lead)
+    turns: list[tuple[Span, ...]] = []
+    ends: list[float] = []
     meetings.wait(everyone)
-    steps.append(time.time() - request.began)
-    return Part(rank=mail.rank, spans=tuple(spans), steps=tuple(steps))
+    for turn in program.turns(steps):
+        spans = executor.execute(program, turn, steps).spans
+        batches.pop(turn, None)
+        if program.max_lead == 0:
+            meetings.wait(everyone)
+        if turn in kept:
+            turns.append(spans)
+        if turn + 1 in kept or turn in kept:
+            ends.append(time.time() - request.began)
+    executor.flush()
+    meetings.wait(everyone)
+    return Part(rank=mail.rank, turns=tuple(turns), ends=tuple(ends))

@@ -1,4 +1,4 @@
-"""A run: every rank builds its part of the plan, executes the program step by step, and rank 0 keeps the record."""
+"""A run: every rank builds its part of the plan, executes the program turn by turn, and rank 0 keeps the record."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from meshwright.runtime.executor import Executor
 from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import Rendezvous, launch
 from meshwright.runtime.mail import Mail
-from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds
+from meshwright.runtime.reports import Reports
 from meshwright.runtime.resume import latest_step, load_step, save_step
 
 T = TypeVar("T")
@@ -98,61 +98,80 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
 def _work(request: RunRequest) -> RunSummary | None:
     """What one rank does from the first to the last step."""
     run = Run(request)
-    first = 0
-    if request.resume:
-        first = load_step(request.out, run.copies)
-    run.recorder.open(first)
-    if first == 0:
+    run.recorder.open(run.steps.start)
+    if run.steps.start == 0:
         run.evaluate(0)
-    for step in range(first, request.steps):
-        run.train(step)
-        done = step + 1
-        if done == request.steps or (request.checkpoint_every and done % request.checkpoint_every == 0):
+    for turn in run.turns:
+        run.turn(turn)
+        done = turn + 1
+        if done == request.steps or (done > 0 and request.checkpoint_every and done % request.checkpoint_every == 0):
             save_step(request.out, done, run.copies)
+    run.finish()
     run.evaluate(request.steps)
     return run.recorder.close()
 
 
 class Run:
-    """One rank's models, program and clock."""
+    """One rank's models, program and clock.
+
+    Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed begins again with what
+    works ahead: that experience is not saved.
+    """
 
     def __init__(self, request: RunRequest) -> None:
         plan, job = request.plan, request.job
         torch.manual_seed(job.ppo.seed)
         self.data: PromptData = read_data(job, request.directory)
-        self._program, self._evaluation = lower(plan), lower(plan, EVALUATED)
+        self._program, self._evaluation = lower(plan), lower(plan, EVALUATED).of_one_step()
         self.copies = build_copies(plan, job, request.directory)
+        self.steps = range(load_step(request.out, self.copies) if request.resume else 0, request.steps)
+        self.turns = self._program.turns(self.steps)
+        self._batches: dict[int, Batch] = {}
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
-        group = dist.new_group(backend="gloo")
-        assert group is not None
-        self._control = group
+        self._control = _gloo_group()
+        self._reports = Reports(Mail(_gloo_group()), num_ranks=dist.get_world_size())
         self._executor = Executor(
-            Computing(Actions(plan, job, self.data, self.copies), build_refits(plan, self.copies)),
-            Courier(Mail(group)),
+            Computing(Actions(plan, job, self.data, self.copies, self.steps), build_refits(plan, self.copies)),
+            Courier(Mail(_gloo_group())),
+            self._batch_of,
             rank=dist.get_rank(),
             began=self.began,
             clock="measured",
         )
         self.recorder = Recorder(plan, request.out, request.steps, is_writer=dist.get_rank() == 0)
 
-    def train(self, step: int) -> Batch:
-        """One PPO step; returns what this rank holds of its experience."""
+    def turn(self, turn: int) -> Batch:
+        """One turn; returns what this rank holds of the experience that it trained on."""
+        if self._program.max_lead == 0:
+            dist.barrier(group=self._control)
+        self._reports.send(self._executor.execute(self._program, turn, self.steps))
+        if outcomes := self._reports.take(behind=self._program.max_lead):
+            self.recorder.turn(outcomes)
+        return self._batches.pop(turn, None) or Batch(step=turn, rows=range(0))
+
+    def finish(self) -> None:
+        """Records the turns that rank 0 has not waited for, and ends with all ranks."""
+        while outcomes := self._reports.take():
+            self.recorder.turn(outcomes)
+        self._reports.flush()
+        self._executor.flush()
         dist.barrier(group=self._control)
-        start = time.time() - self.began
-        batch = Batch(step=step, prompts=self.data.batch(step))
-        outcome = self._executor.execute(self._program, batch)
-        outcomes: list[Outcome] = self._gather(outcome)
-        if outcomes:
-            self.recorder.step(step, outcomes, seconds=time.time() - self.began - start)
-        return batch
+
+    def _batch_of(self, step: int) -> Batch:
+        if step not in self._batches:
+            self._batches[step] = Batch(step=step, rows=range(self.data.batch_size))
+        return self._batches[step]
 
     def evaluate(self, step: int) -> None:
         """Scores of the held-out prompts under the present policy, always with the same draws."""
         if not self.data.held_out:
             return
         start = time.time() - self.began
-        batch = Batch(step=step, prompts=self.data.held_out_batch())
-        self._executor.execute(self._evaluation, batch)
+        batch = Batch(step=step, rows=range(len(self.data.held_out)), held_out=True)
+        self._batches[step] = batch
+        self._executor.execute(self._evaluation, step, range(step, step + 1))
+        self._executor.flush()
+        del self._batches[step]
         scores = {row: float(batch.experience.get("scores", row)) for row in batch.experience.rows("scores")}
         lengths = {row: batch.length(row) - batch.prompt_length(row) for row in batch.experience.rows("tokens")}
         gathered: list[tuple[Mapping[int, float], Mapping[int, int]]] = self._gather((scores, lengths))
@@ -177,6 +196,13 @@ class Run:
         gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(mine, gathered, group=self._control)
         return [item for item in gathered or [] if item is not None]
+
+
+def _gloo_group() -> dist.ProcessGroup:
+    """A group of all ranks for messages of the host."""
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+    return group
 
 
 def _agree(seconds: float) -> float:

@@ -6,45 +6,47 @@ It fails where the real device would: when a rank of the pool does not come, or 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
-from meshwright.planner.durations import StepWork
+from meshwright.planner.durations import Durations
 from meshwright.planner.plan import Plan
+from meshwright.planner.sampled import draw_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.experience import share
 from meshwright.runtime.meeting import Meetings
 
-_DTYPES = {"tokens": torch.int64}
+_DTYPES = {"tokens": torch.int64, "prompt_lengths": torch.int64, "versions": torch.int32}
 """All other fields are fp32."""
 
-_ONE_VALUE = ("scores",)
+_ONE_VALUE = ("scores", "prompt_lengths")
 """Fields with one value for each sequence."""
 
 
 class Waiting:
-    """One rank. `speed` multiplies every wait: 0.1 rehearses in a tenth of the time."""
+    """One rank. `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. `seed` draws the lengths."""
 
-    def __init__(self, plan: Plan, rank: int, meetings: Meetings, *, speed: float) -> None:
+    def __init__(
+        self, plan: Plan, rank: int, meetings: Meetings, durations: Durations, *, speed: float, seed: int
+    ) -> None:
         self._plan, self._rank, self._meetings, self._speed = plan, rank, meetings, speed
-        self._work = StepWork(seconds={}, num_tokens=0.0)
-        self._responses: Mapping[int, int] = {}
-        self._free_at = 0.0
+        self._work = functools.cache(durations.of_step)
+        self._lengths = functools.cache(functools.partial(_drawn_lengths, plan, seed))
+        self._turn, self._free_at = 0, 0.0
 
-    def begin(self, work: StepWork, responses: np.typing.NDArray[np.int64]) -> None:
-        """Takes up a step: what its instructions take, and how long each row's response becomes."""
-        self._work, self._responses = work, dict(enumerate(responses.tolist()))
+    def begin(self, turn: int) -> None:
+        self._turn = turn
 
     def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
         kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
         self._require_inputs(kind, batch)
         _, replica, pipeline_stage = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
-        self._occupy(stage, tuple(pool.ranks), replica)
+        self._occupy(stage, batch.step, tuple(pool.ranks), replica)
         rows = self._rows(kind, batch, replica)
         if kind.generates or pipeline_stage == self._plan.placement(stage).layout.pp - 1:
             self._write(kind, batch, rows)
@@ -52,15 +54,15 @@ class Waiting:
 
     def refit(self, source: str, target: str) -> None:
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
-        self._occupy(f"refit {source} -> {target}", tuple(sorted(ranks)), 0)
+        self._occupy(f"refit {source} -> {target}", max(self._turn, 0), tuple(sorted(ranks)), 0)
 
     def synchronise(self) -> None:
         """Waits until the device has done what it was given."""
         time.sleep(max(0.0, self._free_at - time.monotonic()))
 
-    def _occupy(self, name: str, ranks: tuple[int, ...], replica: int) -> None:
+    def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
         """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""
-        seconds = self._work.seconds[name]
+        seconds = self._work(step).seconds[name]
         if any(seconds):
             self._meetings.wait(ranks)
             taken = seconds[replica] if len(seconds) > 1 else seconds[0]
@@ -68,12 +70,13 @@ class Waiting:
 
     def _require_inputs(self, stage: Stage, batch: Batch) -> None:
         for field in stage.reads:
-            if batch.experience.rows(field) != batch.rows:
+            if batch.experience.rows(field) != tuple(batch.rows):
                 raise RunFailed(f"rank {self._rank} lacks rows of {field} for {stage.name}; the program is not sound.")
 
     def _rows(self, stage: Stage, batch: Batch, replica: int) -> tuple[int, ...]:
         """The rows of this rank's replica, shared as the runtime shares them."""
-        known = {row: batch.prompt_length(row) for row in batch.rows} if stage.generates else batch.lengths()
+        prompts, _ = self._lengths(batch.step)
+        known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
         return share(batch.rows, known, replica, self._plan.placement(stage.name).layout.dp)
 
     def _write(self, stage: Stage, batch: Batch, rows: tuple[int, ...]) -> None:
@@ -83,4 +86,11 @@ class Waiting:
                 batch.experience.put(field, row, torch.zeros(size, dtype=_DTYPES.get(field, torch.float32)))
 
     def _length(self, batch: Batch, row: int) -> int:
-        return batch.prompt_length(row) + self._responses[row]
+        prompts, responses = self._lengths(batch.step)
+        return prompts[row] + responses[row]
+
+
+def _drawn_lengths(plan: Plan, seed: int, step: int) -> tuple[list[int], list[int]]:
+    """Tokens of the prompts and of the responses of a step, by row."""
+    prompts, responses = draw_lengths(plan.facts.workload, seed=seed, step=step)
+    return prompts.tolist(), responses.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,10 @@ def test_a_resumed_record_keeps_only_the_steps_before_the_checkpoint(plan: Plan,
     recorder = Recorder(plan, tmp_path, 3, is_writer=True)
     recorder.open(0)
     for step in range(3):
-        outcome = Outcome(
-            spans=(span(step, "actor_generate", 0, 1.0),), metrics={"actor_train": metrics, "critic_train": {}}
-        )
-        recorder.step(step, [outcome], seconds=2.0)
+        began = 2.0 * step
+        worked = replace(span(step, "actor_generate", 0, 2.0), start_seconds=began, end_seconds=began + 2.0)
+        outcome = Outcome(turn=step, spans=(worked,), metrics={"actor_train": metrics, "critic_train": {}})
+        recorder.turn([outcome])
     recorder.close()
     again = Recorder(plan, tmp_path, 3, is_writer=True)
     again.open(2)

@@ -5,26 +5,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from meshwright.planner.durations import Planned, StepWork
 from meshwright.planner.evaluate import evaluate
+from meshwright.planner.leads import patterns
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import Send, lower
+from meshwright.planner.sampled import draw_lengths
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.rehearse import Rehearsal, Request, live, rehearse
-from meshwright.runtime.slots import Prompt
 from meshwright.runtime.waiting import Waiting
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.ranks import run_on_ranks
 
+PATTERNS = patterns(2)
 STEPS = 2
 
 
@@ -52,26 +53,31 @@ def alone() -> Plan:
 
 
 def batch_of(plan: Plan) -> Batch:
-    prompts = range(plan.facts.workload.batch_size)
-    return Batch(step=0, prompts=tuple(Prompt(row=row, draw=row, tokens=(0,) * 8) for row in prompts))
+    return Batch(step=0, rows=range(plan.facts.workload.batch_size))
 
 
 def device_of(plan: Plan, speed: float = 0.0) -> Waiting:
-    device = Waiting(plan, 0, NoPartners(), speed=speed)  # type: ignore[arg-type]
-    responses = np.full(plan.facts.workload.batch_size, 5)
-    device.begin(Planned(plan).of_step(0), responses)
-    return device
+    return Waiting(plan, 0, NoPartners(), Planned(plan), speed=speed, seed=0)  # type: ignore[arg-type]
 
 
 def test_the_executor_follows_the_program_and_every_stage_finds_what_it_reads() -> None:
     plan, program = alone(), lower(alone())
-    executor = Executor(device_of(plan), NoMessages(), rank=0, began=0.0, clock="rehearsed")  # type: ignore[arg-type]
     batch = batch_of(plan)
-    spans = executor.execute(program, batch).spans
+    executor = Executor(
+        device_of(plan),
+        NoMessages(),  # type: ignore[arg-type]
+        lambda _step: batch,
+        rank=0,
+        began=0.0,
+        clock="rehearsed",
+    )
+    spans = executor.execute(program, 0, range(1)).spans
     assert [span.instruction for span in spans] == [i.name for i in program.instructions]
     assert {span.clock for span in spans} == {"rehearsed"}
     assert batch.experience.get("tokens", 0).dtype is torch.int64
-    assert [len(batch.experience.get(field, 3)) for field in ("tokens", "values", "scores")] == [13, 13, 1]
+    prompts, responses = draw_lengths(plan.facts.workload, seed=0, step=0)
+    length = int(prompts[3] + responses[3])
+    assert [len(batch.experience.get(field, 3)) for field in ("tokens", "values", "scores")] == [length, length, 1]
 
 
 def test_a_stage_without_its_input_fails_as_it_would_in_a_run() -> None:
@@ -145,11 +151,16 @@ def test_a_rehearsal_is_a_process_of_its_own_in_a_timeline(rehearsed: Rehearsal)
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["REHEARSED"]
 
 
+def plan_of(seed: int) -> Plan:
+    """Synchronous plans and those whose stages work ahead by one and by two steps, in turns."""
+    return random_plan(seed, leads=PATTERNS[seed % len(PATTERNS)])
+
+
 def follow_random_plans(seeds: range) -> int:
-    """Rehearses many plans without waiting, two ranks to a process; how many instructions were followed."""
+    """Rehearses many plans without waiting, two ranks to a process; how many instructions of a turn were followed."""
     followed = 0
     for seed in seeds:
-        plan = random_plan(seed)
+        plan = plan_of(seed)
         request = Request(
             plan=plan,
             durations=Planned(plan),
@@ -159,7 +170,7 @@ def follow_random_plans(seeds: range) -> int:
             ranks_per_process=2,
             began=0.0,
         )
-        followed += sum(len(part.spans) for part in live(request))
+        followed += sum(len(spans) for part in live(request) for spans in part.turns)
     return followed
 
 
@@ -167,7 +178,7 @@ def follow_random_plans(seeds: range) -> int:
 def test_no_random_legal_plan_comes_to_a_standstill() -> None:
     seeds = range(200)
     followed = sum(run_on_ranks(2, follow_random_plans, seeds))
-    assert followed == sum(2 * len(i.ranks) for seed in seeds for i in lower(random_plan(seed)).instructions)
+    assert followed == sum(len(i.ranks) for seed in seeds for i in lower(plan_of(seed)).instructions)
 
 
 class Failing:

@@ -41,9 +41,12 @@ def experience_of_steps(asked: RunRequest) -> list[Held]:
     run = Run(asked)
     run.recorder.open(0)
     held = []
-    for step in range(asked.steps):
-        experience = run.train(step).experience
-        held.append({field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS})
+    for turn in run.turns:
+        experience = run.turn(turn).experience
+        if turn in run.steps:
+            rows = {field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS}
+            held.append(rows)
+    run.finish()
     run.recorder.close()
     return held
 
