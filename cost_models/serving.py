@@ -20,7 +20,7 @@ from meshwright.cost_models.precision import precision_named
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Prefill, Rounds, Window
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
@@ -36,7 +36,7 @@ class Serving:
     """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each.
 
     Of the prompts that arrive, `fresh_prompts_per_second` are new; the others repeat one whose keys and values are
-    cached.
+    cached. `efficiency` may replace the constants of the device's family.
     """
 
     model: ModelSpec
@@ -47,6 +47,7 @@ class Serving:
     prompt_tokens: int
     response_tokens: int
     fresh_prompts_per_second: float = math.inf
+    efficiency: Efficiency | None = None
 
     def slots(self) -> int:
         """Sequences that decode together: as many as the cache holds whole, and the engine allows.
@@ -102,7 +103,7 @@ class Serving:
 
     def _seconds(self, rounds: Rounds, rows: int) -> Cost:
         layout, device, framework = self.layout, self.cluster.device, self.framework
-        efficiency = efficiency_of(device.kind, device.name)
+        efficiency = self.efficiency or efficiency_of(device.kind, device.name)
         shard = AnalyticShard(self.model.shard(layout.tp), device, self.precision, efficiency, 1.0, framework=framework)
         schedule = Schedule(generation_slots=rows)
         generation = Generation(

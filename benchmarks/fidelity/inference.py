@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.hardware import cluster_of
@@ -12,6 +13,7 @@ from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.serving import Serving
+from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout
@@ -31,11 +33,12 @@ _MANY_REQUESTS = 10**6
 _SATURATED = "in-flight (max)"
 
 
-def engine(_stem: str, row: Row) -> Answer:
+def engine(_stem: str, row: Row, efficiency: Efficiency | None = None) -> Answer:
     """Output tokens per second of one replica, or seconds of a request or a prefill."""
     only_first = row["metric"].startswith("TTFT")
     response_tokens = 1 if only_first else count(row, "output_len")
-    serving = _serving(row, count(row, "TP"), count(row, "PP"), count(row, "input_len"), response_tokens)
+    asked = _serving(row, count(row, "TP"), count(row, "PP"), count(row, "input_len"), response_tokens)
+    serving = replace(asked, efficiency=efficiency)
     value = number(row, "value")
     if row["metric"] != "throughput":
         cost = serving.batch_seconds(count(row, "batch_size"))

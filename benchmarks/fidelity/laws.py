@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.fidelity.assumed import Served, assumed
 from benchmarks.fidelity.hardware import cluster_of
-from benchmarks.fidelity.inference import is_dense_hopper, serving_point
+from benchmarks.fidelity.inference import engine, is_dense_hopper, serving_point
 from benchmarks.fidelity.pairs import pairs, scaled_of, synchronous
 from benchmarks.fidelity.primitives import (
     OPERATIONS,
@@ -21,12 +21,12 @@ from benchmarks.fidelity.primitives import (
     message_bytes,
 )
 from benchmarks.fidelity.realhf import experiment_of
-from benchmarks.fidelity.rows import Row, Skip, number
+from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.training import Question, question
-from meshwright.cost_models.collectives import Network
+from meshwright.cost_models.collectives import ALL_REDUCE, Group, Network
 from meshwright.cost_models.pretraining import iteration_seconds
 from meshwright.profiles.documents import Document
-from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.frameworks import Framework, framework_named
 
@@ -39,7 +39,9 @@ Asked = tuple[Predict, float]
 Rows = Iterable[tuple[str, Row]]
 
 _FAMILIES = {"ampere": ("a100",), "hopper": ("h100", "h200")}
-_DEVICES = {"ampere": "a100-80gb", "hopper": "h200"}
+_DEVICES = {"ampere": "a100-80gb", "hopper": "h200", "pcie": "l40s"}
+_SWITCH_BYTES = 2**22
+"""From here on switches reduce; smaller tensors go round a ring."""
 
 
 class Engine(Document):
@@ -63,12 +65,44 @@ def _collective(stem: str, row: Row) -> Asked:
     return lambda efficiency: Network(cluster, efficiency).seconds(operation, group, num_bytes)[0], latency(row)
 
 
+def _switch(stem: str, row: Row) -> Asked:
+    if row["op_name"] != "all_reduce" or message_bytes(row) < _SWITCH_BYTES:
+        raise Skip("not fitted")
+    return _collective(stem, row)
+
+
+def _peer(stem: str, row: Row) -> Asked:
+    if row.get("backend") != "vllm_graph":
+        raise Skip("not fitted")
+    group, num_bytes, cluster = Group(count(row, "num_gpus"), 8), message_bytes(row), cluster_of(device_of(stem), 8)
+
+    def predict(efficiency: Efficiency) -> float:
+        return Network(cluster, efficiency, peer_reductions=True).seconds(ALL_REDUCE, group, num_bytes)[0]
+
+    return predict, latency(row)
+
+
 def _iteration(_stem: str, row: Row) -> Asked:
-    asked = _vtrain(row)
+    return _trained(_vtrain(row))
+
+
+def _weak(_stem: str, row: Row) -> Asked:
+    if not row["dataset"].startswith("mcore"):
+        raise Skip("not fitted")
+    return _trained(question(row))
+
+
+def _trained(asked: Question) -> Asked:
     return (
         lambda efficiency: iteration_seconds(asked.iteration, asked.cluster, "bf16", efficiency).total,
         asked.measured,
     )
+
+
+def _without_peers(_stem: str, row: Row) -> Asked:
+    if row["gpu"] != "L40S" or count(row, "TP") == 1:
+        raise Skip("not fitted")
+    return lambda efficiency: engine("", row, efficiency).predicted, number(row, "value")
 
 
 def _host(_stem: str, row: Row) -> Asked:
@@ -127,8 +161,8 @@ def _pools(_stem: str, row: Row) -> Asked:
 
 
 def _family(owner: str) -> Document:
-    if owner not in _FAMILIES:
-        raise BadInput(f"family {owner!r} is not fitted here; {suggestion(owner, _FAMILIES)}")
+    if owner not in _DEVICES:
+        raise BadInput(f"family {owner!r} is not fitted here; {suggestion(owner, _DEVICES)}")
     return efficiency_of("cuda", _DEVICES[owner])
 
 
@@ -183,6 +217,16 @@ LAWS = {
         ask=_attention,
     ),
     "collectives": Law(constants=_PROTOCOLS, files=("primitives/{}_comm",), ask=_collective),
+    "switch": Law(
+        constants=("multicast.start_seconds", "multicast.link_bytes"), files=("primitives/{}_comm",), ask=_switch
+    ),
+    "peer": Law(
+        constants=("peer.start_seconds", "peer.step", "peer.link_bytes"), files=("primitives/{}_comm",), ask=_peer
+    ),
+    "without peers": Law(
+        constants=("protocols.1.start_seconds", "protocols.1.link_bytes"), files=("inference",), ask=_without_peers
+    ),
+    "weak scaling": Law(constants=("sustained",), files=("megatron_training",), ask=_weak),
     "training": Law(
         constants=("sustained", "elementwise_bytes", "protocols.2.fabric_bytes"), files=_TRAINING, ask=_iteration
     ),
