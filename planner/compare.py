@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.plan import Plan
+from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.trace import Span
 
 _NOT_PPO = ("evaluate", "checkpoint")
@@ -28,18 +29,22 @@ class Comparison:
 
 
 def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
-    """Predicted beside measured: each stage (its slowest rank), all refits together, and the step."""
+    """Predicted beside measured: each stage (its slowest rank), all refits together, and the step.
+
+    A step in which something was not recorded, as a stage that works ahead of the first turn, does not count for it.
+    """
     first = min(step_seconds)
     steps = [step for step in step_seconds if step > first] or [first]
     totals: dict[tuple[str, int, int], float] = defaultdict(float)  # by name, step and rank
     for span in spans:
         totals[span.instruction if span.kind == "stage" else span.kind, span.step, span.rank] += span.seconds
-    slowest: dict[tuple[str, int], float] = defaultdict(float)
+    slowest: dict[tuple[str, int], float] = {}
     for (name, step, _), seconds in totals.items():
-        slowest[name, step] = max(slowest[name, step], seconds)
+        slowest[name, step] = max(slowest.get((name, step), 0.0), seconds)
 
     def measured(name: str) -> float:
-        return statistics.median(slowest[name, step] for step in steps)
+        seen = [slowest[name, step] for step in steps if (name, step) in slowest]
+        return statistics.median(seen) if seen else 0.0
 
     rows = [
         Comparison(name=p.stage, predicted_seconds=p.cost.total, measured_seconds=measured(p.stage))
@@ -53,10 +58,10 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
 
 
 def step_ends(spans: Iterable[Span]) -> dict[int, float]:
-    """When the last stage of each step ended, in seconds since the start of the run."""
+    """When the training of each step ended, in seconds since the start of the run."""
     ends: dict[int, float] = {}
     for span in spans:
-        if span.kind == "stage":
+        if span.instruction in TRAIN_STAGE.values():
             ends[span.step] = max(span.end_seconds, ends.get(span.step, 0.0))
     return dict(sorted(ends.items()))
 

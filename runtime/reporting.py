@@ -11,6 +11,7 @@ import typer
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.compare import step_ends
 from meshwright.planner.job import Facts
 from meshwright.planner.plan import Plan, read_plan, write_plan
 from meshwright.planner.report.contents import Contents
@@ -110,7 +111,7 @@ def _read_runs(plan: Plan, directories: Sequence[Path]) -> tuple[Run, ...]:
 
 
 def _read_run(plan: Plan, directory: Path) -> Run:
-    """Raises BadInput for a directory without a trace, a trace without a step, and a run of another plan."""
+    """Raises BadInput for a directory without a trace, a trace without a whole step, and a run of another plan."""
     path = directory / "trace.jsonl"
     if not path.exists():
         what = "holds no trace.jsonl" if directory.is_dir() else "is not a directory"
@@ -118,8 +119,8 @@ def _read_run(plan: Plan, directory: Path) -> Run:
     if read_plan(directory / "plan.json") != plan:
         raise BadInput(f"{directory} is a run of another plan; report the plan.json that it holds.")
     spans = read_spans(path)
-    if not any(span.kind == "stage" for span in spans):
-        raise BadInput(f"trace {path} has no stage in it; let the run finish a step.")
+    if not step_ends(spans):
+        raise BadInput(f"trace {path} has no step that was trained; let the run finish one.")
     return Run(spans=spans, pools={pool.name: pool.ranks for pool in plan.pools}, name=str(directory))
 
 

@@ -18,6 +18,7 @@ _MOST_STEPS = 3
 _MOST_LANES = 64
 _MOST_LABELS = 16
 _LEAST_HEIGHT, _MOST_HEIGHT, _RANK_HEIGHT = 60.0, 400.0, 22.0
+_TWO_LINES = 28.0
 _QUIET = ("send", "receive")
 """Kinds that are not drawn: a rank that waits for a message is idle."""
 
@@ -40,7 +41,7 @@ def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
     shown = list(range(0, num_ranks, every))
     height = min(max(_RANK_HEIGHT * len(shown), _LEAST_HEIGHT), _MOST_HEIGHT)
     drawn = picture(
-        _boxes([s for s in run.spans if s.end_seconds > start and s.start_seconds < end], shown, start),
+        _boxes([s for s in run.spans if s.end_seconds > start and s.start_seconds < end], shown, start, height),
         axis=linear(0.0, end - start),
         unit="s",
         num_lanes=len(shown),
@@ -65,8 +66,9 @@ def _window(spans: Sequence[Span]) -> tuple[float, float, dict[int, float]]:
     return begins, max(shown.values()), shown
 
 
-def _boxes(spans: Sequence[Span], shown: Sequence[int], began: float) -> Iterator[Box]:
+def _boxes(spans: Sequence[Span], shown: Sequence[int], began: float, height: float) -> Iterator[Box]:
     """One box for all neighbouring lanes on which an instruction of a step ran at the same time."""
+    lane_height = height / len(shown)
     lane_of = {rank: lane for lane, rank in enumerate(shown)}
     lanes: dict[tuple[int, str, float, float], set[int]] = defaultdict(set)
     for span in spans:
@@ -76,6 +78,7 @@ def _boxes(spans: Sequence[Span], shown: Sequence[int], began: float) -> Iterato
         times = f"{words.seconds(start - began)} to {words.seconds(end - began)}"
         for first, last in words.consecutive(found):
             ranks = words.ranks(shown[lane] for lane in range(first, last + 1))
+            is_flat = (last + 1 - first) * lane_height < _TWO_LINES
             yield Box(
                 first=first,
                 last=last,
@@ -83,7 +86,7 @@ def _boxes(spans: Sequence[Span], shown: Sequence[int], began: float) -> Iterato
                 end=end - began,
                 colour=words.colour(name),
                 title=f"{name} of step {step} on ranks {ranks}: {words.seconds(end - start)}, {times}",
-                lines=(name, f"step {step}"),
+                lines=(f"{name}, step {step}",) if is_flat else (name, f"step {step}"),
             )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.planner.compare import compare, step_ends, step_seconds
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.leads import Leads, patterns
 from meshwright.planner.plan import Plan
 from meshwright.planner.simulate import simulate
 from meshwright.profiles.trace import Span
@@ -68,3 +69,13 @@ def test_a_simulated_plan_is_compared_with_its_own_period() -> None:
     spans = simulate(plan, steps=4, traced=True).spans
     for row in compare(plan, spans, step_seconds(spans)):
         assert row.measured_seconds == pytest.approx(row.predicted_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("leads", patterns(2), ids=str)
+def test_stages_that_work_ahead_of_the_first_turn_and_beyond_the_last_count_no_step_as_empty(leads: Leads) -> None:
+    plan = random_plan(2, leads=leads)
+    spans = simulate(plan, steps=6, traced=True).spans
+    assert len(step_ends(spans)) == 6
+    rows = {row.name: row for row in compare(plan, spans, step_seconds(spans))}
+    for placement in plan.placements:
+        assert rows[placement.stage].measured_seconds == pytest.approx(placement.cost.total, rel=1e-9)

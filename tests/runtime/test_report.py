@@ -105,7 +105,7 @@ def test_a_trace_that_was_cut_short_is_told_the_line(call: Call, plan: Path, tmp
 def test_a_trace_without_a_step_is_refused(call: Call, plan: Path, tmp_path: Path) -> None:
     run = run_of(plan, tmp_path / "run")
     (run / "trace.jsonl").write_text("")
-    assert "has no stage in it; let the run finish a step." in refused(call, plan, run)
+    assert "has no step that was trained; let the run finish one." in refused(call, plan, run)
 
 
 def test_a_directory_without_a_trace_is_refused(call: Call, plan: Path, tmp_path: Path) -> None:
