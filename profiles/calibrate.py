@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 from meshwright.profiles.table import Body, Provenance, Table
 from meshwright.profiles.trace import Span
@@ -31,6 +32,8 @@ _LEAST_SHARE = 0.05
 
 _TRAFFIC = ("refit", "send", "receive")
 
+_TRUNCATED = "num_truncated"
+
 _NOT_PROFILED = "not profiled"
 
 
@@ -45,6 +48,7 @@ class Observation:
     step_seconds: float  # median over steps, from the first instruction's start to the last one's end
     response_tokens: float | None  # median over steps of the mean
     sequence_tokens: float | None  # prompt and response together
+    truncated_share: float | None  # of responses that were cut at the longest length, over all steps
 
 
 def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: int) -> Observation:
@@ -78,18 +82,34 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
         ),
         response_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if STAGE_BY_NAME[s].generates]),
         sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(STAGE_BY_NAME[s])]),
+        truncated_share=_truncated_share(steps, layouts, batch_size),
     )
 
 
 def met(workload: Workload, observation: Observation) -> Workload:
-    """The workload that the run met: prompts and responses scaled to the means that the trace tells."""
+    """The workload that the run met: prompts and responses scaled to the means that the trace tells, with the share of
+    responses that were cut."""
     responses, sequences = observation.response_tokens, observation.sequence_tokens
     if responses is None:
         return workload
-    update = {"response": workload.response.with_mean(responses)}
+    update = {"response": _cut_as(workload.response, responses, observation.truncated_share)}
     if sequences is not None:
         update["prompt"] = workload.prompt.with_mean(sequences - responses)
     return workload.model_copy(update=update)
+
+
+def _cut_as(lengths: LengthSpec, mean: float, share: float | None) -> LengthSpec:
+    """The lengths with this mean and this share of them at the longest; all are scaled where that is not possible."""
+    known = lengths.resolve()
+    below = [(t, p) for t, p in zip(known.tokens, known.probabilities, strict=True) if t < lengths.max]
+    if share is None or not below or share >= 1:
+        return lengths.with_mean(mean)
+    others = (mean - share * lengths.max) / (1 - share)
+    if not 1 <= others < lengths.max:
+        return lengths.with_mean(mean)
+    rest = LengthSpec(max=lengths.max - 1, histogram=tuple(below)).with_mean(others).resolve()
+    pairs = [(t, p * (1 - share)) for t, p in zip(rest.tokens, rest.probabilities, strict=True)]
+    return LengthSpec(max=lengths.max, histogram=(*pairs, (lengths.max, share)))
 
 
 def bodies_of(stage: Stage) -> tuple[Body, ...]:
@@ -188,6 +208,18 @@ def _tokens(
             ranks = layouts[stage].tp * layouts[stage].pp
             sums = [sum(span.facts["num_tokens"] for span in step[stage]) for step in steps]
             return statistics.median(sums) / ranks / batch_size
+    return None
+
+
+def _truncated_share(
+    steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout], batch_size: int
+) -> float | None:
+    """Of all responses, where every span of the generation tells how many it cut."""
+    for stage in (name for name in layouts if STAGE_BY_NAME[name].generates):
+        spans = [span for step in steps for span in step[stage]]
+        if all(_TRUNCATED in span.facts for span in spans):
+            ranks = layouts[stage].tp * layouts[stage].pp
+            return math.fsum(span.facts[_TRUNCATED] for span in spans) / ranks / batch_size / len(steps)
     return None
 
 

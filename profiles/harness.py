@@ -42,6 +42,9 @@ DEPTHS = {"cpu": (1, 4), "cuda": (1, 2)}
 """Two depths separate the time of a layer from that of the embedding and the head. On a CPU, whose times are noisy and
 whose models are small, the depths are further apart."""
 
+LEAST_REPEATS = 3
+"""The median of three leaves out one that was disturbed."""
+
 _LADDER = 4
 """Ratio between neighbouring row counts; times are near linear in rows, so a coarse ladder interpolates well."""
 
@@ -138,12 +141,13 @@ def measure(
     repeats: int,
     budget_seconds: float,
 ) -> Sample:
-    """Times `body` up to `repeats` times, at least once, and stops when the budget (warm-up included) is spent."""
+    """Times `body` up to `repeats` times, and at least `LEAST_REPEATS`; stops when the budget, warm-up included, is
+    spent."""
     began = clock()
     for _ in range(warmup):
         timer(body)
     times: list[float] = []
-    while len(times) < repeats and (not times or clock() - began < budget_seconds):
+    while len(times) < repeats and (len(times) < LEAST_REPEATS or clock() - began < budget_seconds):
         times.append(timer(body))
     return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
 

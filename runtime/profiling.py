@@ -34,7 +34,7 @@ from meshwright.runtime.instruments import instruments, query_device
 from meshwright.runtime.launch import launch
 from meshwright.runtime.mesh import build_mesh
 
-_REPEATS = 5
+_REPEATS = 9
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

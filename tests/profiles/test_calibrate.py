@@ -68,6 +68,28 @@ def test_the_workload_that_was_met_has_the_means_of_the_trace(workload: Workload
     assert found.max_tokens == workload.max_tokens
 
 
+def test_the_share_of_responses_that_were_cut_is_met_beside_their_mean(workload: Workload) -> None:
+    """6 of 32 responses were cut at the longest length, 96 tokens, though the mean is 25: the others are short."""
+    cut = [
+        replace(item, facts={**item.facts, "num_truncated": 3.0}) if item.instruction == "actor_generate" else item
+        for item in trace(3, scale=5 / 3)
+    ]
+    seen = observe(cut, LAYOUTS, batch_size=32)
+    assert seen.truncated_share == 6 / 32
+    found = met(workload, seen).response_lengths
+    assert found.mean == pytest.approx(25.0)
+    assert (found.maximum, found.probabilities[-1]) == (96, pytest.approx(6 / 32))
+    none = met(workload, replace(seen, truncated_share=0.0)).response_lengths
+    assert none.mean == pytest.approx(25.0)
+    assert none.maximum < 96
+
+
+def test_a_share_that_no_lengths_can_have_scales_them_all(workload: Workload) -> None:
+    """Half of the responses at 96 tokens have a mean above 25."""
+    seen = replace(observe(trace(3, scale=5 / 3), LAYOUTS, batch_size=32), truncated_share=0.5)
+    assert met(workload, seen).response_lengths.mean == pytest.approx(25.0)
+
+
 def test_a_step_that_lacks_a_span_does_not_count() -> None:
     assert observe(trace(4)[:-1], LAYOUTS, batch_size=32).num_steps == 2
 

@@ -4,7 +4,16 @@ from itertools import pairwise
 import pytest
 
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.harness import DEPTHS, Sample, clock_timer, event_timer, exchanges, measure, points
+from meshwright.profiles.harness import (
+    DEPTHS,
+    LEAST_REPEATS,
+    Sample,
+    clock_timer,
+    event_timer,
+    exchanges,
+    measure,
+    points,
+)
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.stages import Role
@@ -47,10 +56,10 @@ def test_the_median_is_of_the_repeats_and_not_of_the_warm_up() -> None:
     assert sample == Sample(median_seconds=3.0, spread_seconds=2.0, repeats=5)
 
 
-def test_a_spent_budget_stops_the_repeats_but_never_the_first() -> None:
-    assert timed([3.0] * 9, budget_seconds=5.0).repeats == 2
-    assert timed([3.0] * 9, budget_seconds=0.0).repeats == 1
-    assert timed([3.0], budget_seconds=0.0).spread_seconds == 0.0
+def test_a_spent_budget_stops_the_repeats_but_never_the_first_three() -> None:
+    assert timed([3.0] * 9, budget_seconds=11.0).repeats == 4
+    assert timed([3.0] * 9, budget_seconds=0.0).repeats == LEAST_REPEATS == 3
+    assert timed([3.0], repeats=1, budget_seconds=0.0).spread_seconds == 0.0
 
 
 def test_each_repeat_waits_for_the_device() -> None:
