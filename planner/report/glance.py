@@ -18,6 +18,7 @@ _MOST_NODE_LABELS = 24
 def glance(plan: Plan) -> Html:
     """The picture, and a table with what it has no room for."""
     cluster = plan.facts.cluster
+    nodes = _nodes(plan)
     height = min(max(_RANK_HEIGHT * cluster.num_ranks, _LEAST_HEIGHT), _MOST_HEIGHT)
     drawn = picture(
         _boxes(plan),
@@ -25,8 +26,8 @@ def glance(plan: Plan) -> Html:
         unit="s",
         num_lanes=cluster.num_ranks,
         lane_height=height / cluster.num_ranks,
-        labels=_nodes(plan),
-        rules=[float(rank) for rank in range(0, cluster.num_ranks + 1, cluster.ranks_per_node)],
+        labels=nodes,
+        rules=[*(label.first for label in nodes), cluster.num_ranks],
         describe="which stage runs on which ranks at what time of a turn",
     )
     return section("glance", "The plan at a glance", note(_sentence(plan)), drawn, _table(plan))
@@ -70,14 +71,15 @@ def _lines(plan: Plan, item: Placement | Refit) -> tuple[str, ...]:
 
 
 def _nodes(plan: Plan) -> list[Label]:
-    """A label for each node, or for each of some nodes where there are many."""
+    """A label for each node, or for some nodes together where there are many."""
     cluster = plan.facts.cluster
     every = -(-cluster.nodes // _MOST_NODE_LABELS)
     found = []
     for node in range(0, cluster.nodes, every):
-        first = node * cluster.ranks_per_node
-        last = first + cluster.ranks_per_node - 1
-        found.append(Label(first, last, f"node {node}: {words.ranks(range(first, last + 1))}"))
+        first, after = (min(n, cluster.nodes) * cluster.ranks_per_node for n in (node, node + every))
+        nodes = words.ranks(range(node, min(node + every, cluster.nodes)))
+        name = f"node {nodes}: {words.ranks(range(first, after))}" if every == 1 else f"nodes {nodes}"
+        found.append(Label(first, after - 1, name))
     return found
 
 

@@ -9,7 +9,7 @@ from meshwright.planner.report.lanes import Box, Label, legend, picture
 from meshwright.planner.simulate import Simulation, Use
 
 _LANE = 30.0
-_MOST_CAUSES = 4
+_MOST_CAUSES, _LEAST_SHARE = 4, 0.0005
 
 
 def idle(simulation: Simulation) -> Html:
@@ -58,5 +58,6 @@ def _bar(lane: int, use: Use) -> list[Box]:
 
 
 def _causes(use: Use) -> str:
-    """The largest first."""
-    return ", ".join(f"{share.what} {words.percent(share.share)}" for share in use.waits[:_MOST_CAUSES]) or "nothing"
+    """The largest first, without those that would be told as 0.0%."""
+    told = [share for share in use.waits[:_MOST_CAUSES] if share.share >= _LEAST_SHARE] or use.waits[:1]
+    return ", ".join(f"{share.what} {words.percent(share.share)}" for share in told) or "nothing"

@@ -12,6 +12,7 @@ from meshwright.planner.report.axis import Axis
 from meshwright.planner.report.html import Html, join, tag
 
 _AXIS_HEIGHT = 24.0
+_LEAST_BOX = 1.0
 _LINE_HEIGHT = 14.0
 _NARROW, _ROOMY = 560.0, 900.0
 """Pixels of a picture on a narrow page and on a page of full width: a label is shown where it fits."""
@@ -109,7 +110,7 @@ def _grid(axis: Axis, height: float, unit: str) -> Iterable[Html]:
 def _box(box: Box, axis: Axis, lane_height: float) -> Html:
     start, end = (min(max(value, axis.low), axis.high) for value in (box.start, box.end))
     width = axis.percent(end) - axis.percent(start)
-    height = (box.last + 1 - box.first) * lane_height - 1
+    height = max((box.last + 1 - box.first) * lane_height - 1, _LEAST_BOX)
     place = {"x": axis.x(start), "y": box.first * lane_height + 0.5, "width": f"{width:.4g}%", "height": height}
     title = tag("title", box.title)
     fits_narrow, fits_roomy = (_num_lines(box.lines, width / 100 * room, height) for room in (_NARROW, _ROOMY))

@@ -13,6 +13,7 @@ from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
 
 _LANE = 30.0
+_LONGEST_NAME = 20
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -57,7 +58,7 @@ def memory(plan: Plan) -> Html:
         unit=unit,
         num_lanes=len(found),
         lane_height=_LANE,
-        labels=[Label(lane, lane, f"ranks {words.ranks(f.ranks)}") for lane, f in enumerate(found)],
+        labels=[Label(lane, lane, _named(filling)) for lane, filling in enumerate(found)],
         marks=[Mark(usable / scale, f"usable: {words.size(usable)}", limit=True)],
         describe="memory of the ranks at their worst instant against the limit",
     )
@@ -86,6 +87,12 @@ def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> Filling:
         resident=tuple((stage, num_bytes) for stage, num_bytes in resident if num_bytes),
         worst=max(here, key=lambda p: p.transient.total, default=None),
     )
+
+
+def _named(filling: Filling) -> str:
+    """The ranks, or only their number where they are scattered."""
+    name = f"ranks {words.ranks(filling.ranks)}"
+    return name if len(name) <= _LONGEST_NAME else f"{len(filling.ranks)} ranks"
 
 
 def _bar(lane: int, filling: Filling, scale: float) -> list[Box]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from meshwright.planner.compare import step_ends
 from meshwright.planner.plan import Plan
@@ -37,8 +38,7 @@ def timelines(contents: Contents) -> Html:
 def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
     start, end, ends = _window(run.spans)
     num_ranks = plan.facts.cluster.num_ranks
-    every = -(-num_ranks // _MOST_LANES)
-    shown = list(range(0, num_ranks, every))
+    shown = shown_ranks(plan)
     height = min(max(_RANK_HEIGHT * len(shown), _LEAST_HEIGHT), _MOST_HEIGHT)
     drawn = picture(
         _boxes([s for s in run.spans if s.end_seconds > start and s.start_seconds < end], shown, start, height),
@@ -47,13 +47,33 @@ def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
         num_lanes=len(shown),
         lane_height=height / len(shown),
         labels=_labels(shown),
-        rules=[lane for lane, rank in enumerate(shown) if rank % plan.facts.cluster.ranks_per_node == 0],
+        rules=_node_borders(plan, shown),
         marks=[Mark(at - start, f"end of step {step}") for step, at in ends.items()],
         describe=f"what every rank does over some steps, {named(run)}",
     )
-    some = f"; one rank in {every} is shown" if every > 1 else ""
+    some = f"; {len(shown)} of the {num_ranks} ranks are shown, some of every pool" if len(shown) < num_ranks else ""
     yield tag("h3", badge(clock(run)), run.name, some, class_="timeline")
     yield drawn
+
+
+def shown_ranks(plan: Plan) -> list[int]:
+    """All ranks, or where there are many some of every set of ranks that are in the same pools."""
+    num_ranks = plan.facts.cluster.num_ranks
+    if num_ranks <= _MOST_LANES:
+        return list(range(num_ranks))
+    borders = sorted({0, num_ranks, *(end for p in plan.pools for end in (p.ranks.start, p.ranks.stop))})
+    shown: list[int] = []
+    for first, after in pairwise(borders):
+        size = after - first
+        lanes = min(size, max(1, round(_MOST_LANES * size / num_ranks)))
+        shown += [first + size * lane // lanes for lane in range(lanes)]
+    return shown
+
+
+def _node_borders(plan: Plan, shown: Sequence[int]) -> list[float]:
+    """Lanes at which a node begins, where every rank has its lane."""
+    per_node = plan.facts.cluster.ranks_per_node
+    return [rank for rank in shown if rank % per_node == 0] if len(shown) == plan.facts.cluster.num_ranks else []
 
 
 def _window(spans: Sequence[Span]) -> tuple[float, float, dict[int, float]]:

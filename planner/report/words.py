@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 
-_GIB, _MIB = 2**30, 2**20
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _MAGNITUDES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -19,7 +19,9 @@ def seconds(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB" if abs(num_bytes) >= _GIB else f"{num_bytes / _MIB:.1f} MiB"
+    if abs(num_bytes) >= _GIB:
+        return f"{num_bytes / _GIB:.2f} GiB"
+    return f"{num_bytes / _MIB:.1f} MiB" if abs(num_bytes) >= _MIB or not num_bytes else f"{num_bytes / _KIB:.1f} KiB"
 
 
 def percent(share: float) -> str:

@@ -13,7 +13,10 @@ from meshwright.planner.report.glance import glance
 from meshwright.planner.report.memory import fillings
 from meshwright.planner.report.report import report
 from meshwright.planner.report.terms import terms
+from meshwright.planner.report.timeline import shown_ranks
 from meshwright.planner.report.turn import turn
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, contents_of, plan_of
 
 SECTIONS = ["glance", "turn", "timelines", "memory", "idle", "terms", "compared", "sizes", "proof", "facts"]
@@ -120,3 +123,15 @@ def test_extrapolated_terms_are_hatched_and_named() -> None:
     assert f"url(#hatch-c-{first.stage})" in shown
     assert "long contexts 3.00 s (extrapolated)" not in shown  # the whole is as little trusted
     assert f"{first.stage}: long contexts 3.00 s, extrapolated" in titles(shown)
+
+
+def test_of_very_many_ranks_some_of_every_pool_are_shown() -> None:
+    plan = random_plan(7, small_facts(nodes=128, ranks_per_node=8, memory_bytes=2**50, batch_size=4096))
+    shown = shown_ranks(plan)
+    assert len(shown) < 100
+    assert shown == sorted(set(shown))
+    assert all(set(pool.ranks) & set(shown) for pool in plan.pools)
+    text = report(contents_of(plan))
+    assert len(text) < 2**20
+    assert f"{len(shown)} of the 1024 ranks are shown" in text
+    assert shown_ranks(plan_of()) == [0, 1, 2, 3]
