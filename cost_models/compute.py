@@ -13,6 +13,7 @@ from meshwright.cost_models.kernels import Heads, Kernels
 from meshwright.cost_models.precision import precision_named
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body
@@ -32,6 +33,9 @@ reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists wh
 
 _LAYER_KERNELS_STARTED = 5
 """Kernels of a layer whose law counts their start: four matrix products and attention."""
+
+_ROUTED_COPIES = 4
+"""Reads and writes of a hidden state that goes to an expert and comes back."""
 
 
 class Time(NamedTuple):
@@ -81,16 +85,14 @@ class AnalyticShard:
             weight_bytes=numbers.size,
             size=numbers.size,
         )
-        self._heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
+        self._heads, self._cached_heads = _heads(model)
         hidden = model.hidden_size
-        self._gemms = (
-            (hidden, model.attention_size + 2 * model.kv_size),
-            (model.attention_size, hidden),
-            (hidden, model.up_size),
-            (model.ffn_size, hidden),
-        )
-        sharded = 2 * (model.attention_size + model.kv_size) + model.up_size + model.ffn_size
-        self._layer_elements = 10 * hidden * whole_share + sharded
+        self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
+        self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
+        mlp_elements = (2 + model.gated_mlp) * model.active_ffn_size
+        if model.experts:
+            mlp_elements += _ROUTED_COPIES * model.experts.experts_per_token * hidden
+        self._layer_elements = 10 * hidden * whole_share + model.attention_elements + mlp_elements
         self._known: dict[tuple[Body, float, float, float], Time] = {}
         self._known_linear: dict[tuple[float, float, bool, bool], tuple[float, float, float]] = {}
 
@@ -104,7 +106,8 @@ class AnalyticShard:
     def attention(self, rows: float, tokens: float, context: float = 0) -> float:
         """Forward seconds of one layer's core attention: what selective recomputation repeats."""
         if self._framework.flash_attention:
-            return self._kernels.attention(rows, tokens, context, self._heads, cache_bytes=self._cache_bytes)
+            heads = self._cached_heads if tokens == 1 and context else self._heads
+            return self._kernels.attention(rows, tokens, context, heads, cache_bytes=self._cache_bytes)
         return self._stored_attention(rows, tokens)[0]
 
     def _time(self, body: Body, rows: float, tokens: float, context: float) -> Time:
@@ -132,8 +135,33 @@ class AnalyticShard:
         forward, and the head."""
         gemm, kernels = self._gemm, self._kernels
         products = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._gemms])
+        if self._model.experts:
+            products += self._mixed_mlp(count, trains, self._model.experts)
         elementwise = kernels.elementwise(self._size * count * self._layer_elements)
         return products, elementwise, self._head(count, head_count, trains, samples)
+
+    def _mixed_mlp(self, count: float, trains: bool, experts: Experts) -> float:
+        """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""
+        gemm, kernels, dense_share = self._gemm, self._kernels, self._model.num_dense_layers / self._model.num_layers
+        dense = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._dense_mlp])
+        router = gemm(count, self._model.hidden_size, experts.num_experts, trains, kernels)
+        return dense_share * dense + (1 - dense_share) * (router + self._experts(count, experts, trains))
+
+    def _experts(self, count: float, experts: Experts, trains: bool) -> float:
+        """Seconds of the experts that `count` tokens reach, and of the shared ones.
+
+        A grouped product reads each of them once and gives it an even part of the tokens: it is one product of that
+        part with the columns of all of them side by side (Gale et al., MegaBlocks, arXiv:2211.15841).
+        """
+        gemm, kernels, hidden = self._gemm, self._kernels, self._model.hidden_size
+        touched = experts.touched(count)
+        part = count * experts.experts_per_token / touched
+        seconds = gemm(part, hidden, 2 * touched * experts.ffn_size, trains, kernels)
+        seconds += gemm(part, experts.ffn_size, touched * hidden, trains, kernels)
+        shared = experts.shared_ffn_size
+        if shared:
+            seconds += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
+        return seconds
 
     def _with_launches(self, device_seconds: float, num_kernels: float, num_started: float) -> float:
         """Seconds of kernels that take `device_seconds` together, the start of `num_started` of them included."""
@@ -185,3 +213,16 @@ class AnalyticShard:
         per_param = self._kernels.elementwise(4 * 4 + 3 * 4 + self._size + 4)
         ends = model.num_params - model.num_layers * model.layer_params
         return Time(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
+
+
+def _heads(model: ModelSpec) -> tuple[Heads, Heads]:
+    """Heads of new tokens among themselves, and over a cache.
+
+    Latent attention has heads of two sizes, whose mean gives the FLOPs of both products, and reads one cached vector
+    for all of them (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+    """
+    plain = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
+    if model.latent is None:
+        return plain, plain
+    mean_size = (model.head_dim + model.latent.value_dim) / 2
+    return Heads(model.num_heads, model.num_kv_heads, mean_size), Heads(model.num_heads, 1, model.cached_elements / 2)

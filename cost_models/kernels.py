@@ -22,7 +22,7 @@ class Heads(NamedTuple):
 
     queries: int
     keys: int
-    size: int
+    size: float
 
 
 class Kernels:

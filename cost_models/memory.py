@@ -96,7 +96,7 @@ class _RankMemory:
         """Keys and values for the longest sequence: of every slot, or of every row of a stage that streams."""
         schedule, tally = self.call.schedule, Tally()
         rows = self._slots() if self.call.stage.generates else self._rows() if schedule.chunk_tokens else 0
-        per_token = 2 * self.num_layers * self.shard.kv_size * self.size
+        per_token = self.num_layers * self.shard.cached_elements * self.size
         tally.add("kv cache", rows * self.workload.max_tokens * per_token)
         return tally.cost()
 
@@ -153,18 +153,24 @@ class _RankMemory:
         Counted as in Korthikanti et al., arXiv:2205.05198, section 4, for this layer: no dropout and no stored
         scores (flash attention), a gated activation, grouped keys and values. Whole on every rank unless sequence
         parallel (equations 2 and 4): the inputs and outputs of both norms. Divided by tp: queries, keys, values,
-        attention output, and the gate, the up projection, the activated gate and their product. Selective
-        recomputation drops what flash attention keeps, which is little.
+        attention output, and the gate, the up projection, the activated gate and their product. Experts count as
+        what one token passes of them. Selective recomputation drops what flash attention keeps, which is little.
         """
         shard = self.shard
-        divided = 2 * shard.attention_size + 2 * shard.kv_size + shard.up_size + (1 + shard.gated_mlp) * shard.ffn_size
         kept = 0 if self.call.schedule.recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
-        return (self._whole(4 * shard.hidden_size) + divided) * self.size + kept
+        divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size
+        return (self._whole(4 * shard.hidden_size) + self._routed() + divided) * self.size + kept
 
     def _working_elements(self) -> float:
         """Elements per token alive at once in the widest part of one layer without gradients: the gated projection."""
         shard = self.shard
-        return self._whole(shard.hidden_size) + shard.hidden_size + shard.up_size + shard.ffn_size
+        mlp = (2 + shard.gated_mlp) * shard.active_ffn_size
+        return self._whole(shard.hidden_size) + shard.hidden_size + self._routed() + mlp
+
+    def _routed(self) -> float:
+        """Elements per token that are copied to its experts and come back from them, whole on every rank."""
+        experts = self.shard.experts
+        return 2 * experts.experts_per_token * self.shard.hidden_size if experts else 0
 
     def _whole(self, elements: float) -> float:
         """This rank's part of what tensor parallelism repeats and sequence parallelism divides."""

@@ -16,7 +16,13 @@ def stage_params(model: ModelSpec, tp: int, pp: int) -> tuple[float, float]:
     shard = model.shard(tp)
     if pp == 1:
         return float(shard.num_params), float(shard.num_params)
-    layers = shard.num_layers * shard.layer_params / pp
+    first: float
+    last: float
+    if shard.experts:
+        each = -(-shard.num_layers // pp)
+        first, last = shard.params_between(0, each), shard.params_between(shard.num_layers - each, shard.num_layers)
+    else:
+        first = last = shard.num_layers * shard.layer_params / pp
     tied = shard.tied_embeddings and not shard.scalar_head
     head = shard.embedding_params if tied else shard.head_params
-    return layers + shard.embedding_params, layers + shard.hidden_size + head
+    return first + shard.embedding_params, last + shard.hidden_size + head

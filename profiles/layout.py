@@ -81,12 +81,16 @@ def nearest_divisor(value: int, *numbers: int) -> int:
 def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     """One sentence per rule of the model that the layout breaks; empty when it is legal."""
     found = []
-    tp_rules = (
+    tp_rules = [
         ("attention heads", model.num_heads),
         ("KV heads", model.num_kv_heads),
         ("feed-forward columns", model.ffn_size),
         ("vocabulary rows", model.padded_vocab_size),
-    )
+    ]
+    if model.experts:
+        tp_rules.append(("columns of an expert", model.experts.ffn_size))
+    if model.experts and model.experts.shared_ffn_size:
+        tp_rules.append(("columns of the shared experts", model.experts.shared_ffn_size))
     for what, size in tp_rules:
         if size % layout.tp:
             legal = nearest_divisor(layout.tp, *(s for _, s in tp_rules))

@@ -1,4 +1,4 @@
-"""What is known of a model: the shape of a dense decoder, read from a Hugging Face config.
+"""What is known of a model: the shape of a decoder, read from a Hugging Face config.
 
 This file knows no weights and no parallelism. It refuses architectures it does not know in one sentence.
 """
@@ -12,6 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.experts import (
+    EXPERT_FAMILIES,
+    Experts,
+    LatentAttention,
+    experts_from_config,
+    latent_from_config,
+    required_size,
+)
 
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to this multiple so that every tp up to it divides them."""
@@ -29,7 +37,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A dense decoder-only transformer, by its sizes. `name` is for messages; costs never depend on it."""
+    """A decoder-only transformer, by its sizes. `name` is for messages; costs never depend on it.
+
+    With `experts` the plain MLP of `ffn_size` is in the first layers only, or in none.
+    """
 
     name: str
     architecture: str
@@ -55,6 +66,8 @@ class ModelSpec:
     qk_norm: bool = False
     scalar_head: bool = False  # one number per token instead of a vocabulary (reward, critic)
     vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, whose rows were padded before they were divided
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
@@ -63,6 +76,11 @@ class ModelSpec:
         if self.num_heads % self.num_kv_heads:
             raise BadInput(
                 f"model {self.name}: num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}."
+            )
+        if self.experts and self.experts.experts_per_token > self.experts.num_experts:
+            raise BadInput(
+                f"model {self.name}: {self.experts.experts_per_token} experts a token are more than the "
+                f"{self.experts.num_experts} that there are."
             )
 
     @property
@@ -85,14 +103,63 @@ class ModelSpec:
         return (1 + self.gated_mlp) * self.ffn_size
 
     @property
-    def layer_params(self) -> int:
-        """Parameters of one decoder layer: attention, MLP, norms, biases."""
-        attention = self.hidden_size * (2 * self.attention_size + 2 * self.kv_size)
-        mlp = self.hidden_size * (self.up_size + self.ffn_size)
+    def num_dense_layers(self) -> int:
+        """Layers with a plain MLP, which come first."""
+        return min(self.num_layers, self.experts.num_dense_layers) if self.experts else self.num_layers
+
+    @property
+    def active_ffn_size(self) -> int:
+        """Width that one token passes in the MLP of the widest layer."""
+        dense = self.ffn_size if self.num_dense_layers else 0
+        return max(dense, self.experts.active_ffn_size) if self.experts else dense
+
+    @property
+    def attention_products(self) -> tuple[tuple[int, int], ...]:
+        """Inner and outer size of each matrix product around the core attention."""
+        if self.latent:
+            return self.latent.products(self.hidden_size, self.num_heads)
+        return (self.hidden_size, self.attention_size + 2 * self.kv_size), (self.attention_size, self.hidden_size)
+
+    @property
+    def attention_elements(self) -> int:
+        """Numbers of a token's queries, keys, values and attention output in one layer."""
+        if self.latent:
+            return 2 * self.num_heads * (self.head_dim + self.latent.value_dim)
+        return 2 * (self.attention_size + self.kv_size)
+
+    @property
+    def cached_elements(self) -> int:
+        """Numbers that a token leaves in the KV cache of one layer."""
+        return self.latent.cached_size if self.latent else 2 * self.kv_size
+
+    @property
+    def layer_params(self) -> float:
+        """Parameters of one decoder layer: attention, MLP, norms, biases; the mean where some have experts."""
+        if not self.experts:
+            return self.params_between(0, 1)
+        return self.params_between(0, self.num_layers) / self.num_layers
+
+    def params_between(self, first: int, last: int) -> int:
+        """Parameters of layers first, ..., last - 1."""
+        num_experts = self.experts.num_experts if self.experts else 0
+        return self._params(max(0, min(last, self.num_dense_layers) - first), last - first, num_experts)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token passes: those of the experts that it is not routed to are left out."""
+        per_token = self.experts.experts_per_token if self.experts else 0
+        layers = self._params(self.num_dense_layers, self.num_layers, per_token)
+        return layers + self.embedding_params + self.head_params + self.hidden_size
+
+    def _params(self, num_dense: int, num_layers: int, num_experts: int) -> int:
+        """Parameters of layers of which some have a plain MLP and the others so many experts."""
+        attention = sum(inner * outer for inner, outer in self.attention_products)
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        norms += self.latent.norm_params if self.latent else 0
         biases = (self.attention_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
-        biases += (self.up_size + self.hidden_size) * self.mlp_bias
-        return attention + mlp + norms + biases
+        plain = self.hidden_size * (self.up_size + self.ffn_size) + (self.up_size + self.hidden_size) * self.mlp_bias
+        routed = self.experts.params(self.hidden_size, num_experts) if self.experts else 0
+        return num_layers * (attention + norms + biases) + num_dense * plain + (num_layers - num_dense) * routed
 
     @property
     def embedding_params(self) -> int:
@@ -107,17 +174,21 @@ class ModelSpec:
 
     @property
     def num_params(self) -> int:
-        return self.num_layers * self.layer_params + self.embedding_params + self.head_params + self.hidden_size
+        layers = self.params_between(0, self.num_layers)
+        return layers + self.embedding_params + self.head_params + self.hidden_size
 
     def shard(self, tp: int) -> ModelSpec:
         """The model that one of `tp` tensor-parallel ranks holds: heads, KV heads, feed-forward and vocabulary divided.
 
-        Norms and the scalar head stay whole on every rank, so `num_params` is what the rank really holds.
-        Raises BadInput when a size does not divide.
+        Norms, routers, projections to a latent rank and the scalar head stay whole on every rank, so `num_params` is
+        what the rank really holds. Raises BadInput when a size does not divide.
         """
-        for field in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size"):
-            if getattr(self, field) % tp:
-                raise BadInput(f"tp={tp} does not divide {field}={getattr(self, field)} of model {self.name}.")
+        sizes = {f: getattr(self, f) for f in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size")}
+        if self.experts:
+            sizes |= {"expert_ffn_size": self.experts.ffn_size, "shared_ffn_size": self.experts.shared_ffn_size}
+        for field, size in sizes.items():
+            if size % tp:
+                raise BadInput(f"tp={tp} does not divide {field}={size} of model {self.name}.")
         return replace(
             self,
             num_heads=self.num_heads // tp,
@@ -125,11 +196,13 @@ class ModelSpec:
             ffn_size=self.ffn_size // tp,
             vocab_size=self.padded_vocab_size // tp,
             vocab_multiple=1,
+            experts=self.experts.shard(tp) if self.experts else None,
         )
 
 
-_QKV_BIAS_BY_DEFAULT = {"Qwen2": True}
-_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma")
+_QK_NORM = ("Qwen3", "Qwen3Moe")
+_LATENT = ("DeepseekV2", "DeepseekV3")
+_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", *EXPERT_FAMILIES)
 _HEADS = {"ForCausalLM": False, "ForSequenceClassification": True}
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 ARCHITECTURES = tuple(family + head for family in _FAMILIES for head in _HEADS)
@@ -161,10 +234,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     architecture, family, has_scalar_head = _architecture(config, name)
 
     def need(key: str) -> int:
-        value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a positive integer.")
-        return value
+        return required_size(config, key, name)
 
     activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if activation not in _ACTIVATIONS:
@@ -173,19 +243,22 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         activation = "gelu_pytorch_tanh"  # early Gemma configs say "gelu" and mean the tanh form
     heads = need("num_attention_heads")
     hidden = need("hidden_size")
-    if not config.get("head_dim") and hidden % heads:
+    if not config.get("head_dim") and hidden % heads and family not in _LATENT:
         raise BadInput(f"model {name}: {heads} attention heads do not divide hidden_size={hidden}; give head_dim.")
-    attention_bias = bool(config.get("attention_bias", _QKV_BIAS_BY_DEFAULT.get(family, False)))
-    rope_theta, rope_scaling = _rope(config, name)
+    attention_bias = bool(config.get("attention_bias", family == "Qwen2"))
+    rope_theta, rope_scaling = _rope(config, name, costed_only=family in EXPERT_FAMILIES)
+    experts = experts_from_config(config, family, name) if family in EXPERT_FAMILIES else None
+    latent = latent_from_config(config, name) if family in _LATENT else None
+    head_dim = latent.nope_dim + latent.rope_dim if latent else config.get("head_dim") or hidden // heads
     return ModelSpec(
         name=name,
         architecture=architecture,
         num_layers=need("num_hidden_layers"),
         hidden_size=hidden,
-        ffn_size=need("intermediate_size"),
+        ffn_size=experts.ffn_size if experts and not experts.num_dense_layers else need("intermediate_size"),
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
+        num_kv_heads=heads if latent else config.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
         vocab_size=need("vocab_size"),
         max_positions=need("max_position_embeddings"),
         tied_embeddings=bool(config.get("tie_word_embeddings", family == "Gemma")),
@@ -195,11 +268,13 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         embedding_scale=float(hidden) ** 0.5 if family == "Gemma" else 1.0,
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        qkv_bias=family == "Qwen2" or attention_bias,
+        qkv_bias=family == "Qwen2" or bool(config.get("qkv_bias", family == "Qwen2Moe")) or attention_bias,
         output_bias=attention_bias and family != "Qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family == "Qwen3",
+        qk_norm=family in _QK_NORM,
         scalar_head=has_scalar_head if scalar_head is None else scalar_head,
+        experts=experts,
+        latent=latent,
     )
 
 
@@ -218,12 +293,15 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
     return architecture, family, _HEADS[head]
 
 
-def _rope(config: Mapping[str, Any], name: str) -> tuple[float, RopeScaling | None]:
-    """Rotary base and scaling, from the old keys (`rope_theta`, `rope_scaling`) or the new `rope_parameters`."""
+def _rope(config: Mapping[str, Any], name: str, *, costed_only: bool) -> tuple[float, RopeScaling | None]:
+    """Rotary base and scaling, from the old keys (`rope_theta`, `rope_scaling`) or the new `rope_parameters`.
+
+    Of a model that is costed and not run only the base is kept, for no cost depends on the scaling.
+    """
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     theta = float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
+    if kind == "default" or costed_only:
         return theta, None
     if kind != "llama3":
         raise BadInput(f"model {name}: rope type {kind!r} is not known; known: default, llama3.")

@@ -148,8 +148,12 @@ def build_model(
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
     A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
-    does not divide the model.
+    does not divide the model, and for a model with experts.
     """
+    if spec.experts:
+        raise BadInput(
+            f"model {spec.name} has experts, which can be planned and simulated but not run; use a dense one."
+        )
     for sentence in layout_violations(mesh.layout, spec):
         raise BadInput(sentence)
     host.install()

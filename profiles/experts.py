@@ -1,0 +1,133 @@
+"""What replaces the plain MLP and the plain attention of a decoder: experts with a router, and latent attention.
+
+The sizes are those of Hugging Face configs of Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.profiles.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Gated feed-forward networks of which a router picks a few for each token, in all layers but the first ones.
+
+    `shared_ffn_size` is the width of those that every token passes, side by side; 0 when there are none.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    ffn_size: int
+    shared_ffn_size: int = 0
+    shared_gate: bool = False  # the shared ones are weighted by a gate of their own (Qwen2-MoE)
+    num_dense_layers: int = 0  # layers at the bottom that have one plain MLP
+
+    @property
+    def active_ffn_size(self) -> int:
+        """Width of all that one token passes."""
+        return self.experts_per_token * self.ffn_size + self.shared_ffn_size
+
+    def params(self, hidden_size: int, num_experts: int) -> int:
+        """Parameters of a layer's router, shared network and this many of its experts."""
+        networks = 3 * hidden_size * (num_experts * self.ffn_size + self.shared_ffn_size)
+        return networks + hidden_size * (self.num_experts + self.shared_gate)
+
+    def touched(self, num_tokens: float) -> float:
+        """Expected number of experts that this many tokens reach, when each picks among them evenly."""
+        missed: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - missed)
+
+    def shard(self, tp: int) -> Experts:
+        """The experts that one of `tp` ranks holds: all of them, each cut along its width."""
+        return replace(self, ffn_size=self.ffn_size // tp, shared_ffn_size=self.shared_ffn_size // tp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Keys and values expanded from one low-rank vector a token, which alone is cached beside a rotary key.
+
+    Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1). `query_rank` is 0 when queries are
+    projected at once.
+    """
+
+    query_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def cached_size(self) -> int:
+        """Numbers that a token leaves in the cache of a layer, on every rank."""
+        return self.kv_rank + self.rope_dim
+
+    def products(self, hidden_size: int, num_heads: int) -> tuple[tuple[int, int], ...]:
+        """Inner and outer size of the projections; those from the hidden state down to a rank are whole on each rank,
+        and side by side."""
+        queries, expanded = num_heads * (self.nope_dim + self.rope_dim), num_heads * (self.nope_dim + self.value_dim)
+        last = (num_heads * self.value_dim, hidden_size)
+        if not self.query_rank:
+            return (hidden_size, queries), (hidden_size, self.cached_size), (self.kv_rank, expanded), last
+        down = (hidden_size, self.query_rank + self.cached_size)
+        return down, (self.query_rank, queries), (self.kv_rank, expanded), last
+
+    @property
+    def norm_params(self) -> int:
+        return self.query_rank + self.kv_rank
+
+
+EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3")
+"""Families that are costed and planned; the runtime does not build them."""
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Experts:
+    """The experts that the keys of a Hugging Face config describe. Raises BadInput for a pattern of layers or a missing
+    size that is not known here."""
+    num_experts = next((required_size(config, key, name) for key in _COUNTS if config.get(key)), 0)
+    if not num_experts:
+        raise BadInput(f"model {name}: none of the config keys {', '.join(_COUNTS)} gives the number of experts.")
+    if (
+        config.get("decoder_sparse_step", 1) != 1
+        or config.get("mlp_only_layers")
+        or config.get("moe_layer_freq", 1) != 1
+    ):
+        raise BadInput(
+            f"model {name}: experts in some layers between others are not known; they must follow dense ones."
+        )
+    ffn_size = required_size(config, "intermediate_size" if family == "Mixtral" else "moe_intermediate_size", name)
+    shared = config.get("shared_expert_intermediate_size") or ffn_size * (config.get("n_shared_experts") or 0)
+    return Experts(
+        num_experts=num_experts,
+        experts_per_token=required_size(config, "num_experts_per_tok", name),
+        ffn_size=ffn_size,
+        shared_ffn_size=shared,
+        shared_gate=family == "Qwen2Moe",
+        num_dense_layers=config.get("first_k_dense_replace") or 0,
+    )
+
+
+def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
+    """The latent attention that the keys of a Hugging Face config describe; raises BadInput for a missing size."""
+    if config.get("attention_bias"):
+        raise BadInput(f"model {name}: attention_bias of latent attention is not known; set it to false.")
+    return LatentAttention(
+        query_rank=config.get("q_lora_rank") or 0,
+        kv_rank=required_size(config, "kv_lora_rank", name),
+        nope_dim=required_size(config, "qk_nope_head_dim", name),
+        rope_dim=required_size(config, "qk_rope_head_dim", name),
+        value_dim=required_size(config, "v_head_dim", name),
+    )
+
+
+def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
+    """The value of a key that must be a positive integer; raises BadInput when it is not."""
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a positive integer.")
+    return value

@@ -1,0 +1,104 @@
+"""Costs of models with experts: total parameters in memory, active ones in time, and weights that few tokens reach."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.question import Call
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.experts import Experts, LatentAttention
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.stages import STAGES
+from meshwright.profiles.table import Body
+from meshwright.profiles.workload import Workload
+
+
+@pytest.fixture
+def mixture(llama: ModelSpec) -> ModelSpec:
+    """Llama-2 7B whose MLP is cut into 8 experts of a quarter of its width, of which a token passes 2."""
+    return replace(llama, experts=Experts(num_experts=8, experts_per_token=2, ffn_size=llama.ffn_size // 4))
+
+
+@pytest.fixture
+def latent(llama: ModelSpec) -> ModelSpec:
+    sizes = LatentAttention(query_rank=1536, kv_rank=512, nope_dim=96, rope_dim=32, value_dim=128)
+    return replace(llama, latent=sizes)
+
+
+@pytest.fixture
+def time(a100s: Callable[[int], Cluster]) -> Callable[..., float]:
+    def of(model: ModelSpec, body: Body, rows: int, tokens: int, context: int = 0) -> float:
+        shard = AnalyticShard(model, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
+        return shard.time(body, rows, tokens, context).layer
+
+    return of
+
+
+def test_memory_holds_all_experts_and_optimizes_them(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], mixture: ModelSpec, fixed: Workload
+) -> None:
+    memory = AnalyticModel(a100s(1), fixed, "bf16").memory
+    assert memory(call("ref_logprob", model=mixture)).resident.total == 2 * mixture.num_params
+    assert memory(call("actor_train", model=mixture)).resident.total == 18 * mixture.num_params
+
+
+def test_many_tokens_take_as_long_as_a_dense_model_of_the_active_width(
+    time: Callable[..., float], mixture: ModelSpec, llama: ModelSpec
+) -> None:
+    dense = replace(llama, ffn_size=llama.ffn_size // 2)
+    for body in (Body.FORWARD, Body.TRAIN):
+        assert time(mixture, body, 16, 1024) == pytest.approx(time(dense, body, 16, 1024), rel=0.1)
+
+
+def test_a_decode_reads_the_experts_that_its_rows_reach(time: Callable[..., float], mixture: ModelSpec) -> None:
+    """One row reads two of eight; hundreds read all, for little more than their bytes."""
+    device_bytes = 2.039e12
+    one, many = (time(mixture, Body.DECODE, rows, 1, 100) for rows in (1, 256))
+    all_experts = 2 * 3 * mixture.hidden_size * 8 * (mixture.ffn_size // 4) / device_bytes
+    assert many - one > 0.75 * all_experts
+    assert all(few <= more for few, more in pairwise(time(mixture, Body.DECODE, n, 1, 100) for n in (1, 2, 4, 8, 64)))
+
+
+def test_dense_layers_at_the_bottom_count_as_what_they_are(
+    time: Callable[..., float], mixture: ModelSpec, llama: ModelSpec
+) -> None:
+    assert mixture.experts is not None
+    half = replace(mixture, experts=replace(mixture.experts, num_dense_layers=16))
+    mean = (time(mixture, Body.FORWARD, 4, 512) + time(llama, Body.FORWARD, 4, 512)) / 2
+    assert time(half, Body.FORWARD, 4, 512) == pytest.approx(mean, rel=0.03)
+    first, last = stage_params(half, 1, 2)
+    assert last - first == 16 * (mixture.layer_params - llama.layer_params) + llama.hidden_size
+
+
+def test_latent_attention_leaves_less_in_the_cache_whatever_tp(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], latent: ModelSpec, fixed: Workload
+) -> None:
+    memory = AnalyticModel(a100s(1), fixed, "bf16").memory
+    for layout in ("tp1", "tp8"):
+        terms = memory(call("actor_generate", layout, slots=10, model=latent, batches_in_flight=2)).resident.terms
+        assert {t.name: t.amount for t in terms}["kv cache"] == 10 * fixed.max_tokens * 32 * (512 + 32) * 2
+
+
+def test_decoding_over_a_long_cache_is_quicker_with_latent_attention(
+    time: Callable[..., float], latent: ModelSpec, llama: ModelSpec
+) -> None:
+    assert time(latent, Body.DECODE, 64, 1, 8192) < 0.3 * time(llama, Body.DECODE, 64, 1, 8192)
+
+
+@pytest.mark.parametrize("layout", ["dp8", "tp2,pp2,dp2", "tp4,dp2,sp"])
+def test_every_stage_of_a_mixture_has_positive_costs(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], mixture: ModelSpec, fixed: Workload, layout: str
+) -> None:
+    model = AnalyticModel(a100s(1), fixed, "bf16")
+    for stage in STAGES:
+        if stage.generates and layout.endswith("sp"):
+            continue
+        question = call(stage.name, layout, 4, slots=8, model=mixture)
+        assert all(term.amount > 0 for term in model.seconds(question).terms)
+        assert model.memory(question).peak_bytes > 0
