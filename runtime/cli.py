@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,22 +16,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
 from meshwright.planner.durations import Durations, Planned
 from meshwright.planner.explain import explain as explanation
-from meshwright.planner.job import Facts, Job, read_job, resolve
-from meshwright.planner.plan import Plan, read_plan, write_plan
+from meshwright.planner.job import Job, read_job
+from meshwright.planner.plan import Plan, read_plan
 from meshwright.planner.sampled import Sampled
 from meshwright.planner.simulate import simulate as simulation
 from meshwright.planner.verify import verify as violations
-from meshwright.profiles.documents import Document, canonical_json, digest, write_atomically
+from meshwright.profiles.documents import Document, write_atomically
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.profiles.table import Table, read_table
+from meshwright.profiles.table import Table
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans
-from meshwright.runtime import calibrating, profile_command, reporting, show, show_time
-from meshwright.runtime.importing import offer
+from meshwright.runtime import calibrating, planning, profile_command, reporting, show, show_time
 from meshwright.runtime.options import (
     AsJson,
     DurationsFrom,
@@ -44,6 +41,7 @@ from meshwright.runtime.options import (
     Steps,
     TracePath,
 )
+from meshwright.runtime.tables import remodel, table_in
 
 app = typer.Typer(
     help="Plans, proves and runs PPO-RLHF jobs on Megatron-core.",
@@ -64,41 +62,7 @@ def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]
 app.command(epilog=profile_command.EXAMPLE)(profile_command.profile)
 
 
-@app.command(
-    epilog="Example: meshwright plan job.yaml --profile table.json --pin actor_generate.layout=tp1,pp2,dp1 -o plan.json"
-)
-def plan(
-    job: JobPath,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
-    profile: Profile = None,
-    pin: Annotated[
-        list[str] | None, typer.Option(help="Fix a choice, as stage.key=value; may be given several times.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Search for the fastest plan that fits, and prove how good it is."""
-    from meshwright.planner.compile import compile_plan
-    from meshwright.planner.refusal import NoPlan
-
-    document = read_job(job)
-    facts = resolve(document, job.parent)
-    table = _table(profile)
-    model_of = _remodel(table)
-    digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
-    answer = compile_plan(facts, model_of(facts), pins=tuple(pin or ()), digests=digests, remodel=model_of)
-    if isinstance(answer, NoPlan):
-        if as_json:
-            print(json.dumps(asdict(answer), indent=2))
-        else:
-            show.no_plan(answer)
-        raise typer.Exit(3)
-    write_plan(output, answer)
-    if as_json:
-        print(canonical_json(answer), end="")
-    else:
-        show.plan(answer, output)
-        if table is None and (line := offer(facts.cluster.device.name, job)):
-            print(line)
+app.command(epilog=planning.EXAMPLES)(planning.plan)
 
 
 @app.command(epilog="Example: meshwright verify plan.json")
@@ -216,7 +180,7 @@ def whatif(
     settings = parse_settings(setting)
     if plot:
         reporting.require_plot(plot, settings)
-    found = answers(document, settings, _remodel(_table(profile)), replan=replan, price=price)
+    found = answers(document, settings, remodel(table_in(profile)), replan=replan, price=price)
     if plot:
         write_atomically(plot, sweep(found))
     if as_json:
@@ -265,20 +229,11 @@ def _require_valid(plan: Plan) -> None:
 
 
 def _durations(durations: DurationsFrom, plan: Plan, profile: Path | None, seed: int) -> Durations:
-    return Sampled(plan, _remodel(_table(profile)), seed=seed) if durations is DurationsFrom.SAMPLED else Planned(plan)
+    return Sampled(plan, remodel(table_in(profile)), seed=seed) if durations is DurationsFrom.SAMPLED else Planned(plan)
 
 
 def _run(spans: Sequence[Span], plan: Plan, name: str = "") -> Run:
     return Run(spans=tuple(spans), pools={pool.name: pool.ranks for pool in plan.pools}, name=name)
-
-
-def _table(profile: Path | None) -> Table | None:
-    return read_table(profile) if profile else None
-
-
-def _remodel(table: Table | None) -> Callable[[Facts], CostModel]:
-    """The cost model of any facts, with a table where there is one."""
-    return lambda facts: cost_model(facts.cluster, facts.workload, facts.precision, table)
 
 
 def main() -> None:

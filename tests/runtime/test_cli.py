@@ -48,6 +48,33 @@ def test_the_same_job_gives_the_same_bytes(call: Call, job: Path, plan: Path) ->
     assert (job.with_name("again.json")).read_bytes() == plan.read_bytes()
 
 
+def test_what_is_forbidden_is_not_planned_and_the_plan_says_so(call: Call, job: Path, plan: Path) -> None:
+    layout = str(read_plan(plan).placement("actor_train").layout)
+    path = job.with_name("other.json")
+    assert call("plan", job, "-o", path, "--forbid", f"actor_train.layout={layout}").code == 0
+    assert str(read_plan(path).placement("actor_train").layout) != layout
+    assert read_plan(path).pins == (f"actor_train.layout!={layout}",)
+    assert call("verify", path).code == 0
+
+
+def test_a_value_that_no_choice_has_cannot_be_forbidden(call: Call, job: Path) -> None:
+    outcome = call("plan", job, "-o", job.with_name("x.json"), "--forbid", "actor_train.layout=tp3")
+    assert outcome.code == 2
+    assert "forbid 'actor_train.layout=tp3,pp1,dp1': tp=3 does not divide" in outcome.err
+
+
+def test_the_best_structures_are_written_side_by_side_and_ranked(call: Call, job: Path) -> None:
+    path = job.with_name("ranked.json")
+    outcome = call("plan", job, "-o", path, "--top", 2, "--json")
+    assert outcome.code == 0
+    rows = json.loads(outcome.out)
+    assert [row["path"] for row in rows] == [str(path), str(job.with_name("ranked.2.json"))]
+    assert rows[0]["simulated_seconds"] <= rows[1]["simulated_seconds"]
+    one, other = (read_plan(Path(row["path"])) for row in rows)
+    assert [p.layout for p in one.placements] != [p.layout for p in other.placements]
+    assert call("verify", path).code == call("verify", rows[1]["path"]).code == 0
+
+
 def test_verify_says_nothing_of_a_compiled_plan(call: Call, plan: Path) -> None:
     outcome = call("verify", plan)
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")

@@ -1,0 +1,108 @@
+"""The command that searches for a plan: reads the job, calls the planner, writes and shows the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from meshwright.planner.job import read_job, resolve
+from meshwright.planner.plan import Plan, write_plan
+from meshwright.profiles.documents import canonical_json, digest
+from meshwright.runtime import show, show_search
+from meshwright.runtime.importing import offer
+from meshwright.runtime.options import AsJson, JobPath, Profile
+from meshwright.runtime.tables import remodel, table_in
+
+if TYPE_CHECKING:  # OR-Tools loads only when a search begins
+    from meshwright.planner.structures import Ranked
+
+EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
+
+meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
+
+meshwright plan job.yaml --top 3 --time-limit 20 -o plan.json
+"""
+
+
+def plan(
+    job: JobPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
+    *,
+    profile: Profile = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="Fix a choice, as stage.key=value; may be given several times.")
+    ] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option(help="Leave a choice out, as stage.key=value; may be given several times.")
+    ] = None,
+    top: Annotated[
+        int,
+        typer.Option(min=1, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."),
+    ] = 1,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, help="Deterministic seconds of each search; the best plan so far has its gap.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest plan that fits, and prove how good it is."""
+    from meshwright.planner.compile import compile_plan
+    from meshwright.planner.pins import forbidden
+    from meshwright.planner.refusal import NoPlan
+    from meshwright.planner.solver.result import Limits
+    from meshwright.planner.structures import NUM_SEARCHES, best_structures, ranked
+
+    document = read_job(job)
+    facts = resolve(document, job.parent)
+    table = table_in(profile)
+    model_of = remodel(table)
+    model = model_of(facts)
+    digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
+    pins = (*(pin or ()), *map(forbidden, forbid or ()))
+    limits = Limits(max_deterministic_time=time_limit)
+    best = compile_plan(facts, model, pins=pins, digests=digests, limits=limits, remodel=model_of)
+    if isinstance(best, NoPlan):
+        if as_json:
+            typer.echo(json.dumps(asdict(best), indent=2))
+        else:
+            show.no_plan(best)
+        raise typer.Exit(3)
+    if top == 1:
+        _write(output, best, as_json)
+    else:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("searching other structures", total=(top - 1) * NUM_SEARCHES)
+            plans = best_structures(best, model, count=top, limits=limits, progress=lambda: progress.advance(task))
+        _write_all(output, ranked(plans, model_of), as_json)
+    if not as_json and table is None and (line := offer(facts.cluster.device.name, job)):
+        typer.echo(line)
+
+
+def _write(output: Path, found: Plan, as_json: bool) -> None:
+    write_plan(output, found)
+    if as_json:
+        typer.echo(canonical_json(found), nl=False)
+    else:
+        show.plan(found, output)
+
+
+def _write_all(output: Path, rows: Sequence[Ranked], as_json: bool) -> None:
+    """The first where it was asked for, the others beside it."""
+    paths = [output, *(output.with_suffix(f".{place}{output.suffix}") for place in range(2, len(rows) + 1))]
+    for path, row in zip(paths, rows, strict=True):
+        write_plan(path, row.plan)
+    if as_json:
+        told = [
+            {"path": str(path), "period_seconds": row.plan.period_seconds, "simulated_seconds": row.simulated_seconds}
+            for path, row in zip(paths, rows, strict=True)
+        ]
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        show.plan(rows[0].plan, output)
+        show_search.structures(rows, paths)
