@@ -16,11 +16,12 @@
 One body contains, on one rank and without tensor-parallel collectives:
 
 - forward: rows x tokens through embedding, layers and head, without gradients; log-probabilities of the tokens
-  (vocabulary head) or one value per token (scalar head).
+  (vocabulary head) or one value per token (scalar head); rows taken from the experience and put back.
 - train: forward, loss and backward of one micro-batch, nothing recomputed; no reduction, no optimizer.
 - optimizer: zeroing the gradients and one step over all parameters of the shard, on one replica.
-- prefill: rows x tokens written into an empty cache, logits and sampling of the last token of each row.
-- decode: one new token for each of `rows` rows that have `context` tokens cached, logits and sampling included.
+- prefill: rows x tokens written into an empty cache, logits and sampling of the last token of each row, and handing
+  what was drawn to the host.
+- decode: one new token for each of `rows` rows that have `context` tokens cached, with the same at its end.
 """
 
 from __future__ import annotations
@@ -140,14 +141,17 @@ def measure(
     warmup: int,
     repeats: int,
     budget_seconds: float,
+    before: Callable[[], object] = lambda: None,
 ) -> Sample:
     """Times `body` up to `repeats` times, and at least `LEAST_REPEATS`; stops when the budget, warm-up included, is
-    spent."""
+    spent. `before` runs untimed ahead of each call."""
     began = clock()
     for _ in range(warmup):
+        before()
         timer(body)
     times: list[float] = []
     while len(times) < repeats and (len(times) < LEAST_REPEATS or clock() - began < budget_seconds):
+        before()
         times.append(timer(body))
     return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
 

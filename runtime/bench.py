@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.planner.job import PPO
 from meshwright.profiles.harness import Conditions, Sample, failure, measure, record
@@ -20,6 +21,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body, Measurement, Point
 from meshwright.runtime.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
 from meshwright.runtime.copies import DTYPES
+from meshwright.runtime.experience import Experience
 from meshwright.runtime.generation import Generator
 from meshwright.runtime.instruments import Instruments, is_finite, why_failed
 from meshwright.runtime.learning import training_loss
@@ -104,18 +106,19 @@ class Bench:
             return trainer.update
         if point.body is Body.PREFILL:
             generator = self._generator(model, spec, point.rows, point.tokens + 1)
-            admitted = [_sequence(row, point.tokens, drawn=False) for row in range(point.rows)]
-            return lambda: generator.prefill(0, admitted)
+            rows = range(point.rows)
+            return lambda: generator.prefill(0, [_sequence(row, point.tokens, drawn=False) for row in rows]).tolist()
         if point.body is Body.DECODE:
             generator = self._generator(model, spec, point.rows, point.context + 1)
             live = [_sequence(row, point.context, drawn=True) for row in range(point.rows)]
-            return lambda: generator.decode(0, live)
-        block = _training_block(spec, point.rows, point.tokens)
+            return lambda: generator.decode(0, live).tolist()
         if point.body is Body.TRAIN:
+            block = _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
             return lambda: trainer.accumulate([block], loss)
         forward = forward_scalars if spec.scalar_head else forward_logprobs
-        return lambda: forward(model, self._mesh, [block])
+        experience = _experience(spec, point.rows, point.tokens)
+        return lambda: _scored(forward, model, self._mesh, experience, point.tokens)
 
     def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> tuple[Decoder, Trainer]:
         if key != self._key or self.model is None or self._trainer is None:
@@ -166,6 +169,29 @@ def _sequence(row: int, num_tokens: int, *, drawn: bool) -> LiveSequence:
     """A sequence with `num_tokens` in its prompt, and one drawn token that is not cached yet if `drawn`."""
     prompt = Prompt(row=row, draw=row, tokens=(1,) * num_tokens)
     return LiveSequence(prompt=prompt, tokens=[1], logprobs=[0.0]) if drawn else LiveSequence(prompt=prompt)
+
+
+def _experience(spec: ModelSpec, rows: int, tokens: int) -> Experience:
+    """Sequences to score."""
+    experience = Experience()
+    for row in range(rows):
+        experience.put("tokens", row, torch.randint(spec.vocab_size, (tokens,)))
+    return experience
+
+
+def _scored(
+    forward: Callable[[Decoder, Mesh, list[MicroBatch]], list[Tensor]],
+    model: Decoder,
+    mesh: Mesh,
+    experience: Experience,
+    tokens: int,
+) -> list[Tensor]:
+    """A forward pass over the sequences, taken from the experience and put back there as a stage does."""
+    rows = experience.rows("tokens")
+    outputs = forward(model, mesh, [MicroBatch(tokens=experience.padded("tokens", rows, tokens))])
+    for row, values in zip(rows, outputs[0].cpu(), strict=True):
+        experience.put("ref_logprobs", row, values.clone())
+    return outputs
 
 
 def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:

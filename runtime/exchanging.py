@@ -1,4 +1,7 @@
-"""Times one collective among the first ranks of the world."""
+"""Times one collective among the first ranks of the world, each coming to it from computing, as in a stage.
+
+Ranks that did nothing but exchange would meet at once and find everything they need at hand.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ from meshwright.runtime import host
 
 _WARMUP = 1
 
+_EDGE = 256
+"""Of the matrices multiplied before each collective: about what a layer of a small model computes."""
+
 
 def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[Collective]:
     """The collective's time on this rank; ranks outside the group wait and have nothing."""
@@ -29,9 +35,16 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
             warmup=_WARMUP,
             repeats=repeats,
             budget_seconds=float("inf"),
+            before=_computing(),
         )
     dist.barrier()
     return [record_collective(exchange, sample)] if sample else []
+
+
+def _computing() -> Callable[[], object]:
+    """A matrix product of some tenths of a millisecond."""
+    square = torch.ones(_EDGE, _EDGE, device=host.device())
+    return lambda: square @ square
 
 
 def _body(exchange: Exchange, group: dist.ProcessGroup | None) -> Callable[[], object]:
