@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from meshwright.profiles.errors import BadInput, suggestion
 
@@ -108,9 +109,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    first = min(_meant(error.errors()), key=lambda e: e["type"] != "extra_forbidden")
     location = [part for part in first["loc"] if not str(part).startswith(("function-", "lax-or-strict"))]
-    path = ".".join(str(part) for part in location) or "the document"
+    path = ".".join(str(part) for part in location if not _is_member(part)) or "the document"
     if first["type"] == "extra_forbidden":
         known = _fields_at(kind, location[:-1])
         hint = suggestion(str(location[-1]), known) if known else "remove it."
@@ -121,6 +122,23 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     if first["type"] == "value_error":
         return f"{path}: {message}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
+
+
+def _meant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors without those of the forms that a value plainly does not have, where another form came further."""
+    return [e for e in errors if not any(_came_further(other, e) for other in errors)]
+
+
+def _came_further(one: ErrorDetails, other: ErrorDetails) -> bool:
+    """Whether one error lies inside a value that the other one refuses as a whole, as a member of the same union."""
+    where = other["loc"][:-1]
+    refused = bool(where) and (other["type"] == "literal_error" or other["type"].endswith("_type"))
+    return refused and len(one["loc"]) > len(other["loc"]) and one["loc"][: len(where)] == where
+
+
+def _is_member(part: int | str) -> bool:
+    """Whether a part of a location is pydantic's name of a class or a literal of a union, and no key."""
+    return isinstance(part, str) and (part[:1].isupper() or part.startswith("literal["))
 
 
 def _short(value: Any) -> str:
