@@ -36,15 +36,24 @@ def least_memory(problem: Problem) -> int | None:
 
 
 def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | None) -> int:
-    """The least makespan over all orders of the tasks; an order that cannot beat `bound` is not finished."""
+    """The least makespan over all orders in which tasks start; an order that cannot beat `bound` is not finished."""
     limit = problem.horizon + 1 if bound is None else bound
     places = {name: option.place for name, option in picked.items()}
     ticks = {task.name: problem.duration(task, picked) for task in problem.tasks}
     ranks = {task.name: problem.occupied(task, places) if ticks[task.name] else frozenset() for task in problem.tasks}
     early = {task.name: problem.early(task, picked) for task in problem.tasks}
     waits = {name: [p for p in problem.precedences if p.after == name] for name in ticks}
+    free = dict.fromkeys(range(problem.num_ranks), 0)
+    behind: dict[str, int] = {}  # the ticks from the end of a task to that of the longest line of tasks after it
+    for name in reversed(problem.order):
+        after = (p for p in problem.precedences if p.before == name and not p.streamed)
+        behind[name] = max((p.lag + ticks[p.after] + behind[p.after] for p in after), default=0)
 
-    def extend(ends: dict[str, int], free: dict[int, int], best: int) -> int:
+    work = [sum(ticks[name] for name, occupied in ranks.items() if rank in occupied) for rank in free]
+    if max(work) >= limit:
+        return limit
+
+    def extend(ends: dict[str, int], free: dict[int, int], last: int, best: int) -> int:
         if len(ends) == len(ticks):
             return min(best, max(ends.values()))
         for name, duration in ticks.items():
@@ -54,9 +63,10 @@ def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | Non
                 (p.earliest(ends[p.before] - ticks[p.before], ends[p.before], early[name]) for p in waits[name]),
                 default=0,
             )
-            end = max(ready, max((free[rank] for rank in ranks[name]), default=0)) + duration
-            if end < best:
-                best = extend({**ends, name: end}, {**free, **dict.fromkeys(ranks[name], end)}, best)
+            start = max(ready, max((free[rank] for rank in ranks[name]), default=0))
+            end = start + duration
+            if start >= last and end + behind[name] < best:
+                best = extend({**ends, name: end}, {**free, **dict.fromkeys(ranks[name], end)}, start, best)
         return best
 
-    return extend({}, dict.fromkeys(range(problem.num_ranks), 0), limit)
+    return extend({}, free, 0, limit)

@@ -22,6 +22,12 @@ def within(problem: Problem, makespan: int) -> Problem:
     return problem.with_calls(calls)
 
 
+def least_makespan(problem: Problem) -> int:
+    """A bound on the makespan of every answer; every call has options."""
+    bound = _Bound(problem)
+    return max(min(bound.with_option(call.name, option) for option in call.options) for call in problem.calls)
+
+
 class _Bound:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

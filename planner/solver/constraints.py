@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ortools.sat.python import cp_model
 
 from meshwright.planner.solver.problem import MAX_SUM, Problem, Run, Transfer
 from meshwright.planner.solver.symmetry import Swap, swaps
-from meshwright.planner.solver.variables import Variables, places
+from meshwright.planner.solver.variables import TaskVariables, Variables, places
 from meshwright.planner.solver.windows import windows
 
 
@@ -23,10 +25,17 @@ def add_time_constraints(model: cp_model.CpModel, problem: Problem, x: Variables
     """The rules about when tasks run."""
     _a_run_takes_its_options_ticks(model, problem, x)
     _a_transfer_takes_its_places_ticks(model, problem, x)
-    _a_task_ends_after_its_ticks(model, problem, x)
-    _tasks_wait_for_their_predecessors(model, problem, x)
+    add_order_constraints(model, problem, x.pick, x.times)
     _a_rank_does_one_task_at_a_time(model, problem, x)
     _work_fits_between_its_neighbours(model, problem, x)
+
+
+def add_order_constraints(
+    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
+) -> None:
+    """The rules about when tasks run, wherever that is."""
+    _a_task_ends_after_its_ticks(model, problem, times)
+    _tasks_wait_for_their_predecessors(model, problem, pick, times)
 
 
 def add_memory_constraints(
@@ -107,7 +116,7 @@ def _a_run_takes_its_options_ticks(model: cp_model.CpModel, problem: Problem, x:
     for task in problem.tasks:
         if isinstance(task, Run):
             options = problem.options(task.call)
-            model.add(x.ticks[task.name] == sum(o.ticks * x.pick[task.call, i] for i, o in enumerate(options)))
+            model.add(x.times.ticks[task.name] == sum(o.ticks * x.pick[task.call, i] for i, o in enumerate(options)))
 
 
 def _a_transfer_takes_its_places_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
@@ -115,35 +124,37 @@ def _a_transfer_takes_its_places_ticks(model: cp_model.CpModel, problem: Problem
     for task in problem.tasks:
         if not isinstance(task, Transfer):
             continue
-        model.add(x.ticks[task.name] == 0).only_enforce_if(~x.happens[task.name])
+        model.add(x.times.ticks[task.name] == 0).only_enforce_if(~x.times.happens[task.name])
         source, target = (next(c for c in problem.calls if c.name == name) for name in (task.source, task.target))
         for place in places(source):
             moved = sum(
                 ticks * (x.at[target.name, there] - x.shares.get((target.name, there), 0))
                 for there in places(target)
-                if (ticks := task.ticks_between(place, there))
+                if (ticks := task.ticks_between(place, there, place.overlap(there)))
             )
-            model.add(x.ticks[task.name] >= moved).only_enforce_if(x.at[source.name, place])
+            model.add(x.times.ticks[task.name] >= moved).only_enforce_if(x.at[source.name, place])
 
 
-def _a_task_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+def _a_task_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, times: TaskVariables) -> None:
     """A task that started is not interrupted, and the step ends after it."""
     for task in problem.tasks:
-        model.add(x.end[task.name] == x.start[task.name] + x.ticks[task.name])
-        model.add(x.makespan >= x.end[task.name])
+        model.add(times.end[task.name] == times.start[task.name] + times.ticks[task.name])
+        model.add(times.makespan >= times.end[task.name])
 
 
-def _tasks_wait_for_their_predecessors(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+def _tasks_wait_for_their_predecessors(
+    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
+) -> None:
     """A task starts after what it waits for has ended and been handed over, or earlier where that is streamed to it."""
     call = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
     for before, after, lag, streamed in problem.precedences:
         if not streamed:
-            model.add(x.start[after] >= x.end[before] + lag)
+            model.add(times.start[after] >= times.end[before] + lag)
             continue
         options = problem.options(call[after])
-        early = sum(option.early_ticks * x.pick[call[after], index] for index, option in enumerate(options))
-        model.add(x.start[after] + early >= x.end[before] + lag)
-        model.add(x.start[after] >= x.start[before])
+        early = sum(option.early_ticks * pick[call[after], index] for index, option in enumerate(options))
+        model.add(times.start[after] + early >= times.end[before] + lag)
+        model.add(times.start[after] >= times.start[before])
 
 
 def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
@@ -157,8 +168,8 @@ def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x
                 here = model.new_bool_var(f"occupies[{task.name},{atom}]")
                 ends = {"source": [task.source], "target": [task.target], "both": [task.source, task.target]}
                 for call in ends[task.occupies]:
-                    model.add_bool_or(here, ~x.happens[task.name], ~x.covers[call, atom])
-            parts = x.start[task.name], x.ticks[task.name], x.end[task.name]
+                    model.add_bool_or(here, ~x.times.happens[task.name], ~x.covers[call, atom])
+            parts = x.times.start[task.name], x.times.ticks[task.name], x.times.end[task.name]
             intervals.append(model.new_optional_interval_var(*parts, here, f"{task.name}@{atom}"))
         model.add_no_overlap(intervals)
 
@@ -175,6 +186,6 @@ def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem,
             if isinstance(task, Run)
         }
         for window in windows(problem):
-            opens = x.end[window.after] if window.after else 0
-            closes = x.start[window.before] if window.before else x.makespan
+            opens = x.times.end[window.after] if window.after else 0
+            closes = x.times.start[window.before] if window.before else x.times.makespan
             model.add(closes - opens >= sum(work[name] for name in window.between if name in work))

@@ -163,8 +163,8 @@ class Greedy:
         if key not in self._moved:
             transfer = self._tasks[task]
             assert isinstance(transfer, Transfer)
-            places = (self.options[end][picks[end]].place for end in (source, target))
-            self._moved[key] = transfer.ticks_between(*places)
+            here, there = (self.options[end][picks[end]].place for end in (source, target))
+            self._moved[key] = transfer.ticks_between(here, there, here.overlap(there))
         return self._moved[key]
 
     def _occupied(self, task: int, picks: Sequence[int]) -> tuple[slice, ...]:

@@ -75,7 +75,11 @@ class Incumbent:
         picked = {c.name: c.options.index(o) for c, o in zip(self.problem.calls, self.options, strict=True)}
         return Result(
             status="optimal" if self.bound == self.makespan else "feasible",
-            answer=Answer(picked=picked, starts=self.starts),
+            answer=Answer(
+                picked=picked,
+                first_ranks={c.name: o.place.first_rank for c, o in zip(self.problem.calls, self.options, strict=True)},
+                starts=self.starts,
+            ),
             objective=self.makespan,
             bound=self.bound,
         )

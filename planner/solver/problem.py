@@ -48,6 +48,10 @@ class Option:
     transient_blocks: int = 0
     early_ticks: int = 0
 
+    def at(self, first_rank: int) -> Option:
+        """The same on other ranks."""
+        return replace(self, place=self.place._replace(first_rank=first_rank))
+
 
 @dataclass(frozen=True)
 class Call:
@@ -79,8 +83,9 @@ class Transfer:
     occupies: Literal["source", "target", "both"]
     ticks: Mapping[tuple[str, str, int], int]
 
-    def ticks_between(self, source: Place, target: Place) -> int:
-        return self.ticks.get((source.layout, target.layout, source.overlap(target)), 0)
+    def ticks_between(self, source: Place, target: Place, overlap: int) -> int:
+        """The ticks when the two places have `overlap` ranks in common."""
+        return self.ticks.get((source.layout, target.layout, overlap), 0)
 
 
 Task: TypeAlias = Run | Transfer
@@ -109,6 +114,8 @@ class Problem:
 
     `copies` lists groups of calls in order of ownership: a call at the same place as an earlier one of its group shares
     that one's copy. Memory on a rank: the resident blocks of every copy on it, and the largest transient of its calls.
+
+    With `anywhere`, an option, written with rank 0 as its first, may be on every aligned block of its number of ranks.
     """
 
     num_ranks: int
@@ -117,11 +124,14 @@ class Problem:
     tasks: tuple[Task, ...]
     precedences: tuple[Precedence, ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
+    anywhere: bool = False
 
     def __post_init__(self) -> None:
         self._check_names()
         for call in self.calls:
             _check_options(call, self.num_ranks)
+            if self.anywhere:
+                _check_blocks(call, self.num_ranks)
         if self.horizon > MAX_SUM:
             raise ValueError(f"the durations add up to {self.horizon} ticks, above {MAX_SUM}; use a longer tick.")
         try:
@@ -171,6 +181,32 @@ class Problem:
         cuts = sorted(edges)
         return tuple(range(a, b) for a, b in pairwise(cuts))
 
+    @cached_property
+    def tied(self) -> frozenset[str]:
+        """The calls whose layout matters to others: those of a group of copies, and the ends of transfers."""
+        ends = (name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target))
+        return frozenset({*ends, *(name for group in self.copies for name in group)})
+
+    def everywhere(self) -> Problem:
+        """The same problem with every aligned block as a place of its own."""
+        if not self.anywhere:
+            return self
+        return replace(
+            self,
+            anywhere=False,
+            calls=tuple(
+                Call(
+                    call.name,
+                    tuple(option.at(first) for option in call.options for first in self.blocks(option.place.num_ranks)),
+                )
+                for call in self.calls
+            ),
+        )
+
+    def blocks(self, num_ranks: int) -> range:
+        """The first ranks of the aligned blocks of a number of ranks."""
+        return range(0, self.num_ranks - num_ranks + 1, num_ranks)
+
     def options(self, call: str) -> tuple[Option, ...]:
         return next(c.options for c in self.calls if c.name == call)
 
@@ -198,10 +234,10 @@ class Problem:
         """The ticks that a task takes with these options."""
         if isinstance(task, Run):
             return picked[task.call].ticks
-        target = picked[task.target].place
+        source, target = picked[task.source].place, picked[task.target].place
         if any(picked[owner].place == target for owner in self.owners(task.target)):
             return 0
-        return task.ticks_between(picked[task.source].place, target)
+        return task.ticks_between(source, target, source.overlap(target))
 
     def memory(self, picked: Mapping[str, Option]) -> tuple[int, ...]:
         """The blocks that each atom's ranks hold at the worst instant."""
@@ -237,6 +273,13 @@ def ends_of(problem: Problem, picked: Mapping[str, Option], order: Iterable[str]
         ends[name] = starts[name] + ticks
         free.update(dict.fromkeys(ranks, ends[name]))
     return ends
+
+
+def _check_blocks(call: Call, num_ranks: int) -> None:
+    for option in call.options:
+        first, size, _ = option.place
+        if first or (size & (size - 1) and size != num_ranks):
+            raise ValueError(f"{call.name}: {option.place} is neither a power of two nor all ranks, from rank 0 on.")
 
 
 def _check_options(call: Call, num_ranks: int) -> None:

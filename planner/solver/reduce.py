@@ -44,7 +44,7 @@ def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
     if any(not call.options for call in problem.calls):
         return Reduced(problem, makespan + 1)
     model, x = makespan_model(problem)
-    relaxation = Relaxation(model, x.makespan)
+    relaxation = Relaxation(model, x.times.makespan)
     relaxed = relaxation.solve()
     if relaxed is None or relaxed.bound > makespan:
         return Reduced(problem.with_calls(tuple(Call(call.name, ()) for call in problem.calls)), makespan + 1)

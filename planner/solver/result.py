@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -16,19 +17,27 @@ Progress: TypeAlias = Callable[[int, int], None]
 class Limits:
     """What the search may use. The same limits give the same answer on every machine.
 
+    The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof.
+
     More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
     """
 
     seed: int = 0
     num_workers: int = 1
     max_deterministic_time: float = 60.0
+    gap: float = 0.0
+
+    def target(self, makespan: int) -> int:
+        """The largest makespan that is shorter than this one by more than the gap."""
+        return math.ceil(makespan * (1 - self.gap)) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The index of an option per call, and the tick at which each task starts."""
+    """The index of an option and the first of its ranks per call, and the tick at which each task starts."""
 
     picked: Mapping[str, int]
+    first_ranks: Mapping[str, int]
     starts: Mapping[str, int]
 
 
@@ -43,5 +52,5 @@ class Result:
 
 
 def picked_options(problem: Problem, answer: Answer) -> dict[str, Option]:
-    """The options that an answer picked."""
-    return {call.name: call.options[answer.picked[call.name]] for call in problem.calls}
+    """The options that an answer picked, on the ranks that it gave them."""
+    return {c.name: c.options[answer.picked[c.name]].at(answer.first_ranks[c.name]) for c in problem.calls}

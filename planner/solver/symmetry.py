@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.planner.solver.problem import Call, Option, Problem
@@ -46,5 +45,5 @@ def _image(option: Option, swap: Swap) -> Option | None:
         return option
     for block, shift in ((swap.left, size), (swap.right, -size)):
         if block.start <= ranks.start and ranks.stop <= block.stop:
-            return replace(option, place=option.place._replace(first_rank=option.place.first_rank + shift))
+            return option.at(ranks.start + shift)
     return None

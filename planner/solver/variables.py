@@ -11,13 +11,9 @@ from meshwright.planner.solver.problem import Call, Place, Problem, Run, Task, T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variables:
-    """Calls are named, options are counted within their call, atoms and tasks are counted within the problem."""
+class TaskVariables:
+    """When tasks run, by their names."""
 
-    pick: Mapping[tuple[str, int], cp_model.IntVar]  # x[c, o]: call c uses its option o
-    at: Mapping[tuple[str, Place], cp_model.IntVar]  # y[c, p]: call c is at place p
-    covers: Mapping[tuple[str, int], cp_model.IntVar]  # z[c, a]: call c's ranks contain atom a
-    shares: Mapping[tuple[str, Place], cp_model.IntVar]  # s[c, p]: call c uses an earlier call's copy at place p
     happens: Mapping[str, cp_model.IntVar]  # h[t]: transfer t takes time
     start: Mapping[str, cp_model.IntVar]
     ticks: Mapping[str, cp_model.IntVar]
@@ -25,12 +21,19 @@ class Variables:
     makespan: cp_model.IntVar
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """Calls are named, options are counted within their call, atoms within the problem."""
+
+    pick: Mapping[tuple[str, int], cp_model.IntVar]  # x[c, o]: call c uses its option o
+    at: Mapping[tuple[str, Place], cp_model.IntVar]  # y[c, p]: call c is at place p
+    covers: Mapping[tuple[str, int], cp_model.IntVar]  # z[c, a]: call c's ranks contain atom a
+    shares: Mapping[tuple[str, Place], cp_model.IntVar]  # s[c, p]: call c uses an earlier call's copy at place p
+    times: TaskVariables
+
+
 def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
     """Every variable of the problem, without the rules that tie them."""
-    tied = {name for group in problem.copies for name in group}
-    for task in problem.tasks:
-        tied |= {task.source, task.target} if isinstance(task, Transfer) else set()
-    horizon = problem.horizon
     return Variables(
         pick={
             (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
@@ -40,7 +43,7 @@ def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
         at={
             (c.name, p): model.new_bool_var(f"y[{c.name},{p}]")
             for c in problem.calls
-            if c.name in tied
+            if c.name in problem.tied
             for p in places(c)
         },
         covers={
@@ -49,6 +52,14 @@ def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
             for atom in range(len(problem.atoms))
         },
         shares=_shares(model, problem),
+        times=add_task_variables(model, problem),
+    )
+
+
+def add_task_variables(model: cp_model.CpModel, problem: Problem) -> TaskVariables:
+    """The variables of when tasks run, without the rules that tie them."""
+    horizon = problem.horizon
+    return TaskVariables(
         happens={t.name: model.new_bool_var(f"h[{t.name}]") for t in problem.tasks if isinstance(t, Transfer)},
         start={task.name: model.new_int_var(0, horizon, f"start[{task.name}]") for task in problem.tasks},
         ticks={t.name: model.new_int_var(*_range(problem, t), f"ticks[{t.name}]") for t in problem.tasks},

@@ -36,11 +36,13 @@ def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tup
     return tuple(found)
 
 
-def _followers(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> dict[str | None, set[str]]:
-    """For each task those that start after it has ended; all for None.
+def followers(problem: Problem) -> dict[str | None, set[str]]:
+    """For each task those that start after it has ended; all for None."""
+    return _followers(problem.order, problem.precedences)
 
-    What is streamed to starts after its producer has started and ends after it has ended, and no more is counted on.
-    """
+
+def _followers(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> dict[str | None, set[str]]:
+    """What is streamed to starts after its producer has started and ends after it has ended; no more is counted on."""
     since_start: dict[str, set[str]] = {}
     since_end: dict[str | None, set[str]] = {None: set(order)}
     after: dict[str, list[Precedence]] = {task: [] for task in order}

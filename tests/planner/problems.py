@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
+
+
+def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:
+    """A random problem whose options may be on any aligned block."""
+    problem = random_problem(seed, num_ranks=num_ranks, num_calls=num_calls, num_options=num_options)
+    kept = tuple(Call(c.name, tuple(_first_of_each(c.options))) for c in problem.calls)
+    return replace(problem, calls=kept, anywhere=True)
+
+
+def _first_of_each(options: Iterable[Option]) -> Iterator[Option]:
+    """The options, moved to rank 0, each once; of two with copies of different sizes the first stays."""
+    shared: dict[Place, int] = {}
+    for option in dict.fromkeys(option.at(0) for option in options):
+        if shared.setdefault(option.place, option.shared_blocks) == option.shared_blocks:
+            yield option
 
 
 def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:

@@ -3,51 +3,79 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
 from meshwright.planner.brute_force import best_makespan
 from meshwright.planner.brute_force import least_memory as least_memory_by_brute_force
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer, ends_of
-from meshwright.planner.solver.result import Limits, picked_options
+from meshwright.planner.solver.result import Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
-from tests.planner.problems import random_problem
+from tests.planner.problems import random_blocks, random_problem
 
-SHAPES = ({"num_ranks": 4, "num_calls": 4, "num_options": 4}, {"num_ranks": 8, "num_calls": 3, "num_options": 6})
+SHAPES = ({"num_ranks": 4, "num_calls": 4, "num_options": 3}, {"num_ranks": 8, "num_calls": 3, "num_options": 3})
 
 
 def problem(seed: int) -> Problem:
-    return random_problem(seed, **SHAPES[seed % 2])
+    """In three of four problems options may be anywhere, in the others each has its own ranks."""
+    make = random_blocks if seed % 8 < 6 else random_problem
+    return make(seed, **SHAPES[seed % 2])
 
 
-@pytest.mark.parametrize("seed", range(64))
-def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
-    asked = problem(seed)
-    result = solve(asked, Limits())
-    assert result.objective == best_makespan(asked), f"seed {seed}"
-    assert result.status == ("infeasible" if result.answer is None else "optimal")
-
-
-@pytest.mark.parametrize("seed", range(0, 64, 4))
-def test_an_answer_keeps_its_word(seed: int) -> None:
-    asked = problem(seed)
-    result = solve(asked, Limits())
+def check(asked: Problem, result: Result) -> None:
+    """An answer fits, and ends when it says."""
     if result.answer is None:
+        assert result.status == "infeasible"
         return
     picked = picked_options(asked, result.answer)
     order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
-    assert max(ends_of(asked, picked, order).values()) == result.objective, f"seed {seed}"
-    assert max(asked.memory(picked)) <= asked.device_blocks, f"seed {seed}"
+    assert max(ends_of(asked, picked, order).values()) == result.objective
+    assert max(asked.everywhere().memory(picked)) <= asked.device_blocks
+    for name, option in picked.items():
+        assert option in asked.everywhere().options(name)
 
 
-@pytest.mark.parametrize("seed", range(0, 64, 8))
+@pytest.mark.parametrize("seed", range(320))
+def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
+    asked = problem(seed)
+    result = solve(asked, Limits())
+    assert result.objective == best_makespan(asked.everywhere())
+    assert result.status == ("infeasible" if result.answer is None else "optimal")
+    check(asked, result)
+
+
+@pytest.mark.parametrize("gap", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> None:
+    asked = problem(seed)
+    best, result = solve(asked, Limits()), solve(asked, Limits(gap=gap))
+    check(asked, result)
+    if best.objective is None or result.objective is None:
+        assert best.objective == result.objective
+        return
+    assert result.bound <= best.objective <= result.objective
+    assert result.objective - result.bound <= gap * result.objective
+
+
+@pytest.mark.parametrize("seed", range(16))
 def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
-    assert least_memory(asked, Limits()) == least_memory_by_brute_force(asked), f"seed {seed}"
+    assert least_memory(asked, Limits()) == least_memory_by_brute_force(asked.everywhere())
 
 
-def test_the_same_problem_has_the_same_answer() -> None:
-    asked = random_problem(7, num_ranks=8, num_calls=4, num_options=12)
+@pytest.mark.parametrize("seed", range(8))
+def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed: int) -> None:
+    """On more ranks and calls than can be tried one by one."""
+    asked = random_blocks(seed, num_ranks=16, num_calls=5, num_options=4)
+    result = solve(asked, Limits())
+    assert result.objective == solve(asked.everywhere(), Limits()).objective
+    check(asked, result)
+
+
+@pytest.mark.parametrize("make", [random_problem, random_blocks])
+def test_the_same_problem_has_the_same_answer(make: Callable[..., Problem]) -> None:
+    asked = make(7, num_ranks=8, num_calls=4, num_options=12)
     assert solve(asked, Limits()) == solve(asked, Limits())
 
 
@@ -111,13 +139,16 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
     early = dataclasses.replace(option(0, 1, 1), early_ticks=2)
     with pytest.raises(ValueError, match="1 ticks starts 2 early"):
         Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (early,)),), tasks=(run,))
+    with pytest.raises(ValueError, match="neither a power of two nor all ranks"):
+        Problem(num_ranks=4, device_blocks=1, calls=(Call("a", (option(0, 3, 1),)),), tasks=(run,), anywhere=True)
     with pytest.raises(ValueError, match="use a longer tick"):
         Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (option(0, 1, 2**31),)),), tasks=(run,))
 
 
+@pytest.mark.parametrize("make", [random_problem, random_blocks])
 @pytest.mark.parametrize("seed", [3, 7, 11])
-def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int) -> None:
-    asked = random_problem(seed, num_ranks=8, num_calls=5, num_options=14)
+def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int, make: Callable[..., Problem]) -> None:
+    asked = make(seed, num_ranks=8, num_calls=5, num_options=14)
     full, short = solve(asked, Limits()), solve(asked, Limits(max_deterministic_time=1e-9))
     assert full.objective is not None
     assert short.objective is not None
@@ -125,9 +156,10 @@ def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int) -> None:
     assert short.status == ("optimal" if short.bound == short.objective else "feasible")
 
 
-def test_progress_only_gets_better() -> None:
+@pytest.mark.parametrize("make", [random_problem, random_blocks])
+def test_progress_only_gets_better(make: Callable[..., Problem]) -> None:
     told: list[tuple[int, int]] = []
-    asked = random_problem(5, num_ranks=8, num_calls=5, num_options=14)
+    asked = make(5, num_ranks=8, num_calls=5, num_options=14)
     result = solve(asked, Limits(), lambda makespan, bound: told.append((makespan, bound)))
     assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
     assert told[-1][0] == result.objective

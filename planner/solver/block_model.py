@@ -1,0 +1,278 @@
+"""The search as an integer program when every call may be on any aligned block of its number of ranks.
+
+Its size does not depend on how many ranks there are: where `model.py` has places and atoms, this has relations.
+
+Sets
+    c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, memory r (resident), w
+       (of it the part that sharing saves) and m (transient)
+    t  tasks: runs of calls, and transfers between the shapes of two calls
+Variables
+    x[c, o], y[c, p]            call c uses option o, has shape p
+    inside, equal, meet [c, c'] how the blocks of two calls lie to each other
+    s[c, p]                     call c, of shape p, uses an earlier call's copy
+    h[t]                        transfer t takes time
+    start, ticks, end [t], makespan
+Objective
+    minimise the makespan, in coarse steps, or the blocks that a device needs
+Constraints
+    choice   sum_o x[c, o] = 1;  y follows x;  blocks are nested or apart, and parts fit (`blocks.py`)
+             s[c, p] only when an earlier owner has shape p and an equal block
+    time     as in `model.py`; two tasks whose blocks meet do not overlap in time
+    memory   on the block of every call c: sum of r - w s over the calls around it, and m of any of them, <= device;
+             the ranks of a block that are in none of its parts hold no more
+Redundant, for the proof
+    between two tasks (or the ends) the cluster has time for all work that must lie there, and so has the block of
+    every call; at no time do the running calls have more ranks than there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from ortools.sat.python import cp_model
+
+from meshwright.planner.solver.blocks import Blocks, add_blocks
+from meshwright.planner.solver.constraints import add_order_constraints
+from meshwright.planner.solver.objective import minimise_device
+from meshwright.planner.solver.problem import MAX_SUM, Call, Option, Place, Problem, Run, Task, Transfer
+from meshwright.planner.solver.variables import TaskVariables, add_task_variables, places
+from meshwright.planner.solver.windows import followers, windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relations:
+    """Calls are named, options are counted within their call."""
+
+    pick: Mapping[tuple[str, int], cp_model.IntVar]
+    has: Mapping[tuple[str, Place], cp_model.IntVar]  # y: the call has the shape, a place that starts at rank 0
+    shares: Mapping[tuple[str, Place], cp_model.IntVar]
+    blocks: Blocks
+
+
+def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
+    """The variables of what is picked, and the rules about it, whenever it runs."""
+    pick = {
+        (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
+        for call in problem.calls
+        for index in range(len(call.options))
+    }
+    for call in problem.calls:
+        model.add_exactly_one(_picks(pick, call))
+    has = {
+        (call.name, shape): model.new_bool_var(f"y[{call.name},{shape}]")
+        for call in problem.calls
+        for shape in places(call)
+    }
+    for call in problem.calls:
+        for shape in places(call):
+            here = [pick[call.name, index] for index, option in enumerate(call.options) if option.place == shape]
+            model.add(sum(here) == has[call.name, shape])
+    size = {c.name: _amount(model, pick, c, "size", lambda option: option.place.num_ranks) for c in problem.calls}
+    blocks = add_blocks(model, problem, size)
+    return Relations(pick=pick, has=has, shares=_shares(model, problem, has, blocks), blocks=blocks)
+
+
+def add_times(model: cp_model.CpModel, problem: Problem, x: Relations) -> TaskVariables:
+    """The variables of when tasks run, and the rules about it."""
+    times = add_task_variables(model, problem)
+    _a_run_takes_its_options_ticks(model, problem, x, times)
+    _a_transfer_takes_its_shapes_ticks(model, problem, x, times)
+    add_order_constraints(model, problem, x.pick, times)
+    _tasks_that_meet_take_turns(model, problem, x, times)
+    _work_fits_between_its_neighbours(model, problem, x, times)
+    _running_calls_fit_into_the_cluster(model, problem, x, times)
+    return times
+
+
+def add_memory(model: cp_model.CpModel, problem: Problem, x: Relations, device: cp_model.LinearExprT) -> None:
+    """On the block of every call the copies that live there, and any one call's transient memory, fit in `device`."""
+    kept, transient = {}, {}
+    for call in problem.calls:
+        saved = [
+            next(option.shared_blocks for option in call.options if option.place == shape) * shared
+            for (name, shape), shared in x.shares.items()
+            if name == call.name
+        ]
+        most = max(option.resident_blocks for option in call.options)
+        kept[call.name] = model.new_int_var(0, most, f"kept[{call.name}]")
+        model.add(kept[call.name] == _amount(model, x.pick, call, "resident", lambda o: o.resident_blocks) - sum(saved))
+        transient[call.name] = _amount(model, x.pick, call, "transient", lambda option: option.transient_blocks)
+    for name, own in kept.items():
+        around = [other for other in kept if other != name]
+        there = []
+        for other in around:
+            blocks = model.new_int_var(0, MAX_SUM, f"there[{name},{other}]")
+            model.add(blocks >= kept[other]).only_enforce_if(x.blocks.inside[name, other])
+            there.append(blocks)
+        held = model.new_int_var(0, MAX_SUM, f"held[{name}]")
+        model.add(held == own + sum(there))
+        model.add(held + transient[name] <= device)
+        for other in around:
+            model.add(held + transient[other] <= device).only_enforce_if(x.blocks.inside[name, other])
+
+
+def _picks(pick: Mapping[tuple[str, int], cp_model.IntVar], call: Call) -> list[cp_model.IntVar]:
+    return [pick[call.name, index] for index in range(len(call.options))]
+
+
+def _amount(
+    model: cp_model.CpModel,
+    pick: Mapping[tuple[str, int], cp_model.IntVar],
+    call: Call,
+    what: str,
+    of: Callable[[Option], int],
+) -> cp_model.IntVar:
+    """A variable with what the picked option has of something."""
+    amounts = [of(option) for option in call.options]
+    variable = model.new_int_var_from_domain(cp_model.Domain.from_values(amounts), f"{what}[{call.name}]")
+    model.add(cp_model.LinearExpr.weighted_sum(_picks(pick, call), amounts) == variable)
+    return variable
+
+
+def _shares(
+    model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], blocks: Blocks
+) -> dict[tuple[str, Place], cp_model.IntVar]:
+    """A call shares a copy only with an earlier call of its group that has its block and its shape."""
+    shares = {}
+    for call in problem.calls:
+        for shape in places(call):
+            from_owners = []
+            for owner in problem.owners(call.name):
+                if (owner, shape) in has:
+                    one = model.new_bool_var(f"s[{call.name},{owner},{shape}]")
+                    for needed in (blocks.equal[owner, call.name], has[owner, shape], has[call.name, shape]):
+                        model.add_implication(one, needed)
+                    from_owners.append(one)
+            if from_owners:
+                shared = shares[call.name, shape] = model.new_bool_var(f"s[{call.name},{shape}]")
+                model.add_bool_or(*from_owners, ~shared)
+    return shares
+
+
+def _a_run_takes_its_options_ticks(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+) -> None:
+    """A run lasts as long as its call's option says."""
+    by_name = {call.name: call for call in problem.calls}
+    for task in problem.tasks:
+        if isinstance(task, Run):
+            call = by_name[task.call]
+            ticks = [option.ticks for option in call.options]
+            model.add(cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), ticks) == times.ticks[task.name])
+
+
+def _a_transfer_takes_its_shapes_ticks(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+) -> None:
+    """A transfer lasts as long as two shapes and what they have in common say; none when its target shares a copy."""
+    by_name = {call.name: call for call in problem.calls}
+    for task in problem.tasks:
+        if not isinstance(task, Transfer):
+            continue
+        happens, meet = times.happens[task.name], x.blocks.meet[task.source, task.target]
+        model.add(times.ticks[task.name] == 0).only_enforce_if(~happens)
+        for source, meets in product(places(by_name[task.source]), (False, True)):
+            moved = []
+            for target in places(by_name[task.target]):
+                if ticks := task.ticks_between(source, target, source.overlap(target) if meets else 0):
+                    shared = x.shares.get((task.target, target), 0)
+                    moved.append(ticks * (x.has[task.target, target] - shared))
+            if moved:
+                where = (x.has[task.source, source], meet if meets else ~meet)
+                model.add(times.ticks[task.name] >= sum(moved)).only_enforce_if(*where)
+
+
+def _tasks_that_meet_take_turns(model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables) -> None:
+    """Of two tasks on blocks that meet, one ends before the other starts; what the order says is not said again."""
+    after = followers(problem)
+    for one, other in combinations(problem.tasks, 2):
+        if other.name in after[one.name] or one.name in after[other.name]:
+            continue
+        happen = [~times.happens[task.name] for task in (one, other) if task.name in times.happens]
+        meet = model.new_bool_var(f"meet[{one.name},{other.name}]")
+        for here, there in product(_calls_of(one), _calls_of(other)):
+            apart = [] if here == there else [~x.blocks.meet[here, there]]
+            model.add_bool_or(meet, *apart, *happen)
+        is_first = model.new_bool_var(f"before[{one.name},{other.name}]")
+        model.add(times.start[other.name] >= times.end[one.name]).only_enforce_if(meet, is_first)
+        model.add(times.start[one.name] >= times.end[other.name]).only_enforce_if(meet, ~is_first)
+
+
+def _calls_of(task: Task) -> tuple[str, ...]:
+    """The calls on whose ranks a task is."""
+    if isinstance(task, Run):
+        return (task.call,)
+    return {"source": (task.source,), "target": (task.target,), "both": (task.source, task.target)}[task.occupies]
+
+
+def _work_fits_between_its_neighbours(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+) -> None:
+    """Between two tasks, or the ends, the cluster has time for all the work that must lie there, and so has a block."""
+    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    share = {call.name: _share_of_work(problem, x, call) for call in problem.calls}
+    load = {call.name: _load(model, problem, x, times, call.name) for call in problem.calls}
+    for window in windows(problem):
+        opens: cp_model.LinearExprT = times.end[window.after] if window.after else 0
+        closes: cp_model.LinearExprT = times.start[window.before] if window.before else times.makespan
+        inside = [run[name] for name in window.between if name in run]
+        model.add(closes - opens >= sum(share[call] for call in inside))
+        for ticks in load.values():
+            model.add(closes - opens >= sum(ticks[call] for call in inside))
+
+
+def _share_of_work(problem: Problem, x: Relations, call: Call) -> cp_model.LinearExprT:
+    """Ticks that a call would take spread over all ranks, rounded down."""
+    shares = [option.ticks * option.place.num_ranks // problem.num_ranks for option in call.options]
+    expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), shares)
+    return expression
+
+
+def _load(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, name: str
+) -> dict[str, cp_model.IntVar]:
+    """Ticks that a run of each call is on all ranks of this call's block."""
+    ticks = {task.call: times.ticks[task.name] for task in problem.tasks if isinstance(task, Run)}
+    load = {name: ticks[name]} if name in ticks else {}
+    for other, lasts in ticks.items():
+        if other != name:
+            load[other] = model.new_int_var(0, problem.horizon, f"load[{name},{other}]")
+            model.add(load[other] >= lasts).only_enforce_if(x.blocks.inside[name, other])
+    return load
+
+
+def _running_calls_fit_into_the_cluster(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+) -> None:
+    """At no time do the calls that run have more ranks than the cluster."""
+    runs = [task for task in problem.tasks if isinstance(task, Run)]
+    model.add_cumulative(
+        [_interval(model, times, run.name) for run in runs],
+        [x.blocks.size[run.call] for run in runs],
+        problem.num_ranks,
+    )
+
+
+def _interval(model: cp_model.CpModel, times: TaskVariables, name: str) -> cp_model.IntervalVar:
+    return model.new_interval_var(times.start[name], times.ticks[name], times.end[name], f"run[{name}]")
+
+
+def block_makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
+    """All rules; what to minimise is left open."""
+    model = cp_model.CpModel()
+    x = add_relations(model, problem)
+    times = add_times(model, problem, x)
+    add_memory(model, problem, x, problem.device_blocks)
+    return model, x, times
+
+
+def block_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, cp_model.IntVar]:
+    """The rules about what is picked, and the blocks of a device to minimise."""
+    model = cp_model.CpModel()
+    x = add_relations(model, problem)
+    device = model.new_int_var(0, MAX_SUM, "device")
+    add_memory(model, problem, x, device)
+    minimise_device(model, device)
+    return model, x, device

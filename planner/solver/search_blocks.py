@@ -1,0 +1,195 @@
+"""The search when calls may be anywhere, and its proof.
+
+    answer     = the best of a few options per call
+    repeat
+        target     = what is better than the answer by more than the gap asked
+        problem    = without the options that cannot meet the target
+        answer     = what CP-SAT finds within the target, in coarse steps of the makespan
+        bound      = what CP-SAT proved
+    until the gap is reached, or the limit is
+
+Everything is deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from meshwright.planner.solver.block_model import Relations, block_makespan_model
+from meshwright.planner.solver.blocks import first_ranks
+from meshwright.planner.solver.bounds import least_makespan, within
+from meshwright.planner.solver.model import Solved, run
+from meshwright.planner.solver.problem import Call, Option, Problem, ends_of
+from meshwright.planner.solver.result import Answer, Limits, Progress, Result, picked_options
+from meshwright.planner.solver.steps import Steps
+from meshwright.planner.solver.variables import TaskVariables
+
+_FIRST_STEPS, _STEPS = 64, 16
+"""Into how many steps CP-SAT cuts the makespans that it looks at, for a first answer and then."""
+
+_FIRST_TIME = 4.0
+"""Deterministic time for a first answer."""
+
+_FIRST_RANGE = 4
+"""A first answer is looked for within so many times the bound, and only then without a limit."""
+
+
+def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
+    """The best answer within the limits, with the bound that was proven; every call has options."""
+    best = _Best(problem, limits, progress)
+    remaining = _possible(problem)
+    if any(not call.options for call in remaining.calls):
+        return Result(status="infeasible", answer=None, objective=None, bound=0)
+    best.bound = least_makespan(remaining)
+    best.find(_few(remaining))
+    while best.is_open:
+        target = best.target if best.answer else remaining.horizon
+        remaining = within(remaining, target)
+        if any(not call.options for call in remaining.calls):
+            best.bound = target + 1
+            break
+        best.bound = max(best.bound, min(least_makespan(remaining), target + 1))
+        if best.is_open:
+            best.improve(remaining, target)
+    return best.result()
+
+
+@dataclass
+class _Best:
+    """The best answer so far, what is proven of it, and the time that is left."""
+
+    problem: Problem
+    limits: Limits
+    progress: Progress
+    bound: int = 0
+    makespan: int = 0
+    answer: Answer | None = None
+    is_infeasible: bool = False
+    left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.limits.max_deterministic_time
+
+    @property
+    def target(self) -> int:
+        """The largest makespan that is better by more than the gap asked."""
+        return self.limits.target(self.makespan)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is time, and an answer within the target is not excluded."""
+        return self.left > 0 and not self.is_infeasible and (self.answer is None or self.bound <= self.target)
+
+    def find(self, few: Problem) -> None:
+        """Looks for a first answer among a few options, whatever time is left."""
+        for target in (_FIRST_RANGE * self.bound, few.horizon):
+            if self.answer is None:
+                self._run(few, Steps.between(self.bound, max(target, self.bound), _FIRST_STEPS), _FIRST_TIME)
+
+    def improve(self, problem: Problem, target: int) -> None:
+        """Looks for an answer within the target among all options that can be part of one, and learns the bound."""
+        steps = Steps.between(self.bound, target, _STEPS)
+        solved = self._run(problem, steps, self.left)
+        self.is_infeasible = self.answer is None and solved.is_proven
+        self.bound = max(self.bound, min(steps.proven(solved), target + 1))
+
+    def _run(self, problem: Problem, steps: Steps, limit: float) -> Solved:
+        model, x, times = block_makespan_model(problem)
+        steps.minimise(model, times.makespan)
+        solved = run(model, replace(self.limits, max_deterministic_time=limit))
+        self.left -= max(solved.solver.deterministic_time, 1e-3)
+        if solved.is_found:
+            self._offer(_answer(self.problem, problem, solved, x, times))
+        return solved
+
+    def _offer(self, answer: Answer) -> None:
+        picked = picked_options(self.problem, answer)
+        position = {name: index for index, name in enumerate(self.problem.order)}
+        ends = ends_of(self.problem, picked, sorted(position, key=lambda name: (answer.starts[name], position[name])))
+        makespan = max(ends.values())
+        if self.answer is None or makespan < self.makespan:
+            tasks = {task.name: task for task in self.problem.tasks}
+            starts = {name: end - self.problem.duration(tasks[name], picked) for name, end in ends.items()}
+            self.answer, self.makespan = replace(answer, starts=starts), makespan
+            self.progress(makespan, min(self.bound, makespan))
+
+    def result(self) -> Result:
+        if self.answer is None:
+            return Result(
+                status="infeasible" if self.is_infeasible else "out_of_limit", answer=None, objective=None, bound=0
+            )
+        bound = min(self.bound, self.makespan)
+        return Result(
+            status="optimal" if bound == self.makespan else "feasible",
+            answer=self.answer,
+            objective=self.makespan,
+            bound=bound,
+        )
+
+
+def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
+    """What CP-SAT found for a part of the options, in the indices of all."""
+    value = solved.solver.value
+    picked = {}
+    for whole, call in zip(problem.calls, part.calls, strict=True):
+        chosen = next(o for index, o in enumerate(call.options) if value(x.pick[call.name, index]))
+        picked[call.name] = whole.options.index(chosen)
+    sizes = {call.name: call.options[picked[call.name]].place.num_ranks for call in problem.calls}
+    inside = {pair: bool(value(variable)) for pair, variable in x.blocks.inside.items()}
+    return Answer(
+        picked=picked,
+        first_ranks=first_ranks(sizes, inside),
+        starts={name: value(start) for name, start in times.start.items()},
+    )
+
+
+def _possible(problem: Problem) -> Problem:
+    """The problem without options that are alone too large, or that another can always stand in for."""
+    calls = []
+    for call in problem.calls:
+        fitting = tuple(o for o in call.options if o.resident_blocks + o.transient_blocks <= problem.device_blocks)
+        calls.append(Call(call.name, fitting if call.name in problem.tied else _undominated(fitting)))
+    return problem.with_calls(tuple(calls))
+
+
+def _undominated(options: Iterable[Option]) -> tuple[Option, ...]:
+    """The options that no other beats in ranks, ticks, early ticks and memory; of equals the first stays.
+
+    A smaller block can always take the place of a larger one, inside it.
+    """
+    kept: list[tuple[tuple[int, ...], Option]] = []
+    for option in options:
+        amounts = _amounts(option)
+        if any(all(a <= b for a, b in zip(other, amounts, strict=True)) for other, _ in kept):
+            continue
+        kept = [(o, k) for o, k in kept if not all(a <= b for a, b in zip(amounts, o, strict=True))]
+        kept.append((amounts, option))
+    return tuple(option for _, option in kept)
+
+
+def _amounts(option: Option) -> tuple[int, ...]:
+    """What has to be small."""
+    rest = option.ticks - option.early_ticks
+    return option.place.num_ranks, option.ticks, rest, option.resident_blocks, option.transient_blocks
+
+
+def _few(problem: Problem) -> Problem:
+    """The problem with a few options of each size per call: the fastest, the smallest, and those of least product."""
+
+    def few(call: Call) -> tuple[Option, ...]:
+        by_size: dict[int, list[Option]] = {}
+        for option in call.options:
+            by_size.setdefault(option.place.num_ranks, []).append(option)
+        chosen = {min(same, key=key) for same in by_size.values() for key in _KEYS}
+        return tuple(option for option in call.options if option in chosen)
+
+    return problem.with_calls(tuple(Call(call.name, few(call)) for call in problem.calls))
+
+
+_KEYS = (
+    lambda option: option.ticks,
+    lambda option: option.resident_blocks + option.transient_blocks,
+    lambda option: option.ticks * (option.resident_blocks + option.transient_blocks),
+    lambda option: option.ticks * option.resident_blocks,
+)
