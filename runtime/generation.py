@@ -25,6 +25,7 @@ from meshwright.runtime.relay import Relay
 from meshwright.runtime.sampling import Sampling, uniforms
 from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
 from meshwright.runtime.stopping import Stopping, StopStrings
+from meshwright.runtime.stream import Stream
 from meshwright.runtime.turns import Delivery, Everything, Flight
 
 _HASHED_AT_ONCE = 128
@@ -88,11 +89,14 @@ class Generator:
         ended = [response.prompt for response in self._flight.ended]
         return (*ended, *self._flight.unfinished_prompts())
 
-    def turn(self, admitted: Sequence[Prompt], *, version: int, delivery: Delivery) -> tuple[Response, ...]:
+    def turn(
+        self, admitted: Sequence[Prompt], *, version: int, delivery: Delivery, stream: Stream | None = None
+    ) -> tuple[Response, ...]:
         """Draws tokens with policy `version` until `delivery` is satisfied; what it chose, in order of step and row.
 
         The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
-        next turn. Every rank of the replica must call with the same arguments.
+        next turn. `stream` hands tokens out as they are drawn. Every rank of the replica must call with the same
+        arguments.
         """
         self._model.eval()
         self._flight.begin(admitted)
@@ -100,14 +104,14 @@ class Generator:
         delivered = self._flight.deliver(delivery)
         while delivered is None:
             group = next(rotation)
-            if self._learn(group, version):
+            if self._learn(group, version, stream):
                 delivered = self._flight.deliver(delivery)
             if delivered is None:
                 self._advance(group)
-        self._settle(rotation, version)
+        self._settle(rotation, version, stream)
         return delivered
 
-    def _learn(self, group: SlotGroup, version: int) -> bool:
+    def _learn(self, group: SlotGroup, version: int, stream: Stream | None) -> bool:
         """Records the tokens that the group was being advanced by; whether a sequence ended with them."""
         if group.first_slot not in self._drawn:
             return False
@@ -119,12 +123,14 @@ class Generator:
         for move in moves:
             self._cache.move(move.source, move.target, move.num_tokens)
         self._flight.ended += responses
+        if stream is not None:
+            stream.tell(group.live, responses)
         return bool(responses)
 
-    def _settle(self, rotation: Iterator[SlotGroup], version: int) -> None:
+    def _settle(self, rotation: Iterator[SlotGroup], version: int, stream: Stream | None) -> None:
         """Records what is still on its way from the last stage, in the order in which it was sent."""
         for group in itertools.islice(rotation, len(self._flight.groups)):
-            self._learn(group, version)
+            self._learn(group, version, stream)
         self._relay.flush()
 
     def _advance(self, group: SlotGroup) -> None:

@@ -60,6 +60,51 @@ class SlotCache:
             mask=mask[:, None, None],
         )
 
+    def append(self, slots: list[int], cached: list[int], lengths: list[int], width: int) -> AppendView:
+        """A view for right-padded rows [B, width] that continue what their slots hold.
+
+        Row b has `lengths[b]` tokens of its own and goes behind the `cached[b]` tokens of `slots[b]`.
+        """
+        _, _, heads, max_tokens, _ = self.keys.shape
+        device = self.keys.device
+        row_slots, starts = torch.tensor(slots, device=device), torch.tensor(cached, device=device)
+        steps = torch.arange(width, device=device)[:, None]
+        positions = starts + steps
+        real = (steps < torch.tensor(lengths, device=device)).flatten().nonzero()[:, 0]
+        rows = row_slots.repeat(width)[real, None] * heads + torch.arange(heads, device=device)
+        num_tokens = max(a + b for a, b in zip(cached, lengths, strict=True))
+        visible = torch.arange(num_tokens, device=device) <= positions.T[:, :, None]
+        return AppendView(
+            self,
+            row_slots,
+            # Padding turns by the angles of some real position; what it computes is not used.
+            positions=positions.clamp(max=max_tokens - 1),
+            real=real,
+            places=(rows * max_tokens + positions.flatten()[real, None]).flatten(),
+            mask=visible[:, None],
+        )
+
+
+@dataclass(frozen=True)
+class AppendView:
+    """The cache while rows of different lengths are continued by several tokens each."""
+
+    cache: SlotCache
+    slots: Tensor  # [B]
+    positions: Tensor  # [S, B]
+    real: Tensor  # [N], which of the S x B tokens are no padding
+    places: Tensor  # [N * kv_heads], where their keys go among all of a layer's [slots * kv_heads * max_tokens, D]
+    mask: Tensor  # [B, 1, S, T]
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Stores [S, B, kv_heads, D] without the padding; returns all that is cached, [B, kv_heads, T, D]."""
+        kept = []
+        for store, new in ((self.cache.keys[layer], key), (self.cache.values[layer], value)):
+            tokens = new.flatten(0, 1)[self.real].reshape(-1, new.shape[-1])
+            store.view(-1, store.shape[-1]).index_copy_(0, self.places, tokens)
+            kept.append(store[:, :, : self.mask.shape[-1]][self.slots])
+        return kept[0], kept[1], self.mask
+
 
 @dataclass(frozen=True)
 class PrefillView:

@@ -1,0 +1,50 @@
+"""Streams: the chunks of a response are the response, whole and in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.runtime.slots import Finish, Prompt, SlotGroup
+from meshwright.runtime.stopping import Stopping
+from meshwright.runtime.stream import Chunk, Stream
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 5))
+def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_slots: int, chunk_tokens: int) -> None:
+    waiting = deque(Prompt(row=n % 2, step=n // 2, draw=n, tokens=(1,), max_response=k) for n, k in enumerate(lengths))
+    group, found = SlotGroup(0, num_slots), []
+    told: dict[int, list[Chunk]] = {}
+
+    def read(chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            told.setdefault(chunk.prompt.draw, []).append(chunk)
+
+    stream, stopping = Stream(chunk_tokens, read), Stopping(eos_token=-1, max_response=99)
+    while waiting or group.live:
+        group.admit(waiting)
+        tokens = [100 * sequence.prompt.draw + len(sequence.tokens) for sequence in group.live]
+        ended, _ = group.record(tokens, [0.0] * len(tokens), version=0, finish=stopping.finish)
+        stream.tell(group.live, ended)
+        found += ended
+    assert len(found) == len(lengths) == len(told)
+    for response in found:
+        chunks = told[response.prompt.draw]
+        assert tuple(token for chunk in chunks for token in chunk.tokens) == response.tokens
+        assert [chunk.first for chunk in chunks] == [chunk_tokens * index for index in range(len(chunks))]
+        assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [Finish.LENGTH]
+        assert all(len(chunk.tokens) == chunk_tokens for chunk in chunks[:-1])
+
+
+def test_chunks_that_become_whole_together_are_handed_over_together() -> None:
+    handed: list[list[int]] = []
+    stream = Stream(2, lambda chunks: handed.append([chunk.prompt.row for chunk in chunks]))
+    group = SlotGroup(0, 3)
+    group.admit(deque(Prompt(row=row, draw=row, tokens=(1,)) for row in range(3)))
+    for _ in range(3):
+        group.record([5, 5, 5], [0.0] * 3, version=0, finish=lambda _: None)
+        stream.tell(group.live, [])
+    assert handed == [[0, 1, 2]]
