@@ -123,6 +123,7 @@ def _picks(plan: Plan) -> dict[str, Pick]:
             resident=placement.resident,
             transient=placement.transient,
             tail_seconds=placement.tail_seconds,
+            host=placement.host,
         )
         found[placement.stage] = Pick(Ranks(pool.first_rank, pool.num_ranks), candidate)
     return found

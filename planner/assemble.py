@@ -100,6 +100,7 @@ def _placement(stage: str, pool: str, candidate: Candidate, lead: int) -> Placem
         tail_seconds=candidate.tail_seconds,
         resident=candidate.resident,
         transient=candidate.transient,
+        host=candidate.host,
     )
 
 

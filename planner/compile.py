@@ -1,10 +1,10 @@
 """The search, from the facts of a job to a plan that verifies: the entry to open first.
 
-leads      = how far stages may work ahead of the training under the job's bound on staleness
-frontiers  = for each stage: the legal choices, costed, without those that another beats
-problem    = the frontiers on every pool, what waits for what, refits, memory; one for each pattern of leads
-result     = the best answer to a problem, with a bound that holds for every plan of its pattern
-plan       = the best pattern's answer, timed by the evaluator and checked by the verifier
+scope      = how far stages work ahead of the training, and whether state is offloaded: one after another
+frontiers  = for each stage: the legal choices of the scope, costed, without those that another beats
+problem    = the frontiers on every pool, what waits for what, refits, memory
+result     = the best answer to a problem, with a bound that holds for every plan of its scope
+plan       = the best scope's answer, timed by the evaluator and checked by the verifier
 no plan    = when nothing fits: what binds, and the smallest changes that would help
 """
 
@@ -19,7 +19,7 @@ from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import Handover, handovers
 from meshwright.planner.frontier import frontiers
 from meshwright.planner.job import Facts
-from meshwright.planner.leads import Leads, patterns
+from meshwright.planner.leads import Scope, patterns
 from meshwright.planner.pins import Pin, parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
@@ -75,7 +75,7 @@ def best_plan(
     """The fastest plan that keeps the pins, which may exclude every choice; without reasons when there is none."""
     limits = limits or Limits()
     asked = _Asked(facts=facts, model=model, pins=pins, limits=limits, progress=progress)
-    searched = [asked.search(leads) for leads in patterns(facts.staleness)]
+    searched = asked.search_all()
     answered = [one for one in searched if one.result.answer is not None]
     if not answered:
         return "out_of_limit" if any(one.result.status == "out_of_limit" for one in searched) else "infeasible"
@@ -87,7 +87,7 @@ def best_plan(
     )
     assert best.result.answer is not None
     picks, order = _picks(best.posed, best.result.answer), _order(best.posed, best.result.answer)
-    plan = assemble(facts, model, handovers=best.edges, picks=picks, order=order, origin=origin, leads=best.leads)
+    plan = assemble(facts, model, handovers=best.edges, picks=picks, order=order, origin=origin, leads=best.scope.leads)
     plan = _with_gap(plan)
     broken = verify(plan)
     assert not broken, broken
@@ -96,9 +96,9 @@ def best_plan(
 
 @dataclass(frozen=True, kw_only=True)
 class _Searched:
-    """One pattern of leads, its problem and what the search answered."""
+    """One scope, its problem and what the search answered."""
 
-    leads: Leads
+    scope: Scope
     edges: tuple[Handover, ...]
     posed: Posed
     result: Result
@@ -115,7 +115,7 @@ class _Searched:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What is searched under every pattern of leads."""
+    """What is searched in every scope."""
 
     facts: Facts
     model: CostModel
@@ -123,12 +123,21 @@ class _Asked:
     limits: Limits
     progress: Progress | None
 
-    def search(self, leads: Leads) -> _Searched:
-        found = frontiers(self.facts, self.model, self.pins, self.facts.cluster.device.usable_bytes)
+    def search_all(self) -> list[_Searched]:
+        """Every pattern of leads without offload; with it where nothing fits without, or where a pin asks for it."""
+        leads = patterns(self.facts.staleness)
+        plain = [self.search(Scope(leads=pattern)) for pattern in leads]
+        if any(one.result.status != "infeasible" for one in plain):
+            return plain
+        return [self.search(Scope(leads=pattern, offload=True)) for pattern in leads]
+
+    def search(self, scope: Scope) -> _Searched:
+        limit = self.facts.cluster.device.usable_bytes
+        found = frontiers(self.facts, self.model, self.pins, limit, scope=scope)
         edges = handovers(self.facts, self.model)
-        posed = pose(self.facts, self.model, found, edges, leads)
+        posed = pose(self.facts, self.model, found, edges, scope.leads)
         result = solve(posed.problem, self.limits, _in_seconds(self.progress, posed.tick_seconds))
-        return _Searched(leads=leads, edges=edges, posed=posed, result=result)
+        return _Searched(scope=scope, edges=edges, posed=posed, result=result)
 
 
 def _picks(posed: Posed, answer: Answer) -> dict[str, Pick]:
@@ -144,7 +153,7 @@ def _order(posed: Posed, answer: Answer) -> tuple[str, ...]:
 def _record(searched: Sequence[_Searched], limits: Limits) -> Solver:
     """How the answer was found; objective and gap follow when the plan has been timed.
 
-    A bound on every pattern is one on all plans.
+    A bound on every scope is one on all plans.
     """
     possible = [one for one in searched if one.result.status != "infeasible"]
     return Solver(

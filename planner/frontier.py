@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.evaluate import WEIGHTS
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import PLAIN, Scope, max_deferral
 from meshwright.planner.pins import Pin, Ranks
+from meshwright.planner.rules import offloads
 from meshwright.planner.space import Choice, choices, pools
+from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 
 DOMINATED = "another choice is no slower and no larger"
 TOO_LARGE = "larger than the device"
+TOO_LARGE_FOR_HOST = "larger than its part of the host's memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,7 @@ class Candidate:
     resident: Cost
     transient: Cost
     tail_seconds: float = 0.0
+    host: Cost = field(default_factory=Cost)
 
     @cached_property
     def weights_bytes(self) -> float:
@@ -46,10 +51,12 @@ class Candidate:
         return self.resident.total + self.transient.total
 
     @cached_property
-    def amounts(self) -> tuple[float, float, float, float]:
-        """What has to be small: seconds, resident bytes without weights, weights, transient bytes."""
-        resident = self.resident.total
-        return self.seconds.total, resident - self.weights_bytes, self.weights_bytes, self.transient.total
+    def amounts(self) -> tuple[float, ...]:
+        """What has to be small: seconds, those after what it streams, resident bytes without weights, weights,
+        transient bytes."""
+        seconds, resident = self.seconds.total, self.resident.total
+        tail = self.tail_seconds if self.schedule.chunk_tokens else seconds
+        return seconds, tail, resident - self.weights_bytes, self.weights_bytes, self.transient.total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,15 @@ class Frontier:
     smallest: Candidate | None
 
 
-def frontier(facts: Facts, model: CostModel, stage: Stage, pins: Sequence[Pin], limit_bytes: float | None) -> Frontier:
+def frontier(
+    facts: Facts,
+    model: CostModel,
+    stage: Stage,
+    pins: Sequence[Pin],
+    limit_bytes: float | None,
+    *,
+    scope: Scope = PLAIN,
+) -> Frontier:
     """The frontier of one stage; without `limit_bytes`, choices of any size are kept."""
     rejected: Counter[str] = Counter()
     mine = [pin for pin in pins if pin.stage == stage.name]
@@ -74,19 +89,30 @@ def frontier(facts: Facts, model: CostModel, stage: Stage, pins: Sequence[Pin], 
     smallest: Candidate | None = None
     candidates = {}
     for size in sorted({ranks.num_ranks for ranks in found}):
-        costed = [_costed(facts, model, stage, choice) for choice in choices(facts, stage, size, mine, rejected)]
+        every = choices(facts, stage, size, mine, rejected, scope=scope)
+        costed = [costed_choice(facts, model, stage, choice, scope) for choice in every]
         smallest = min((*costed, *([smallest] if smallest else [])), key=lambda c: c.peak_bytes, default=None)
-        fitting = [c for c in costed if limit_bytes is None or c.peak_bytes <= limit_bytes]
+        hosted = [c for c in costed if c.host.total <= host_share(facts.cluster)]
+        fitting = [c for c in hosted if limit_bytes is None or c.peak_bytes <= limit_bytes]
         kept = _undominated_by_layout(fitting) if stage.role in TRAIN_STAGE else undominated(fitting)
-        rejected[TOO_LARGE] += len(costed) - len(fitting)
+        rejected[TOO_LARGE_FOR_HOST] += len(costed) - len(hosted)
+        rejected[TOO_LARGE] += len(hosted) - len(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         candidates[size] = kept
     return Frontier(stage=stage, pools=found, candidates=candidates, rejected=+rejected, smallest=smallest)
 
 
-def frontiers(facts: Facts, model: CostModel, pins: Sequence[Pin], limit_bytes: float | None) -> tuple[Frontier, ...]:
+def frontiers(
+    facts: Facts, model: CostModel, pins: Sequence[Pin], limit_bytes: float | None, *, scope: Scope = PLAIN
+) -> tuple[Frontier, ...]:
     """The frontier of every stage, in the order of the stages."""
-    return tuple(frontier(facts, model, stage, pins, limit_bytes) for stage in STAGES)
+    return tuple(frontier(facts, model, stage, pins, limit_bytes, scope=scope) for stage in STAGES)
+
+
+def host_share(cluster: Cluster) -> float:
+    """Bytes of host memory that one rank may use for one stage: an equal part for each stage that can offload."""
+    offloading = sum(len(offloads(stage)) > 1 for stage in STAGES)
+    return cluster.host_memory_bytes / cluster.ranks_per_node / offloading
 
 
 def undominated(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -105,13 +131,24 @@ def _undominated_by_layout(candidates: Iterable[Candidate]) -> tuple[Candidate, 
     return tuple(kept for layout in groups for kept in undominated(groups[layout]))
 
 
-def _costed(facts: Facts, model: CostModel, stage: Stage, choice: Choice) -> Candidate:
-    call = Call(stage=stage, model=facts.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule)
+def costed_choice(facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope = PLAIN) -> Candidate:
+    """The choice with what it costs."""
+    call = call_of(facts, stage, choice.layout, choice.schedule, max_deferral(scope.leads, facts.staleness))
     memory = model.memory(call)
     return Candidate(
         layout=choice.layout,
         schedule=choice.schedule,
         seconds=model.seconds(call),
+        tail_seconds=model.tail_seconds(call) if choice.schedule.chunk_tokens else 0.0,
         resident=memory.resident,
         transient=memory.transient,
+        host=memory.host,
+    )
+
+
+def call_of(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule, deferral: int) -> Call:
+    """The question that a choice is to a cost model; `deferral` counts turns, and matters where a stage overcommits."""
+    deferred = deferral if schedule.overcommit else 0
+    return Call(
+        stage=stage, model=facts.models.spec(stage.role), layout=layout, schedule=schedule, max_deferral=deferred
     )

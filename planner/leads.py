@@ -7,8 +7,10 @@ then is used by update n + l. A sequence that stays in flight for more turns is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from meshwright.cost_models.streaming import STREAMING_STAGES
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGES
 
@@ -25,6 +27,22 @@ SYNCHRONOUS: Leads = dict.fromkeys((stage.name for stage in STAGES), 0)
 """No stage works ahead."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What a search covers beside layouts and pools: how far stages work ahead, and whether state is offloaded."""
+
+    leads: Leads
+    offload: bool = False
+
+    def streams(self, stage: str) -> bool:
+        """Whether the stage could read responses while they are generated: if it works on the same step."""
+        return stage in STREAMING_STAGES and self.leads[stage] == self.leads[GENERATE]
+
+
+PLAIN = Scope(leads=SYNCHRONOUS)
+"""Synchronous, with nothing offloaded."""
+
+
 def patterns(staleness: int) -> tuple[Leads, ...]:
     """The leads that a bound on the staleness allows, the synchronous ones first.
 
@@ -38,6 +56,11 @@ def patterns(staleness: int) -> tuple[Leads, ...]:
     if staleness >= 2:
         found.append(_leads(generate=2, scored=1))
     return tuple(found)
+
+
+def scopes(staleness: int) -> tuple[Scope, ...]:
+    """All that a bound on the staleness allows, with and without offload."""
+    return tuple(Scope(leads=leads, offload=offload) for leads in patterns(staleness) for offload in (False, True))
 
 
 def max_deferral(leads: Leads, bound: int) -> int:

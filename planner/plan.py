@@ -53,6 +53,7 @@ class Placement(Document):
     tail_seconds: float = Field(default=0.0, ge=0, description="of a stage that streams: left after the last token")
     resident: Cost = Field(description="bytes on the fullest rank, while any stage runs")
     transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
+    host: Cost = Field(default=Cost(), description="bytes in host memory for each rank")
 
     @property
     def role(self) -> Role:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.edges import handovers
 from meshwright.planner.evaluate import evaluate
+from meshwright.planner.frontier import costed_choice
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Scope
 from meshwright.planner.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
+from meshwright.planner.space import Choice
 from meshwright.profiles.stages import STAGE_BY_NAME
 
 
@@ -60,14 +63,15 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
 
 
 def _placement(placement: Placement, facts: Facts, model: CostModel) -> Placement:
-    call = Call(
-        stage=STAGE_BY_NAME[placement.stage],
-        model=facts.models.spec(placement.role),
-        layout=placement.layout,
-        schedule=placement.schedule,
-    )
-    memory = model.memory(call)
-    costs = {"cost": model.seconds(call), "resident": memory.resident, "transient": memory.transient}
+    stage, choice = STAGE_BY_NAME[placement.stage], Choice(placement.layout, placement.schedule)
+    candidate = costed_choice(facts, model, stage, choice, Scope(leads={**SYNCHRONOUS, GENERATE: placement.lead}))
+    costs = {
+        "cost": candidate.seconds,
+        "tail_seconds": candidate.tail_seconds,
+        "resident": candidate.resident,
+        "transient": candidate.transient,
+        "host": candidate.host,
+    }
     return placement.model_copy(update=costs)
 
 

@@ -6,13 +6,19 @@ enumerates by these rules and the verifier checks by them; neither knows of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+from meshwright.cost_models.streaming import STREAMING_STAGES
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import PLAIN, Scope, max_deferral
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
-from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import Stage
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import TRAIN_STAGE, Stage
+
+CHUNKS = (128, 256, 512)
+"""Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
 
 
 def pool_sizes(cluster: Cluster) -> tuple[int, ...]:
@@ -98,31 +104,86 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         )
     if schedule.recompute is not Recompute.NONE and not stage.trains:
         found.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
-    slots = schedule.generation_slots
-    if stage.generates and slots not in slot_counts(rows, layout.pp):
-        legal = _nearest(slots, slot_counts(rows, layout.pp))
-        found.append(
-            f"generation_slots={slots} is not a power of two between pp={layout.pp} and the {rows} sequences of a "
-            f"replica, nor that number; use {legal}."
+    if schedule.offload not in offloads(stage):
+        legal_kinds = " or ".join(offloads(stage))
+        found.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
+    if schedule.chunk_tokens and stage.name not in STREAMING_STAGES:
+        names = ", ".join(STREAMING_STAGES)
+        found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
+    generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
+    return (*found, *generation)
+
+
+def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: int) -> Iterator[str]:
+    """Rules about what a replica has in flight, and in how many slots."""
+    batch_size, extra = facts.workload.batch_size, schedule.overcommit
+    if extra % layout.dp or extra > batch_size:
+        legal = _nearest(extra, range(0, batch_size + 1, layout.dp))
+        yield f"overcommit={extra} is not a multiple of dp={layout.dp} up to the batch of {batch_size}; use {legal}."
+        return
+    slots, legal_slots = schedule.generation_slots, slot_counts(in_flight(schedule, rows, layout.dp), layout.pp)
+    if slots not in legal_slots:
+        yield (
+            f"generation_slots={slots} is not a power of two between pp={layout.pp} and the {legal_slots[-1]} "
+            f"sequences of a replica, nor that number; use {_nearest(slots, legal_slots)}."
         )
-    if slots and not stage.generates:
-        found.append(f"generation_slots={slots} on a stage that does not generate; use 0.")
-    return tuple(found)
+
+
+def _no_generation(schedule: Schedule) -> Iterator[str]:
+    plain = Schedule()
+    for name in ("generation_slots", "batches_in_flight", "overcommit"):
+        if getattr(schedule, name) != getattr(plain, name):
+            yield f"{name}={getattr(schedule, name)} on a stage that does not generate; use {getattr(plain, name)}."
+
+
+def in_flight(schedule: Schedule, rows: int, dp: int) -> int:
+    """The sequences that a replica with these rows of a batch may have begun and not delivered."""
+    return rows * schedule.batches_in_flight + schedule.overcommit // dp
 
 
 def slot_counts(num_rows: int, pp: int) -> tuple[int, ...]:
-    """How many sequences a replica may have in flight: powers of two and all rows, one per pipeline stage at least."""
+    """How many sequences a replica may decode at a time: powers of two and all, one per pipeline stage at least."""
     counts = {2**k for k in range(num_rows.bit_length()) if 2**k <= num_rows} | {num_rows}
     return tuple(sorted(count for count in counts if count >= pp)) or (num_rows,)
 
 
-def schedules(facts: Facts, stage: Stage, layout: Layout) -> tuple[Schedule, ...]:
-    """Every legal schedule of a stage on a legal layout. Generation admits what slots are free: no micro-batches."""
+def offloads(stage: Stage) -> tuple[Offload, ...]:
+    """What of a stage's state may wait in host memory."""
+    if stage.trains:
+        return (Offload.NONE, Offload.OPTIMIZER)
+    return (Offload.NONE,) if stage.role in TRAIN_STAGE else (Offload.NONE, Offload.WEIGHTS)
+
+
+def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) -> tuple[Schedule, ...]:
+    """Every schedule of a stage on a legal layout. Generation admits what slots are free: no micro-batches."""
     rows = rows_per_replica(facts, stage, layout)
     if stage.generates:
-        return tuple(Schedule(generation_slots=slots) for slots in slot_counts(rows, layout.pp))
+        return tuple(
+            replace(overlap, generation_slots=slots)
+            for overlap in _overlaps(facts, layout, scope)
+            for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
+        )
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
-    return tuple(Schedule(micro_batch_size=size, recompute=kind) for size in divisors(rows) for kind in kinds)
+    chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if scope.streams(stage.name) else (0,)
+    states = offloads(stage) if scope.offload else (Offload.NONE,)
+    return tuple(
+        Schedule(micro_batch_size=size, recompute=kind, chunk_tokens=chunk, offload=state)
+        for chunk in chunks
+        for state in states
+        for size in divisors(rows)
+        for kind in kinds
+    )
+
+
+def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...]:
+    """How generation may run on from turn to turn, as the bound on staleness allows: batches in flight as powers of
+    two, an overcommit of a quarter, a half and the whole of a batch."""
+    deferral, batch_size = max_deferral(scope.leads, facts.staleness), facts.workload.batch_size
+    batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
+    if not deferral:
+        return tuple(batches)
+    extras = [batch_size // part for part in (4, 2, 1) if batch_size % (part * layout.dp) == 0]
+    return (*batches, *(Schedule(overcommit=extra) for extra in extras))
 
 
 def _nearest(value: int, legal: Iterable[int]) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from meshwright.cost_models.pipeline import micro_batches
 from meshwright.cost_models.question import Call
 from meshwright.planner.durations import StepWork, refit_seconds
+from meshwright.planner.frontier import call_of
 from meshwright.planner.plan import Placement, Plan
 from meshwright.planner.probe import Remodel, RoundTimes, round_times
 from meshwright.profiles.lengths import Histogram
@@ -162,9 +163,10 @@ def _typical_tokens(lengths: Histogram, rows: int, placement: Placement) -> floa
 
 
 def _call(plan: Plan, placement: Placement) -> Call:
-    return Call(
-        stage=STAGE_BY_NAME[placement.stage],
-        model=plan.facts.models.spec(placement.role),
-        layout=placement.layout,
-        schedule=placement.schedule,
+    return call_of(
+        plan.facts,
+        STAGE_BY_NAME[placement.stage],
+        placement.layout,
+        placement.schedule,
+        plan.facts.staleness - placement.lead,
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import PLAIN, Scope, scopes
 from meshwright.planner.pins import Pin, Ranks
 from meshwright.planner.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedules
 from meshwright.profiles.errors import BadInput
@@ -29,7 +30,7 @@ class Choice:
 
 
 def choices(
-    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], rejected: Counter[str]
+    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], rejected: Counter[str], *, scope: Scope = PLAIN
 ) -> Iterator[Choice]:
     """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`."""
     for layout in _layouts(num_ranks):
@@ -37,7 +38,7 @@ def choices(
         if broken:
             rejected[broken[0]] += 1
             continue
-        for schedule in schedules(facts, stage, layout):
+        for schedule in schedules(facts, stage, layout, scope):
             choice = Choice(layout, schedule)
             if _agrees(choice, pins):
                 yield choice
@@ -70,7 +71,12 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     sizes = sorted({ranks.num_ranks for ranks in pools(facts, stage, pins)})
     if not sizes:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
-    every = left = [choice for size in sizes for choice in choices(facts, stage, size, (), Counter())]
+    every = left = [
+        choice
+        for scope in scopes(facts.staleness)
+        for size in sizes
+        for choice in choices(facts, stage, size, (), Counter(), scope=scope)
+    ]
     for pin in pins:
         if pin.key == "pool":
             continue

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from meshwright.planner.evaluate import Times, items, name_of, peak_bytes, period_seconds, ranks_of, tasks
+from meshwright.planner.frontier import host_share
 from meshwright.planner.leads import GENERATE, lead_violations, staleness_of
 from meshwright.planner.pins import Ranks, parse_pin
 from meshwright.planner.plan import Plan
@@ -78,6 +79,16 @@ def _leads_fall_along_the_edges(plan: Plan) -> Iterator[str]:
             yield (
                 f"{edge.consumer} has lead={ahead} and reads what {edge.producer} writes with lead={behind}; "
                 f"use {behind} or less."
+            )
+
+
+def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
+    generation = plan.placement(GENERATE)
+    for placement in plan.placements:
+        if placement.schedule.chunk_tokens and placement.lead != generation.lead:
+            yield (
+                f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens} with lead={placement.lead}, and "
+                f"{GENERATE} has lead={generation.lead}; a stage streams from its own turn: use chunk_tokens=0."
             )
 
 
@@ -202,6 +213,16 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
         )
 
 
+def _host_memory_suffices(plan: Plan) -> Iterator[str]:
+    share = host_share(plan.facts.cluster)
+    for placement in plan.placements:
+        if placement.host.total > share:
+            yield (
+                f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "
+                f"{share / 2**30:.1f} GiB are for it; set its offload to none."
+            )
+
+
 def _the_period_is_that_of_the_times(plan: Plan) -> Iterator[str]:
     expected = period_seconds(plan, {name_of(i): Times(i.start_seconds, i.end_seconds) for i in items(plan)})
     if not _equal(plan, plan.period_seconds, expected):
@@ -234,6 +255,7 @@ _NAMES: tuple[Check, ...] = (
 _CHOICES: tuple[Check, ...] = (
     _leads_fall_along_the_edges,
     _staleness_keeps_its_bound,
+    _streams_are_of_one_turn,
     _pools_are_legal,
     _layouts_are_legal,
     _schedules_are_legal,
@@ -246,6 +268,7 @@ _CONSEQUENCES: tuple[Check, ...] = (
     _inputs_are_there,
     _ranks_do_one_thing_at_a_time,
     _memory_suffices,
+    _host_memory_suffices,
     _the_period_is_that_of_the_times,
     _the_gap_is_the_distance_to_the_bound,
 )

@@ -94,6 +94,9 @@ class ToyModel:
             (Term("compute", work * small / layout.num_ranks), Term("losses", work * (loss - 1) / layout.num_ranks))
         )
 
+    def tail_seconds(self, call: Call) -> float:
+        return self.seconds(call).total / 8
+
     def memory(self, call: Call) -> Memory:
         layout, schedule = call.layout, call.schedule
         shard = call.model.num_params / (layout.tp * layout.pp)
@@ -129,6 +132,9 @@ class RandomModel:
         share = 1 / call.layout.num_ranks**0.7
         draws = (self._draw("s", i, call.stage.name, call.layout, call.schedule) for i in range(2))
         return Cost(tuple(Term(f"part {i}", (0.5 + draw) * share) for i, draw in enumerate(draws)))
+
+    def tail_seconds(self, call: Call) -> float:
+        return self.seconds(call).total * self._draw("tail", call.stage.name, call.layout, call.schedule)
 
     def memory(self, call: Call) -> Memory:
         weights = (0.5 + self._draw("w", call.model.name, call.layout)) / (call.layout.tp * call.layout.pp)

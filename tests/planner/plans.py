@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from meshwright.cost_models.question import Call, CostModel
+from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import handovers
 from meshwright.planner.evaluate import refit_readers
-from meshwright.planner.frontier import Candidate
+from meshwright.planner.frontier import costed_choice
 from meshwright.planner.job import Facts
-from meshwright.planner.leads import SYNCHRONOUS, Leads
+from meshwright.planner.leads import SYNCHRONOUS, Leads, Scope
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.space import choices, pools
 from meshwright.profiles.stages import STAGES, Stage, stage_graph
@@ -42,25 +42,17 @@ def random_plan(
         facts,
         model,
         handovers=handovers(facts, model),
-        picks={stage.name: _pick(draw, facts, model, stage) for stage in STAGES},
+        picks={stage.name: _pick(draw, facts, model, stage, Scope(leads=leads)) for stage in STAGES},
         order=_order(draw, leads),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
         leads=leads,
     )
 
 
-def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage) -> Pick:
+def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage, scope: Scope) -> Pick:
     ranks = draw.choice(pools(facts, stage, ()))
-    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), Counter())))
-    call = Call(stage=stage, model=facts.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule)
-    memory = model.memory(call)
-    candidate = Candidate(
-        layout=choice.layout,
-        schedule=choice.schedule,
-        seconds=model.seconds(call),
-        resident=memory.resident,
-        transient=memory.transient,
-    )
+    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), Counter(), scope=scope)))
+    candidate = costed_choice(facts, model, stage, choice, scope)
     return Pick(ranks, candidate)
 
 
