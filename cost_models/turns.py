@@ -66,18 +66,26 @@ class Turns:
         """
         key = num_rows, generation_slots, overlap
         if key not in self._known:
-            choices = [self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows)]
-            choices.append(self._alone(num_rows, generation_slots, overlap))
-            self._known[key] = min(choices, key=lambda rounds: rounds.num_rounds)
+            self._known[key] = self._fewest(*key)
         return self._known[key]
 
-    def _alone(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
-        num_slots = min(generation_slots, overlap.in_flight(num_rows))
-        if overlap.in_flight(num_rows) == num_rows:
+    def _fewest(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
+        """The fewest of its own and all smaller settings; it is not played where a smaller one leaves no slot empty."""
+        in_flight = overlap.in_flight(num_rows)
+        num_slots = min(generation_slots, in_flight)
+        if in_flight == num_rows:
             return rounds_of(self._workload, num_rows, num_slots)
+        smaller = [self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows)]
+        fewest = min(smaller, key=lambda rounds: rounds.num_rounds)
+        batches = self._batches_of(num_rows)
+        if fewest.num_rounds <= int(batches[0].responses.sum()) / num_slots:
+            return fewest
+        return min(fewest, _steady(self._workload, batches, num_slots, overlap), key=lambda rounds: rounds.num_rounds)
+
+    def _batches_of(self, num_rows: int) -> tuple[Batch, ...]:
         if num_rows not in self._batches:
             self._batches[num_rows] = batches_of(self._workload, num_rows)
-        return _steady(self._workload, self._batches[num_rows], num_slots, overlap)
+        return self._batches[num_rows]
 
 
 def whole_steps(overcommit: int, num_rows: int) -> int:
