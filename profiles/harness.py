@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations
@@ -42,9 +42,6 @@ from meshwright.profiles.workload import Workload
 DEPTHS = {"cpu": (1, 4), "cuda": (1, 2)}
 """Two depths separate the time of a layer from that of the embedding and the head. On a CPU, whose times are noisy and
 whose models are small, the depths are further apart."""
-
-LEAST_REPEATS = 3
-"""The median of three leaves out one that was disturbed."""
 
 _LADDER = 4
 """Ratio between neighbouring row counts; times are near linear in rows, so a coarse ladder interpolates well."""
@@ -86,6 +83,8 @@ class Conditions:
     clock_mhz: int | None = None
     celsius: int | None = None
 
+
+T = TypeVar("T", Measurement, Collective)
 
 Timer: TypeAlias = Callable[[Callable[[], object]], float]
 """Seconds of one call, until the device has done all that the call asked of it."""
@@ -143,14 +142,16 @@ def measure(
     budget_seconds: float,
     before: Callable[[], object] = lambda: None,
 ) -> Sample:
-    """Times `body` up to `repeats` times, and at least `LEAST_REPEATS`; stops when the budget, warm-up included, is
-    spent. `before` runs untimed ahead of each call."""
+    """Times `body` up to `repeats` times, at least once, and stops when the budget (warm-up included) is spent.
+
+    `before` runs untimed ahead of each call.
+    """
     began = clock()
     for _ in range(warmup):
         before()
         timer(body)
     times: list[float] = []
-    while len(times) < repeats and (len(times) < LEAST_REPEATS or clock() - began < budget_seconds):
+    while len(times) < repeats and (not times or clock() - began < budget_seconds):
         before()
         times.append(timer(body))
     return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
@@ -185,6 +186,26 @@ def record_collective(exchange: Exchange, sample: Sample) -> Collective:
         spread_seconds=sample.spread_seconds,
         repeats=sample.repeats,
     )
+
+
+def merged(turns: Sequence[T]) -> T:
+    """One measurement from several of the same point or collective, made at different times; the first failure if any.
+
+    The median of the turns' medians leaves out a turn in which the machine was disturbed, which consecutive repeats
+    cannot.
+    """
+    for found in turns:
+        if found.status == "failed":
+            return found
+    seconds = [found.seconds for found in turns if found.seconds is not None]
+    spreads = [found.spread_seconds for found in turns if found.spread_seconds is not None]
+    update = {
+        "seconds": statistics.median(seconds),
+        "spread_seconds": max(*spreads, _interquartile(seconds)),
+        "repeats": sum(found.repeats for found in turns),
+        "peak_bytes": max((f.peak_bytes for f in turns if f.peak_bytes is not None), default=None),
+    }
+    return turns[-1].model_copy(update=update)
 
 
 def points(specs: Mapping[Role, ModelSpec], workload: Workload, cluster: Cluster) -> tuple[Point, ...]:

@@ -57,20 +57,24 @@ class PartialTable:
 
     def __init__(self, table: Table, path: Path | None, *, clock: Callable[[], float]) -> None:
         self._begun, self._path, self._clock = table, path, clock
-        self._measurements, self._collectives = list(table.measurements), list(table.collectives)
+        self._measurements = {found.point: found for found in table.measurements}
+        self._collectives = {found.exchange: found for found in table.collectives}
         self._written = clock()
 
     def add(self, *found: Measurement | Collective) -> None:
-        """Adds what was measured; writes when the last time is long enough ago."""
-        self._measurements += [one for one in found if isinstance(one, Measurement)]
-        self._collectives += [one for one in found if isinstance(one, Collective)]
+        """Adds what was measured, in place of what was there of it; writes when the last time is long enough ago."""
+        self._measurements |= {one.point: one for one in found if isinstance(one, Measurement)}
+        self._collectives |= {one.exchange: one for one in found if isinstance(one, Collective)}
         if self._path and self._clock() - self._written >= _SECONDS_BETWEEN_WRITES:
             write_table(self._path, self.table())
             self._written = self._clock()
 
     def table(self) -> Table:
         """All that is known by now."""
-        update = {"measurements": tuple(self._measurements), "collectives": tuple(self._collectives)}
+        update = {
+            "measurements": tuple(self._measurements.values()),
+            "collectives": tuple(self._collectives.values()),
+        }
         return Table.model_validate({**dict(self._begun), **update})
 
 

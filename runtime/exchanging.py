@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ _EDGE = 256
 
 def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[Collective]:
     """The collective's time on this rank; ranks outside the group wait and have nothing."""
-    group = dist.new_group(list(range(exchange.num_ranks)))
+    group = _first_ranks(exchange.num_ranks)
     sample = None
     if dist.get_rank() < exchange.num_ranks:
         # Every rank must call equally often, so no budget may cut the repeats short.
@@ -39,6 +40,12 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
         )
     dist.barrier()
     return [record_collective(exchange, sample)] if sample else []
+
+
+@cache
+def _first_ranks(number: int) -> dist.ProcessGroup | None:
+    """Every rank of the world asks for the same groups in the same order."""
+    return dist.new_group(list(range(number)))
 
 
 def _computing() -> Callable[[], object]:

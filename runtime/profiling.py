@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -23,19 +24,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from meshwright.planner.job import Facts
 from meshwright.profiles.devices import device_names
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.harness import exchanges, points
+from meshwright.profiles.harness import exchanges, merged, points
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Exchange, Point, Provenance, Table, write_table
+from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Provenance, Table, write_table
 from meshwright.runtime.bench import Bench
 from meshwright.runtime.exchanging import measure_exchange
 from meshwright.runtime.instruments import instruments, query_device
 from meshwright.runtime.launch import launch
 from meshwright.runtime.mesh import build_mesh
 
-_REPEATS = 9
-_EXCHANGES = 31  # repeats of a collective: most are over in less than a millisecond, and each waits for the latest rank
+_TURNS = 3
+"""Times that the whole grid is gone through, so that the repeats of a point lie apart."""
+
+_REPEATS = 3  # of a point in a turn
+_EXCHANGES = 11  # of a collective in a turn: most are over in less than a millisecond
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -120,7 +124,7 @@ def _provenance(facts: Facts, num_ranks: int) -> Provenance:
         date=datetime.date.today().isoformat(),
         threads_per_rank=1,
         num_ranks=num_ranks,
-        repeats=_REPEATS,
+        repeats=_TURNS * _REPEATS,
     )
 
 
@@ -139,15 +143,21 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
     longest = facts.workload.max_tokens
     bench = Bench(meshes[dist.get_rank()], watch, precision=facts.precision, max_positions=longest)
     growing = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
-    deadline = time.monotonic() + seconds
-    with _progress(len(wanted) + len(between)) as advance:
-        for index, point in enumerate(wanted):
-            share = max(0.0, deadline - time.monotonic()) / (len(wanted) - index)
-            growing.add(bench.measure_point(point, repeats=_REPEATS, budget_seconds=share))
-            advance()
-        for exchange in between:
-            growing.add(*measure_exchange(exchange, watch.timer, repeats=_EXCHANGES))
-            advance()
+    began = time.monotonic()
+    measured: dict[Point, list[Measurement]] = defaultdict(list)
+    exchanged: dict[Exchange, list[Collective]] = defaultdict(list)
+    with _progress(_TURNS * (len(wanted) + len(between))) as advance:
+        for turn in range(_TURNS):
+            deadline = began + seconds * (turn + 1) / _TURNS
+            for index, point in enumerate(wanted):
+                share = max(0.0, deadline - time.monotonic()) / (len(wanted) - index)
+                measured[point].append(bench.measure_point(point, repeats=_REPEATS, budget_seconds=share))
+                growing.add(merged(measured[point]))
+                advance()
+            for exchange in between:
+                exchanged[exchange] += measure_exchange(exchange, watch.timer, repeats=_EXCHANGES)
+                growing.add(*[merged(turns) for turns in [exchanged[exchange]] if turns])
+                advance()
     return growing.table()
 
 

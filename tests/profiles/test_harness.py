@@ -6,13 +6,15 @@ import pytest
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.harness import (
     DEPTHS,
-    LEAST_REPEATS,
     Sample,
     clock_timer,
     event_timer,
     exchanges,
+    failure,
     measure,
+    merged,
     points,
+    record,
 )
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
@@ -56,10 +58,25 @@ def test_the_median_is_of_the_repeats_and_not_of_the_warm_up() -> None:
     assert sample == Sample(median_seconds=3.0, spread_seconds=2.0, repeats=5)
 
 
-def test_a_spent_budget_stops_the_repeats_but_never_the_first_three() -> None:
-    assert timed([3.0] * 9, budget_seconds=11.0).repeats == 4
-    assert timed([3.0] * 9, budget_seconds=0.0).repeats == LEAST_REPEATS == 3
-    assert timed([3.0], repeats=1, budget_seconds=0.0).spread_seconds == 0.0
+def test_a_spent_budget_stops_the_repeats_but_never_the_first() -> None:
+    assert timed([3.0] * 9, budget_seconds=5.0).repeats == 2
+    assert timed([3.0] * 9, budget_seconds=0.0).repeats == 1
+    assert timed([3.0], budget_seconds=0.0).spread_seconds == 0.0
+
+
+def test_a_turn_in_which_the_machine_was_disturbed_is_left_out(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    point = points(specs, workload, cluster)[0]
+    turns = [
+        record(point, Sample(median_seconds=seconds, spread_seconds=0.1, repeats=3), peak_bytes)
+        for seconds, peak_bytes in ((1.0, 10), (9.0, 30), (1.2, 20))
+    ]
+    found = merged(turns)
+    assert (found.point, found.seconds, found.repeats, found.peak_bytes) == (point, 1.2, 9, 30)
+    assert found.spread_seconds == pytest.approx(4.0)
+    assert merged(turns[:1]) == turns[0]
+    assert merged([turns[0], failure(point, "out of memory"), turns[2]]).reason == "out of memory"
 
 
 def test_each_repeat_waits_for_the_device() -> None:
