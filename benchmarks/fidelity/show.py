@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fidelity.score import Answer, Bar, Score
+from benchmarks.fidelity.score import Answer, Score
 
-_WIDTH = 140
+_WIDTH = 150
 """Columns that the tables need; a narrower terminal wraps them."""
 
 
@@ -37,7 +37,7 @@ def as_json(scores: Iterable[Score], *, num_worst: int) -> str:
 def _summary(scores: Iterable[Score]) -> Table:
     table = Table(title="predicted against published")
     table.add_column("set")
-    for column in ("used", "skipped", "median", "mean", "bar", "p90", "bias", "Spearman", "regret"):
+    for column in ("used", "skipped", "median", "mean (bar)", "p90", "bias", "Spearman (bar)", "regret (bar)"):
         table.add_column(column, justify="right")
     for score in scores:
         table.add_row(
@@ -45,12 +45,11 @@ def _summary(scores: Iterable[Score]) -> Table:
             str(score.used),
             str(score.skipped.total()),
             _percent(score.median),
-            _percent(score.mean),
-            _bar(score.bar),
+            _percent(score.mean) + _at_most(score.bar.mean),
             _percent(score.p90),
             _percent(score.bias),
-            "" if math.isnan(score.spearman) else f"{score.spearman:.3f}",
-            _percent(score.regret),
+            _correlation(score),
+            _percent(score.regret) + _at_most(score.bar.regret),
         )
     return table
 
@@ -75,8 +74,13 @@ def _percent(value: float) -> str:
     return "" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
-def _bar(bar: Bar) -> str:
-    return "" if bar.mean is None else f"<= {100 * bar.mean:.0f} %"
+def _at_most(bar: float | None) -> str:
+    return "" if bar is None else f" (<= {_percent(bar).replace('.0 ', ' ')})"
+
+
+def _correlation(score: Score) -> str:
+    bar = "" if score.bar.spearman is None else f" (>= {score.bar.spearman})"
+    return "" if math.isnan(score.spearman) else f"{score.spearman:.3f}{bar}"
 
 
 def _object(score: Score, num_worst: int) -> dict[str, object]:
@@ -85,7 +89,7 @@ def _object(score: Score, num_worst: int) -> dict[str, object]:
         "set": score.name,
         "used": score.used,
         "skipped": dict(score.skipped.most_common()),
-        "bar": score.bar.mean,
+        "bars": {"mean": score.bar.mean, "spearman": score.bar.spearman, "regret": score.bar.regret},
         **{name: None if math.isnan(value) else value for name, value in figures.items()},
         "worst": [
             {
