@@ -20,7 +20,7 @@ from meshwright.planner.edges import Handover, handovers
 from meshwright.planner.frontier import frontiers
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import Scope, patterns
-from meshwright.planner.pins import Pin, parse_pins
+from meshwright.planner.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
 from meshwright.planner.refusal import NoPlan, refuse
@@ -141,7 +141,11 @@ class _Asked:
 
 
 def _picks(posed: Posed, answer: Answer) -> dict[str, Pick]:
-    return {stage: Pick(*pairs[answer.picked[stage]]) for stage, pairs in posed.behind.items()}
+    picks = {}
+    for stage, pairs in posed.behind.items():
+        pool, candidate = pairs[answer.picked[stage]]
+        picks[stage] = Pick(Ranks(answer.first_ranks[stage], pool.num_ranks), candidate)
+    return picks
 
 
 def _order(posed: Posed, answer: Answer) -> tuple[str, ...]:

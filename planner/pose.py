@@ -18,7 +18,9 @@ from meshwright.planner.frontier import Candidate, Frontier
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads
 from meshwright.planner.pins import Ranks
+from meshwright.planner.rules import pool_sizes
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
+from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
 
 BLOCK_BYTES = 2**20
@@ -32,7 +34,10 @@ Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Posed:
-    """The problem, how long its tick is, and the candidate and pool behind each option of each call."""
+    """The problem, how long its tick is, and the candidate and pool behind each option of each call.
+
+    Where stages may be anywhere, the pool behind an option is the first of its size.
+    """
 
     problem: Problem
     tick_seconds: float
@@ -55,14 +60,26 @@ def pose(
     frontiers: Sequence[Frontier],
     handovers: Sequence[Handover],
     leads: Leads = SYNCHRONOUS,
+    *,
+    by_pool: bool = False,
 ) -> Posed:
-    """The problem of one turn: a stage waits for the stages of the same lead that it reads from."""
+    """The problem of one turn: a stage waits for the stages of the same lead that it reads from.
+
+    Stages may be anywhere, unless some pools are excluded or it is asked that every pool has options of its own.
+    """
     tick = _tick_seconds(frontiers)
+    anywhere = not by_pool and all(_is_every_block(facts.cluster, found.pools) for found in frontiers)
     behind = {
-        f.stage.name: tuple((ranks, c) for ranks in f.pools for c in f.candidates[ranks.num_ranks]) for f in frontiers
+        found.stage.name: tuple(
+            (ranks, candidate)
+            for ranks in found.pools
+            if not (anywhere and ranks.first_rank)
+            for candidate in found.candidates[ranks.num_ranks]
+        )
+        for found in frontiers
     }
     calls = tuple(Call(name, tuple(_option(tick, *pair) for pair in pairs)) for name, pairs in behind.items())
-    refits = tuple(_transfer(facts, model, tick, behind, target) for target in refit_targets())
+    refits = tuple(_transfer(facts, model, tick, behind, target, anywhere=anywhere) for target in refit_targets())
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_blocks=facts.cluster.device.usable_bytes // BLOCK_BYTES,
@@ -77,8 +94,15 @@ def pose(
             ),
         ),
         copies=tuple(_sharers(role) for role in TRAIN_STAGE),
+        anywhere=anywhere,
     )
     return Posed(problem=problem, tick_seconds=tick, behind=behind)
+
+
+def _is_every_block(cluster: Cluster, pools: Sequence[Ranks]) -> bool:
+    """Whether these are all aligned blocks of the sizes that a pool may have."""
+    blocks = (range(0, cluster.num_ranks - size + 1, size) for size in pool_sizes(cluster))
+    return len(pools) == sum(map(len, blocks))
 
 
 def _sharers(role: Role) -> tuple[str, ...]:
@@ -126,12 +150,19 @@ def _transfer(
     tick: float,
     behind: Behind,
     target: str,
+    *,
+    anywhere: bool,
 ) -> Transfer:
     """The refit of one stage from the training stage of its role, between every two layouts they may have."""
     role = STAGE_BY_NAME[target].role
     source, spec = TRAIN_STAGE[role], facts.models.spec(role)
     ticks: dict[tuple[str, str, int], int] = {}
     overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
+    if anywhere:
+        overlaps = {
+            (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
+            for one, other in overlaps
+        }
     for one in dict.fromkeys(candidate.layout for _, candidate in behind[source]):
         for other in dict.fromkeys(candidate.layout for _, candidate in behind[target]):
             for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):

@@ -184,7 +184,7 @@ def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> F
 
 def _posed(facts: Facts, model: CostModel, leads: Leads) -> Posed:
     found = frontiers(facts, model, (), facts.cluster.device.usable_bytes)
-    return pose(facts, model, found, handovers(facts, model), leads)
+    return pose(facts, model, found, handovers(facts, model), leads, by_pool=True)
 
 
 def _of_walk(facts: Facts, model: CostModel, posed: Posed, picked: Sequence[int], leads: Leads) -> Plan:

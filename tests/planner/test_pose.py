@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.planner.edges import handovers
 from meshwright.planner.frontier import frontiers
+from meshwright.planner.pins import Ranks, parse_pins
 from meshwright.planner.pose import BLOCK_BYTES, Posed, pose
 from meshwright.planner.solver.problem import Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
@@ -16,9 +17,33 @@ FACTS = small_facts(nodes=2, ranks_per_node=2)
 MODEL = ToyModel(FACTS)
 
 
+def pose_pinned(*pins: str, by_pool: bool = False) -> Posed:
+    found = frontiers(FACTS, MODEL, parse_pins(pins), None)
+    return pose(FACTS, MODEL, found, handovers(FACTS, MODEL), by_pool=by_pool)
+
+
 @pytest.fixture(scope="module")
 def posed() -> Posed:
-    return pose(FACTS, MODEL, frontiers(FACTS, MODEL, (), None), handovers(FACTS, MODEL))
+    return pose_pinned(by_pool=True)
+
+
+@pytest.fixture(scope="module")
+def posed_anywhere() -> Posed:
+    return pose_pinned()
+
+
+def test_stages_that_may_be_anywhere_have_the_options_of_every_pool(posed: Posed, posed_anywhere: Posed) -> None:
+    assert posed_anywhere.problem.anywhere
+    everywhere = posed_anywhere.problem.everywhere()
+    assert everywhere.tasks == posed.problem.tasks
+    for call, other in zip(everywhere.calls, posed.problem.calls, strict=True):
+        assert set(call.options) == set(other.options)
+
+
+def test_a_pool_that_is_fixed_makes_ranks_matter() -> None:
+    pinned = pose_pinned("actor_train.pool=2:2")
+    assert not pinned.problem.anywhere
+    assert {ranks for ranks, _ in pinned.behind["actor_train"]} == {Ranks(2, 2)}
 
 
 def test_every_candidate_is_an_option_on_every_pool_of_its_size(posed: Posed) -> None:
