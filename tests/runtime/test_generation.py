@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +157,32 @@ def test_turns_do_not_change_what_is_drawn(
                 assert len(response.versions) == len(response.tokens)
                 assert list(response.versions) == sorted(response.versions)
                 assert version - response.versions[0] <= (how != "a turn for each batch")
+
+
+def take_turns_under_changing_weights(directory: Path, layout: str) -> list[Response] | None:
+    """All responses of two turns, between which the output weights become zero."""
+    opened = open_generator(directory, layout, 5)
+    if opened is None:
+        return None
+    generator, model, mesh = opened
+    found = list(generator.turn(PROMPTS, version=0, delivery=FirstEnded(5, 1)))
+    if mesh.is_last_stage:
+        model.output_layer.weight.data.zero_()
+    return found + list(generator.turn((), version=1, delivery=FirstEnded(4, 1)))
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2,pp2"])
+def test_sequences_in_flight_go_on_under_the_new_weights(
+    directory: Path, alone: tuple[Response, ...], layout: str
+) -> None:
+    for found in filter(None, run_on_ranks(4, take_turns_under_changing_weights, directory, layout)):
+        assert sorted(response.row for response in found) == list(range(len(PROMPTS)))
+        assert any(0 < response.versions.count(1) < len(response.versions) for response in found)
+        for response in found:
+            before = response.versions.count(0)
+            assert response.tokens[:before] == alone[response.row].tokens[:before]
+            # With output weights of zero every token is as likely as any other.
+            assert response.logprobs[before:] == pytest.approx([-math.log(VOCAB_SIZE)] * response.versions.count(1))
 
 
 def together_and_in_turns(directory: Path, layout: str) -> tuple[list[Response], list[Response]] | None:
