@@ -3,18 +3,22 @@
 In turn n an instruction of lead l works on step n + l. Turns run from minus the largest lead to the last step, and an
 instruction is left out where its step lies outside the run: the first turns only fill what works ahead.
 
+A stage that streams reads chunks while their producer goes on: it runs beside it, and receives the whole output after
+its own run. Chunks are not instructions, for how many there are is only known when they are drawn.
+
 A rank executes the instructions that name it and skips the others. Sends never wait, and a receive comes after its
 send, in the order of its turn or in a later turn, so ranks that follow the order never wait for each other in a circle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
 from meshwright.planner.evaluate import items
+from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Placement, Plan, Refit
 from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
 
@@ -84,14 +88,30 @@ class Receive:
         return f"receive {self.producer} -> {self.consumer}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Chunks of responses that go from the `owners` to the `targets` while the producer and the consumer both run.
+
+    An owner sends its rows' prompts, then every `chunk_tokens` tokens of a row as they are drawn, then what is left of
+    it; the consumer's run ends when it has what every owner sent.
+    """
+
+    producer: str
+    consumer: str
+    chunk_tokens: int
+    owners: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
 Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
 
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions of one turn, in the order that every rank follows."""
+    """Instructions of one turn, in the order that every rank follows, and what streams between them."""
 
     instructions: tuple[Instruction, ...]
+    streams: tuple[Stream, ...] = ()
 
     def of_rank(self, rank: int) -> tuple[Instruction, ...]:
         return tuple(i for i in self.instructions if rank in i.ranks)
@@ -111,7 +131,7 @@ class Program:
         return (*moves, *sorted(others, key=lambda i: -i.lead))
 
     def of_one_step(self) -> Program:
-        """The program that does all of a step in one turn, with the weights of its beginning."""
+        """The program that does all of a step in one turn, with the weights of its beginning; nothing streams."""
         return Program(tuple(replace(i, lead=0) for i in self.in_order_of_a_step()))
 
     @cached_property
@@ -119,6 +139,10 @@ class Program:
         """A number for every producer and consumer: a send shares it with its receive and with no other."""
         pairs = [(i.producer, i.consumer) for i in self.instructions if isinstance(i, Send)]
         return {pair: index for index, pair in enumerate(pairs)}
+
+    def stream_to(self, consumer: str) -> Stream | None:
+        """What streams to a stage, if anything does."""
+        return next((stream for stream in self.streams if stream.consumer == consumer), None)
 
 
 def version_of_generation(plan: Plan, turn: int, first_step: int) -> int:
@@ -153,10 +177,25 @@ def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program
             ranks = {*plan.pool_of(task.source).ranks, *plan.pool_of(task.target).ranks}
             instructions.append(MoveWeights(source=task.source, target=task.target, ranks=tuple(sorted(ranks))))
             continue
-        instructions += [d.receive for d in deliveries if d.consumer == task.stage]
+        received = [d for d in deliveries if d.consumer == task.stage]
+        late = [d for d in received if task.schedule.chunk_tokens and STAGE_BY_NAME[d.producer].generates]
+        instructions += [d.receive for d in received if d not in late]
         instructions.append(RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), lead=task.lead))
+        instructions += [d.receive for d in late]
         instructions += [d.send for d in deliveries if d.producer == task.stage]
-    return Program(tuple(instructions))
+    return Program(tuple(instructions), tuple(_streams(plan, [t for t in tasks if isinstance(t, Placement)])))
+
+
+def _streams(plan: Plan, tasks: Sequence[Placement]) -> Iterator[Stream]:
+    for consumer in tasks:
+        if consumer.schedule.chunk_tokens:
+            yield Stream(
+                producer=GENERATE,
+                consumer=consumer.stage,
+                chunk_tokens=consumer.schedule.chunk_tokens,
+                owners=owners(plan, GENERATE),
+                targets=tuple(plan.pool(consumer.pool).ranks),
+            )
 
 
 def _stage(task: Refit | Placement) -> str:
