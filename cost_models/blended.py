@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard, Shard, Time
+from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.measured import MeasuredShard, TableModel, corrected
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.peaks import Peaks, with_peaks
+from meshwright.cost_models.question import Call, CostModel
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body, Table, shape_of
@@ -24,6 +26,16 @@ class BlendedModel(TableModel):
             return corrected(blended, table, shape_of(model, tp))
 
         super().__init__(table, cluster, workload, precision, shard_of)
+        self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}
+
+    def memory(self, call: Call) -> Memory:
+        return self._once(("measured memory", call), lambda: self._memory(call))
+
+    def _memory(self, call: Call) -> Memory:
+        key = (call.model, call.layout.tp)
+        if key not in self._peaks:
+            self._peaks[key] = Peaks(self._table, *key)
+        return with_peaks(super().memory(call), call, self._workload, self._peaks[key])
 
 
 class _BlendedShard:

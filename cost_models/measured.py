@@ -19,7 +19,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.table import Body, Shape, Table, Traffic, shape_of
+from meshwright.profiles.table import Body, Measurement, Shape, Table, Traffic, shape_of
 from meshwright.profiles.workload import Workload
 
 
@@ -66,7 +66,7 @@ class MeasuredShard:
 
     def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
         self._model, self._tp = model, tp
-        self._surfaces = {body: _surfaces(parts) for body, parts in _splits(table, shape_of(model, tp)).items()}
+        self._surfaces = {body: surfaces(parts) for body, parts in splits(table, shape_of(model, tp), _seconds).items()}
         depths = {m.point.num_layers for m in table.measurements}
         whole = model.num_layers in depths and table.provenance.origin is None
         self._best = Source.MEASURED if whole else Source.INTERPOLATED
@@ -137,29 +137,35 @@ def _corrected_cost(cost: Cost, table: Table, traffic: Traffic) -> Cost:
     return Cost((*terms, Term("beyond what was predicted", beyond, Source.INTERPOLATED)) if beyond else terms)
 
 
-def _surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Surface, Surface]:
-    """Seconds of a layer, and seconds of the ends."""
+def surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Surface, Surface]:
+    """What a layer takes, and what the ends take."""
     return Surface({at: layer for at, (layer, _) in parts.items()}), Surface({at: e for at, (_, e) in parts.items()})
 
 
-def _splits(table: Table, shape: Shape) -> dict[Body, dict[tuple[float, float], tuple[float, float]]]:
-    """(seconds of a layer, seconds of the ends) by body and (rows, length), where two depths were measured."""
+def splits(
+    table: Table, shape: Shape, amount: Callable[[Measurement], float | None]
+) -> dict[Body, dict[tuple[float, float], tuple[float, float]]]:
+    """(amount of a layer, amount of the ends) by body and (rows, length), where it was measured at two depths."""
     by_depth: dict[tuple[Body, float, float], dict[int, float]] = {}
     for measurement in table.measurements:
-        point = measurement.point
-        if point.shape == shape and measurement.seconds is not None:
+        point, measured = measurement.point, amount(measurement)
+        if point.shape == shape and measured is not None:
             length = point.context if point.body is Body.DECODE else point.tokens
-            by_depth.setdefault((point.body, point.rows, length), {})[point.num_layers] = measurement.seconds
+            by_depth.setdefault((point.body, point.rows, length), {})[point.num_layers] = measured
     found: dict[Body, dict[tuple[float, float], tuple[float, float]]] = {}
-    for (body, rows, reach), seconds in by_depth.items():
-        if len(seconds) > 1:
-            found.setdefault(body, {})[rows, reach] = _split(seconds)
+    for (body, rows, reach), by_layers in by_depth.items():
+        if len(by_layers) > 1:
+            found.setdefault(body, {})[rows, reach] = _split(by_layers)
     return found
 
 
-def _split(seconds: dict[int, float]) -> tuple[float, float]:
-    """Seconds of a layer and of the ends, from the shallowest and the deepest model; noise makes neither negative."""
-    shallow, deep = min(seconds), max(seconds)
-    layer = max(0.0, (seconds[deep] - seconds[shallow]) / (deep - shallow))
-    layer = min(layer, seconds[deep] / deep)
-    return layer, seconds[deep] - deep * layer
+def _seconds(measurement: Measurement) -> float | None:
+    return measurement.seconds
+
+
+def _split(amounts: dict[int, float]) -> tuple[float, float]:
+    """What a layer and the ends take, from the shallowest and the deepest model; noise makes neither negative."""
+    shallow, deep = min(amounts), max(amounts)
+    layer = max(0.0, (amounts[deep] - amounts[shallow]) / (deep - shallow))
+    layer = min(layer, amounts[deep] / deep)
+    return layer, amounts[deep] - deep * layer

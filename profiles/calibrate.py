@@ -32,7 +32,7 @@ _LEAST_SHARE = 0.05
 
 _TRAFFIC = ("refit", "send", "receive")
 
-_TRUNCATED = "num_truncated"
+_TRUNCATED, _LONGEST = "num_truncated", "num_longest_tokens"
 
 _NOT_PROFILED = "not profiled"
 
@@ -49,6 +49,7 @@ class Observation:
     response_tokens: float | None  # median over steps of the mean
     sequence_tokens: float | None  # prompt and response together
     truncated_share: float | None  # of responses that were cut at the longest length, over all steps
+    longest_tokens: float | None  # median over steps of the longest response
 
 
 def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: int) -> Observation:
@@ -83,33 +84,38 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
         response_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if STAGE_BY_NAME[s].generates]),
         sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(STAGE_BY_NAME[s])]),
         truncated_share=_truncated_share(steps, layouts, batch_size),
+        longest_tokens=_longest_tokens(steps, layouts),
     )
 
 
 def met(workload: Workload, observation: Observation) -> Workload:
-    """The workload that the run met: prompts and responses scaled to the means that the trace tells, with the share of
-    responses that were cut."""
+    """The workload that the run met: prompts and responses scaled to the means that the trace tells, with the longest
+    response and the share of those that were cut."""
     responses, sequences = observation.response_tokens, observation.sequence_tokens
     if responses is None:
         return workload
-    update = {"response": _cut_as(workload.response, responses, observation.truncated_share)}
+    update = {"response": _responses(workload, responses, observation)}
     if sequences is not None:
         update["prompt"] = workload.prompt.with_mean(sequences - responses)
     return workload.model_copy(update=update)
 
 
-def _cut_as(lengths: LengthSpec, mean: float, share: float | None) -> LengthSpec:
-    """The lengths with this mean and this share of them at the longest; all are scaled where that is not possible."""
+def _responses(workload: Workload, mean: float, observation: Observation) -> LengthSpec:
+    """Responses with this mean, of which those that were cut, or one of the batch, are as long as the longest; all are
+    scaled where that is not possible."""
+    lengths, share, longest = workload.response, observation.truncated_share, workload.response.max
+    if share is None:
+        return lengths.with_mean(mean)
+    if not share and observation.longest_tokens:
+        share, longest = 1 / workload.batch_size, min(longest, round(observation.longest_tokens))
     known = lengths.resolve()
-    below = [(t, p) for t, p in zip(known.tokens, known.probabilities, strict=True) if t < lengths.max]
-    if share is None or not below or share >= 1:
+    below = [(t, p) for t, p in zip(known.tokens, known.probabilities, strict=True) if t < longest]
+    others = (mean - share * longest) / (1 - share) if share < 1 else 0.0
+    if not below or not 1 <= others < longest:
         return lengths.with_mean(mean)
-    others = (mean - share * lengths.max) / (1 - share)
-    if not 1 <= others < lengths.max:
-        return lengths.with_mean(mean)
-    rest = LengthSpec(max=lengths.max - 1, histogram=tuple(below)).with_mean(others).resolve()
+    rest = LengthSpec(max=longest - 1, histogram=tuple(below)).with_mean(others).resolve()
     pairs = [(t, p * (1 - share)) for t, p in zip(rest.tokens, rest.probabilities, strict=True)]
-    return LengthSpec(max=lengths.max, histogram=(*pairs, (lengths.max, share)))
+    return LengthSpec(max=lengths.max, histogram=(*pairs, (longest, share)))
 
 
 def bodies_of(stage: Stage) -> tuple[Body, ...]:
@@ -220,6 +226,14 @@ def _truncated_share(
         if all(_TRUNCATED in span.facts for span in spans):
             ranks = layouts[stage].tp * layouts[stage].pp
             return math.fsum(span.facts[_TRUNCATED] for span in spans) / ranks / batch_size / len(steps)
+    return None
+
+
+def _longest_tokens(steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout]) -> float | None:
+    """Median over steps of the longest response, where every span of the generation tells its own."""
+    for stage in (name for name in layouts if STAGE_BY_NAME[name].generates):
+        if all(_LONGEST in span.facts for step in steps for span in step[stage]):
+            return statistics.median(max(span.facts[_LONGEST] for span in step[stage]) for step in steps)
     return None
 
 

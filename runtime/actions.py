@@ -79,6 +79,7 @@ class Actions:
         return {
             "num_tokens": float(sum(len(response.tokens) for response in responses)),
             "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
+            "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
         }
 
     def _forward(self, stage: Stage, batch: Batch) -> dict[str, float]:

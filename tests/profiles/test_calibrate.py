@@ -84,6 +84,22 @@ def test_the_share_of_responses_that_were_cut_is_met_beside_their_mean(workload:
     assert none.maximum < 96
 
 
+def test_the_longest_response_is_met_where_none_was_cut(workload: Workload) -> None:
+    """One of 32 responses has 60 tokens, a step's longest; the mean stays 15."""
+    told = [
+        replace(item, facts={**item.facts, "num_truncated": 0.0, "num_longest_tokens": 60.0 - item.rank})
+        if item.instruction == "actor_generate"
+        else item
+        for item in trace(3)
+    ]
+    seen = observe(told, LAYOUTS, batch_size=32)
+    assert seen.longest_tokens == 60.0
+    found = met(workload, seen).response_lengths
+    assert found.mean == pytest.approx(15.0)
+    assert (found.maximum, found.probabilities[-1]) == (60, pytest.approx(1 / 32))
+    assert found.strata(32)[-1] == 60
+
+
 def test_a_share_that_no_lengths_can_have_scales_them_all(workload: Workload) -> None:
     """Half of the responses at 96 tokens have a mean above 25."""
     seen = replace(observe(trace(3, scale=5 / 3), LAYOUTS, batch_size=32), truncated_share=0.5)

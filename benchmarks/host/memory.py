@@ -1,0 +1,89 @@
+"""Peak memory of stage bodies that were not profiled, beside what the cost model says of them.
+
+One micro-batch of the run's longest sequences, at the model's own depth and the run's shard, on every rank at once;
+measured as growth of the resident set from an allocator that holds nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import Call
+from meshwright.planner.job import Facts
+from meshwright.planner.plan import Plan
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Recompute, Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.table import Body, Measurement, Point, Table, shape_of
+from meshwright.runtime.bench import Bench
+from meshwright.runtime.instruments import instruments
+from meshwright.runtime.launch import launch
+from meshwright.runtime.mesh import build_mesh
+
+_SHARED = ("kv cache", "refit buffer")
+"""Transient terms that are no part of a body's working memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRow:
+    run: str
+    stage: str
+    shape: str
+    predicted_bytes: float
+    measured_bytes: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+def memory_rows(name: str, plan: Plan, table: Table | None) -> tuple[MemoryRow, ...]:
+    """The forward and training stages of a plan, each shape once."""
+    calls = _calls(plan)
+    measured = launch(_measure, plan.facts, list(calls), num_ranks=plan.facts.cluster.num_ranks)[0]
+    model = cost_model(plan.facts.cluster, plan.facts.workload, plan.facts.precision, table)
+    rows = []
+    for (point, call), found in zip(calls.items(), measured, strict=True):
+        transient = model.memory(call).transient
+        assert found.peak_bytes is not None, found.reason
+        rows.append(
+            MemoryRow(
+                run=name,
+                stage=call.stage.name,
+                shape=f"tp{call.layout.tp}, {point.rows} x {point.tokens}",
+                predicted_bytes=sum(term.amount for term in transient.terms if term.name not in _SHARED),
+                measured_bytes=found.peak_bytes,
+            )
+        )
+    return tuple(rows)
+
+
+def _calls(plan: Plan) -> dict[Point, Call]:
+    """The stages' bodies without pipeline and recomputation, which the bodies alone do not show."""
+    found = {}
+    for p in plan.placements:
+        stage, spec = STAGE_BY_NAME[p.stage], plan.facts.models.spec(p.role)
+        if stage.generates:
+            continue
+        point = Point(
+            shape=shape_of(spec, p.layout.tp),
+            num_layers=spec.num_layers,
+            body=Body.TRAIN if stage.trains else Body.FORWARD,
+            rows=p.schedule.micro_batch_size,
+            tokens=plan.facts.workload.max_tokens,
+            context=0,
+        )
+        schedule = Schedule(micro_batch_size=p.schedule.micro_batch_size, recompute=Recompute.NONE)
+        found.setdefault(point, Call(stage=stage, model=spec, layout=Layout(tp=p.layout.tp), schedule=schedule))
+    return found
+
+
+def _measure(facts: Facts, wanted: Sequence[Point]) -> list[Measurement]:
+    meshes = [build_mesh(Layout(), rank) for rank in range(dist.get_world_size())]
+    longest = facts.workload.max_tokens
+    bench = Bench(meshes[dist.get_rank()], instruments(), precision=facts.precision, max_positions=longest)
+    return [bench.measure_point(point, repeats=3, budget_seconds=1.0) for point in wanted]
