@@ -78,7 +78,7 @@ def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Front
         return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, leads=plan.leads)
 
     for ranks in found.pools:
-        room = _room(plan, stage, ranks)
+        room = room_for(plan, stage, ranks)
         nearest = sorted(found.candidates[ranks.num_ranks], key=lambda candidate: candidate.seconds.total)
         small = (Pick(ranks, c) for c in nearest if c.peak_bytes - c.weights_bytes <= room)
         plans = ((pick, plan_with(pick)) for pick in small if _choice(pick) != _choice(picks[stage]))
@@ -93,7 +93,7 @@ def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Front
             )
 
 
-def _room(plan: Plan, stage: str, ranks: Ranks) -> float:
+def room_for(plan: Plan, stage: str, ranks: Ranks) -> float:
     """The most bytes that a stage can have on these ranks beside what the others keep there.
 
     Weights of the stage's own role are left out: they may come to be shared.

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from meshwright.planner.durations import Durations, Planned
-from meshwright.planner.explain import explain as explanation
 from meshwright.planner.job import Job, read_job
 from meshwright.planner.plan import Plan, read_plan
 from meshwright.planner.sampled import Sampled
@@ -28,7 +27,7 @@ from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans
-from meshwright.runtime import calibrating, planning, profile_command, reporting, show, show_time
+from meshwright.runtime import calibrating, explaining, planning, profile_command, reporting, show, show_time
 from meshwright.runtime.options import (
     AsJson,
     DurationsFrom,
@@ -78,15 +77,7 @@ def verify(plan: PlanPath, as_json: AsJson = False) -> None:
         raise typer.Exit(2)
 
 
-@app.command(epilog="Example: meshwright explain plan.json")
-def explain(plan: PlanPath, as_json: AsJson = False) -> None:
-    """Say why a plan is as it is: what its step waits for, what is idle, what was guessed."""
-
-    found = explanation(read_plan(plan))
-    if as_json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        show.explanation(found)
+app.command(epilog=explaining.EXAMPLES)(explaining.explain)
 
 
 @app.command(epilog="Example: meshwright simulate plan.json --steps 50 --seed 1 --trace simulated.json")

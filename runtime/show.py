@@ -11,7 +11,6 @@ from rich.table import Table
 
 from meshwright.planner.calibrate import Calibration
 from meshwright.planner.evaluate import items
-from meshwright.planner.explain import Explanation
 from meshwright.planner.plan import Plan, Refit, Solver
 from meshwright.planner.refusal import NoPlan
 from meshwright.profiles.schedule import Recompute, Schedule
@@ -19,7 +18,6 @@ from meshwright.runtime.record import RunSummary
 
 _GIB = 2**30
 _MIB = 2**20
-_MOST_RANKS = 16
 
 
 def plan(found: Plan, path: Path) -> None:
@@ -37,13 +35,13 @@ def plan(found: Plan, path: Path) -> None:
             continue
         ranks = found.pool(item.pool).ranks
         names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-        table.add_row(*timing, item.stage, names, str(item.layout), _schedule(item.schedule))
+        table.add_row(*timing, item.stage, names, str(item.layout), schedule_of(item.schedule))
     table.caption = "rows: of a micro-batch; selective, full: what the backward pass computes again"
     console.print(table)
     console.print(_proof(found))
     fullest = max(found.peak_bytes_per_rank)
     console.print(
-        f"fullest rank {_size(fullest)} of {_size(found.facts.cluster.device.usable_bytes)} usable; written to {path}"
+        f"fullest rank {size(fullest)} of {size(found.facts.cluster.device.usable_bytes)} usable; written to {path}"
     )
 
 
@@ -57,33 +55,6 @@ def no_plan(answer: NoPlan) -> None:
         console.print("any one of these changes leaves a plan:")
     for change in answer.changes:
         console.print(f"  {change.sentence}", markup=False)
-
-
-def explanation(found: Explanation) -> None:
-    """The critical path, the ranks, and what to be careful about."""
-    console = Console()
-    path = Table(title=f"what a step of {found.period_seconds:.3f} s waits for", box=box.SIMPLE)
-    for heading in ("start s", "seconds", "task", "because it", "mostly"):
-        path.add_column(
-            heading, justify="right" if heading in ("start s", "seconds") else "left", no_wrap=heading == "task"
-        )
-    for wait in found.critical_path:
-        terms = ", ".join(f"{term.name} {term.amount:.3f}" for term in wait.largest_terms)
-        path.add_row(f"{wait.start_seconds:.3f}", f"{wait.seconds:.3f}", wait.task, wait.because, terms)
-    console.print(path)
-    ranks = Table(title="ranks", box=box.SIMPLE)
-    for heading in ("rank", "idle", "memory at worst", "largest resident"):
-        ranks.add_column(heading, justify="right" if heading != "largest resident" else "left")
-    for use in found.ranks[:_MOST_RANKS]:
-        largest = f"{use.largest_resident} {_size(use.largest_resident_bytes)}"
-        ranks.add_row(str(use.rank), f"{use.idle_share:.0%}", _size(use.peak_bytes), largest)
-    console.print(ranks)
-    if len(found.ranks) > _MOST_RANKS:
-        console.print(f"and {len(found.ranks) - _MOST_RANKS} more ranks; --json has them all.")
-    console.print(f"no plan in the space is faster than {found.bound_seconds:.3f} s (gap {found.gap:.1%})")
-    for what, names in (("pinned", found.pins), ("extrapolated costs", found.extrapolated)):
-        if names:
-            console.print(f"{what}: {', '.join(names)}")
 
 
 def run_summary(summary: RunSummary, out: Path) -> None:
@@ -132,7 +103,8 @@ def calibration(found: Calibration, path: Path) -> None:
     console.print(f"written to {path}")
 
 
-def _schedule(schedule: Schedule) -> str:
+def schedule_of(schedule: Schedule) -> str:
+    """A schedule in a few words."""
     if schedule.generation_slots:
         return f"{schedule.generation_slots} slots"
     recompute = "" if schedule.recompute is Recompute.NONE else f", {schedule.recompute}"
@@ -149,5 +121,6 @@ def _proof(found: Plan) -> str:
     )
 
 
-def _size(num_bytes: float) -> str:
+def size(num_bytes: float) -> str:
+    """Bytes as a person reads them."""
     return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.0f} MiB"

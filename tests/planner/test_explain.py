@@ -22,7 +22,7 @@ def plan() -> Plan:
 
 def test_the_critical_path_leads_from_the_start_of_the_step_to_its_end(plan: Plan) -> None:
     path = explain(plan).critical_path
-    assert path[0].because == "starts the step"
+    assert path[0].because == "starts the turn"
     assert path[-1].start_seconds + path[-1].seconds == pytest.approx(plan.period_seconds)
     for one, following in itertools.pairwise(path):
         assert one.start_seconds + one.seconds <= following.start_seconds + 1e-9
@@ -46,6 +46,18 @@ def test_a_rank_is_idle_when_nothing_runs_on_it(plan: Plan) -> None:
         assert use.idle_share == pytest.approx(1 - busy / plan.period_seconds)
         assert 0 <= use.idle_share < 1
     assert [use.peak_bytes for use in uses] == list(plan.peak_bytes_per_rank)
+
+
+def test_the_critical_path_is_shared_among_the_pools_of_its_stages(plan: Plan) -> None:
+    found = explain(plan)
+    stages = [wait for wait in found.critical_path if not wait.task.startswith("refit")]
+    assert sum(use.critical_seconds for use in found.pools) == pytest.approx(sum(wait.seconds for wait in stages))
+    assert [use.critical_seconds for use in found.pools] == sorted(
+        (u.critical_seconds for u in found.pools), reverse=True
+    )
+    assert sorted(stage for use in found.pools for stage in use.stages) == sorted(p.stage for p in plan.placements)
+    for use in found.pools:
+        assert use.peak_bytes + use.free_bytes == found.device_bytes
 
 
 def test_what_was_pinned_is_told(plan: Plan) -> None:

@@ -75,6 +75,17 @@ def test_the_best_structures_are_written_side_by_side_and_ranked(call: Call, job
     assert call("verify", path).code == call("verify", rows[1]["path"]).code == 0
 
 
+def test_an_explanation_has_what_binds_what_matters_and_other_sizes(call: Call, plan: Path) -> None:
+    outcome = call("explain", plan, "--sizes", "1,2", "--price", 2.5, "--json")
+    assert outcome.code == 0
+    found = json.loads(outcome.out)
+    assert [point["num_ranks"] for point in found["sizes"]] == [1, 2]
+    assert {"compute peak", "batch size"} <= {one["name"] for one in found["sensitivities"]}
+    assert found["explanation"]["critical_path"][0]["because"] == "starts the turn"
+    assert call("explain", plan).code == 0
+    assert call("explain", plan, "--sizes", "two").code == 2
+
+
 def test_verify_says_nothing_of_a_compiled_plan(call: Call, plan: Path) -> None:
     outcome = call("verify", plan)
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")

@@ -1,0 +1,46 @@
+"""The fronts of step time against GPUs and against money hold what no other size beats in both."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.pareto import Point, pareto
+from meshwright.planner.plan import Plan
+from meshwright.profiles.errors import BadInput
+from tests.planner.jobs import ToyModel, small_facts
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    facts = small_facts(ranks_per_node=2)
+    found = compile_plan(facts, ToyModel(facts))
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.fixture(scope="module")
+def points(plan: Plan) -> tuple[Point, ...]:
+    return pareto(plan, (4, 1, 2), ToyModel, price=3.0)
+
+
+def test_there_is_a_point_for_each_size_in_order(plan: Plan, points: tuple[Point, ...]) -> None:
+    assert [point.num_ranks for point in points] == [1, 2, 4]
+    here = next(point for point in points if point.num_ranks == plan.facts.cluster.num_ranks)
+    assert here.outlook is not None
+    assert here.outlook.step_seconds == pytest.approx(plan.period_seconds)
+
+
+def test_a_point_is_on_a_front_when_none_is_better_in_both(points: tuple[Point, ...]) -> None:
+    for point in points:
+        assert point.outlook is not None
+        others = [other.outlook for other in points if other is not point and other.outlook]
+        cheaper = [o for o in others if o.gpu_hours <= point.outlook.gpu_hours]
+        assert point.is_on_front_of_money == all(o.step_seconds > point.outlook.step_seconds for o in cheaper)
+        assert point.is_on_front_of_gpus
+        assert point.outlook.money == pytest.approx(3.0 * point.outlook.gpu_hours)
+
+
+def test_a_size_that_is_no_number_of_nodes_is_refused(plan: Plan) -> None:
+    with pytest.raises(BadInput, match="--sizes 3 is not a number of whole nodes of 2 ranks; use 2 or 4"):
+        pareto(plan, (3,), ToyModel)

@@ -1,0 +1,49 @@
+"""What a choice buys is never less than nothing, and is what the search says without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.compile import best_plan, compile_plan
+from meshwright.planner.pins import Pin
+from meshwright.planner.plan import Plan
+from meshwright.planner.runners_up import RunnerUp, runners_up
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import STAGES
+from tests.planner.jobs import ToyModel, small_facts
+
+FACTS = small_facts(ranks_per_node=2, batch_size=4)
+MODEL = ToyModel(FACTS)
+PIN = "ref_logprob.layout=dp2"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    found = compile_plan(FACTS, MODEL, pins=(PIN,))
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(plan: Plan) -> tuple[RunnerUp, ...]:
+    return runners_up(plan, MODEL)
+
+
+def test_each_stage_that_no_pin_fixes_has_one(found: tuple[RunnerUp, ...]) -> None:
+    assert {one.stage for one in found} == {stage.name for stage in STAGES} - {"ref_logprob"}
+
+
+def test_a_proven_choice_costs_nothing_and_buys_what_is_proven_at_least(found: tuple[RunnerUp, ...]) -> None:
+    for one in found:
+        assert one.delta_seconds is not None
+        assert one.proven_seconds is not None
+        assert -1e-9 <= one.proven_seconds <= one.delta_seconds + 1e-9
+
+
+def test_a_runner_up_is_the_best_plan_without_the_choice(plan: Plan, found: tuple[RunnerUp, ...]) -> None:
+    one = next(one for one in found if one.stage == "actor_train")
+    barred = Pin("actor_train", "layout", plan.placement("actor_train").layout, forbids=True)
+    other = best_plan(FACTS, MODEL, pins=(Pin("ref_logprob", "layout", Layout(dp=2)), barred))
+    assert isinstance(other, Plan)
+    assert one.period_seconds == other.period_seconds
+    assert one.instead == str(other.placement("actor_train").layout) != one.choice
