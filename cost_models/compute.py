@@ -94,7 +94,8 @@ class AnalyticShard:
             mlp_elements += _ROUTED_COPIES * model.experts.experts_per_token * hidden
         self._layer_elements = 10 * hidden * whole_share + model.attention_elements + mlp_elements
         self._known: dict[tuple[Body, float, float, float], Time] = {}
-        self._known_linear: dict[tuple[float, float, bool, bool], tuple[float, float, float]] = {}
+        self._known_layers: dict[tuple[float, bool], tuple[float, float]] = {}
+        self._known_heads: dict[tuple[float, float, bool, bool], float] = {}
 
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
         key = (body, rows, tokens, context)
@@ -113,12 +114,11 @@ class AnalyticShard:
     def _time(self, body: Body, rows: float, tokens: float, context: float) -> Time:
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         count = rows * tokens
-        head_count = rows if samples else count
-        key = count, head_count, trains, samples
-        known = self._known_linear.get(key)
-        if known is None:
-            known = self._known_linear[key] = self._linear(*key)
-        products, elementwise, head = known
+        products, elementwise = self._per_layer(count, trains)
+        at_head = count, rows if samples else count, trains, samples
+        head = self._known_heads.get(at_head)
+        if head is None:
+            head = self._known_heads[at_head] = self._head(*at_head)
         layer = products + self._attention(rows, tokens, context, trains)
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
         layer += elementwise * (1 + (_ELEMENTWISE_BACKWARD if trains else 0))
@@ -130,15 +130,21 @@ class AnalyticShard:
             Source.ANALYTIC,
         )
 
-    def _linear(self, count: float, head_count: float, trains: bool, samples: bool) -> tuple[float, float, float]:
-        """Device seconds of what depends on the number of tokens alone: a layer's products, its element-wise work
-        forward, and the head."""
-        gemm, kernels = self._gemm, self._kernels
-        products = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._gemms])
-        if self._model.experts:
-            products += self._mixed_mlp(count, trains, self._model.experts)
-        elementwise = kernels.elementwise(self._size * count * self._layer_elements)
-        return products, elementwise, self._head(count, head_count, trains, samples)
+    def _per_layer(self, count: float, trains: bool) -> tuple[float, float]:
+        """Device seconds of what depends on the number of tokens alone: a layer's products, and its element-wise work
+        forward."""
+        known = self._known_layers.get((count, trains))
+        if known is None:
+            kernels, gemm = self._kernels, self._kernels.gemm
+            if trains:
+                products = sum([self._gemm(count, inner, outer, trains, kernels) for inner, outer in self._gemms])
+            else:
+                products = sum([gemm(count, inner, outer) for inner, outer in self._gemms])
+            if self._model.experts:
+                products += self._mixed_mlp(count, trains, self._model.experts)
+            known = products, kernels.elementwise(self._size * count * self._layer_elements)
+            self._known_layers[count, trains] = known
+        return known
 
     def _mixed_mlp(self, count: float, trains: bool, experts: Experts) -> float:
         """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, SEND_RECEIVE, Groups, Network
 from meshwright.cost_models.compute import Shard
-from meshwright.cost_models.cost import Cost, Source, Tally, least_trusted
+from meshwright.cost_models.cost import Cost, Tally, least_trusted
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, Window
 from meshwright.profiles.frameworks import Framework
@@ -59,7 +59,7 @@ class Generation:
     def _add(self, tally: Tally, body: Body, passes: Sequence[_Passes]) -> None:
         """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""
         total = total_rows = total_tokens = layers = at_ends = 0.0
-        known, time_of = Source.MEASURED, self.shard.time
+        known, time_of = None, self.shard.time
         for number, rows, tokens, context in passes:
             layer, ends, source = time_of(body, rows, tokens, context)
             layers += number * layer
@@ -68,7 +68,8 @@ class Generation:
             total_rows += number * rows
             total_tokens += number * rows * tokens
             if source is not known:
-                known = least_trusted((known, source))
+                known = least_trusted((known, source)) if known else source
+        assert known
         in_layers, in_ends = _NAMES[body]
         tally.add(in_layers, self.call.model.num_layers / self.call.layout.pp * layers, known)
         tally.add(in_ends, at_ends, known)

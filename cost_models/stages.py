@@ -17,7 +17,7 @@ from meshwright.cost_models.memory import memory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
-from meshwright.cost_models.streaming import STREAMING_STAGES, ChunkShard, Passes, all_passes, last_passes
+from meshwright.cost_models.streaming import STREAMING_STAGES, Chunks, ChunkShard, all_chunks, last_chunks, passes_of
 from meshwright.cost_models.turns import Overlap, Turns, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
@@ -125,7 +125,7 @@ class StageModel:
     def _pipeline_seconds(self, call: Call) -> Cost:
         workload, schedule, trains = self._workload, call.schedule, call.stage.trains
         if schedule.chunk_tokens:
-            return self._streamed(call, all_passes)
+            return self._streamed_seconds(call)
         updates = workload.num_minibatches * workload.num_epochs if trains else 1
         num_rows = -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if trains else 1)))
         pipeline = self._pipeline(call, self._shards(call)[0])
@@ -135,21 +135,32 @@ class StageModel:
         update = self._once(("update", call.model, call.layout), lambda: pipeline.update_seconds().scaled(updates))
         return once.scaled(updates) + update
 
-    def _tail_seconds(self, call: Call) -> float:
-        return self._streamed(call, last_passes).total
-
-    def _streamed(self, call: Call, passes_of: Callable[[Workload, int, int, int], Passes]) -> Cost:
-        """Seconds of some passes of a stage that streams; raises BadInput for a stage that cannot."""
+    def _streamed_seconds(self, call: Call) -> Cost:
+        """Prompts sorted by length, and all chunks; raises BadInput for a stage that cannot stream."""
         stage, workload, schedule = call.stage, self._workload, call.schedule
         if stage.name not in STREAMING_STAGES:
             raise BadInput(
                 f"{stage.name}: chunk_tokens={schedule.chunk_tokens} is for {', '.join(STREAMING_STAGES)}; use 0."
             )
         num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
-        passes = self._once(
-            (passes_of, num_rows, size, schedule.chunk_tokens),
-            lambda: passes_of(workload, num_rows, size, schedule.chunk_tokens),
+        prompts = self._once(
+            ("prompts", num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size)
         )
+        return self._chunked(call, prompts, all_chunks)
+
+    def _tail_seconds(self, call: Call) -> float:
+        return self._chunked(call, (), last_chunks).total
+
+    def _chunked(
+        self,
+        call: Call,
+        prompts: tuple[MicroBatches, ...],
+        chunks_of: Callable[[Workload, int, int], tuple[Chunks, ...]],
+    ) -> Cost:
+        """Seconds of these prompts and of some of the chunks that follow them."""
+        num_rows, width = -(-self._workload.batch_size // call.layout.dp), call.schedule.chunk_tokens
+        chunks = self._once((chunks_of, num_rows, width), lambda: chunks_of(self._workload, num_rows, width))
+        passes = passes_of(prompts, chunks, call.schedule.micro_batch_size)
         return self._pipeline(call, ChunkShard(*self._shards(call), passes.contexts)).seconds(passes.batches)
 
     def _pipeline(self, call: Call, shard: Shard) -> Pipeline:

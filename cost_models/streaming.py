@@ -11,14 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from meshwright.cost_models.compute import AnalyticShard, Shard, Time
 from meshwright.cost_models.cost import least_trusted
-from meshwright.cost_models.pipeline import MicroBatches, micro_batches
+from meshwright.cost_models.pipeline import MicroBatches
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
 STREAMING_STAGES = ("reward_score", "ref_logprob", "critic_value")
 """The stages that may read responses while they are generated."""
+
+
+class Chunks(NamedTuple):
+    """Some chunks of one replica's responses: their number, their width, and the mean number of tokens before them."""
+
+    number: int
+    width: int
+    before: float
 
 
 class Passes(NamedTuple):
@@ -28,42 +38,43 @@ class Passes(NamedTuple):
     contexts: Mapping[int, float]
 
 
-def all_passes(workload: Workload, num_rows: int, micro_batch_size: int, chunk_tokens: int) -> Passes:
-    """Prompts sorted by length; whole chunks; and what is left of each response, as wide as it is on average.
-
-    Rows of different responses share a pass when their chunks are ready together.
-    """
-    rows = min(micro_batch_size, num_rows)
-    prompt, responses = workload.prompt_lengths.mean, workload.response_lengths.strata(num_rows)
-    whole = [length // chunk_tokens for length in responses]
-    rests = [(length % chunk_tokens, length) for length in responses if length % chunk_tokens]
-    found = [(batches, 0.0) for batches in micro_batches(workload.prompt_lengths, num_rows, micro_batch_size)]
-    if sum(whole):
-        cached = chunk_tokens * sum(count * (count - 1) / 2 for count in whole) / sum(whole)
-        found.append((MicroBatches(-(-sum(whole) // rows), rows, chunk_tokens), prompt + cached))
-    if rests:
-        width = round(sum(rest for rest, _ in rests) / len(rests))
-        cached = sum(length - rest for rest, length in rests) / len(rests)
-        found.append((MicroBatches(-(-len(rests) // rows), rows, width), prompt + cached))
-    return _passes(found)
+def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
+    """Whole chunks; and what is left of each response, as wide as it is on average."""
+    responses, prompt = np.array(workload.response_lengths.strata(num_rows)), workload.prompt_lengths.mean
+    whole, rest = np.divmod(responses, chunk_tokens)
+    found = []
+    num_whole, num_rests = int(whole.sum()), int(np.count_nonzero(rest))
+    if num_whole:
+        before = chunk_tokens * float((whole * (whole - 1)).sum()) / 2 / num_whole
+        found.append(Chunks(num_whole, chunk_tokens, prompt + before))
+    if num_rests:
+        before = chunk_tokens * float(whole[rest > 0].sum()) / num_rests
+        found.append(Chunks(num_rests, round(float(rest.sum()) / num_rests), prompt + before))
+    return tuple(found)
 
 
-def last_passes(workload: Workload, num_rows: int, micro_batch_size: int, chunk_tokens: int) -> Passes:
+def last_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
     """The last chunk of the longest response, and of those that may end with it: all that reach into that chunk."""
     responses = workload.response_lengths.strata(num_rows)
     longest = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
     width = (longest - 1) % chunk_tokens + 1
-    count = max(1, sum(length > longest - width for length in responses))
-    rows = min(micro_batch_size, count)
-    cached = workload.prompt_lengths.mean + longest - width
-    return _passes([(MicroBatches(-(-count // rows), rows, width), cached)])
+    number = max(1, sum(length > longest - width for length in responses))
+    return (Chunks(number, width, workload.prompt_lengths.mean + longest - width),)
 
 
-def _passes(found: list[tuple[MicroBatches, float]]) -> Passes:
-    widths = {batches.tokens for batches, _ in found}
-    number = {width: sum(b.number for b, _ in found if b.tokens == width) for width in widths}
-    cached = {width: sum(b.number * context for b, context in found if b.tokens == width) for width in widths}
-    return Passes(tuple(batches for batches, _ in found), {width: cached[width] / number[width] for width in widths})
+def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int) -> Passes:
+    """Prompts as they come, then chunks: rows of different responses share a pass when theirs are ready together."""
+    batches, cached = list(prompts), dict.fromkeys((batch.tokens for batch in prompts), 0.0)
+    numbers: dict[int, int] = {}
+    for batch in prompts:
+        numbers[batch.tokens] = numbers.get(batch.tokens, 0) + batch.number
+    for number, width, before in chunks:
+        rows = min(micro_batch_size, number)
+        batch = MicroBatches(-(-number // rows), rows, width)
+        batches.append(batch)
+        numbers[width] = numbers.get(width, 0) + batch.number
+        cached[width] = cached.get(width, 0.0) + batch.number * before
+    return Passes(tuple(batches), {width: cached[width] / numbers[width] for width in numbers})
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,8 @@ class ChunkShard:
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
         layers, ends = self.shard.time(Body.PREFILL, rows, tokens), self.shard.time(body, rows, tokens)
         cached = context + self.contexts[int(tokens)]
+        if not cached:
+            return Time(layers.layer, ends.ends, least_trusted([layers.source, ends.source]))
         behind, alone = (self.analytic.time(Body.PREFILL, rows, tokens, before) for before in (cached, 0))
         more = max(0.0, behind.layer - alone.layer)
-        sources = [layers.source, ends.source, *([behind.source] if more else [])]
-        return Time(layers.layer + more, ends.ends, least_trusted(sources))
+        return Time(layers.layer + more, ends.ends, least_trusted([layers.source, ends.source, behind.source]))

@@ -7,8 +7,9 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.pipeline import MicroBatches
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.streaming import STREAMING_STAGES, all_passes, last_passes
+from meshwright.cost_models.streaming import STREAMING_STAGES, Chunks, all_chunks, last_chunks, passes_of
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -23,21 +24,29 @@ def model(a100s: Callable[[int], Cluster], long_tail: Workload) -> AnalyticModel
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512, 4096])
-def test_passes_hold_every_token_once(long_tail: Workload, chunk: int) -> None:
-    """Prompts are padded to the longest of their micro-batch; chunks are not, but for the mean width of the last."""
-    passes = all_passes(long_tail, 64, 1, chunk).batches
-    tokens = sum(number * rows * width for number, rows, width in passes)
-    asked = sum((*long_tail.prompt_lengths.strata(64), *long_tail.response_lengths.strata(64)))
-    assert tokens == pytest.approx(asked, abs=64)
+def test_chunks_hold_every_token_once(long_tail: Workload, chunk: int) -> None:
+    """But for the mean width of the last ones, which is rounded."""
+    chunks = all_chunks(long_tail, 64, chunk)
+    tokens = sum(number * width for number, width, _ in chunks)
+    assert tokens == pytest.approx(sum(long_tail.response_lengths.strata(64)), abs=32)
 
 
 def test_fixed_lengths_are_cut_by_hand(fixed: Workload) -> None:
-    """64 rows in passes of 8: prompts of 100, three chunks of 8 and a rest of 4; then the rest alone, of all rows."""
-    passes, tail = all_passes(fixed, 64, 8, 8), last_passes(fixed, 64, 8, 8)
-    assert sorted((b.tokens, b.number) for b in passes.batches if b.tokens < 100) == [(4, 8), (8, 24)]
-    assert sum(b.number for b in passes.batches if b.tokens == 100) == 8
-    assert passes.contexts == {100: 0, 8: 100 + 8, 4: 100 + 24}
-    assert (tail.batches, dict(tail.contexts)) == (((8, 8, 4),), {4: 124})
+    """64 rows of 28 tokens behind prompts of 100: three chunks of 8 and a rest of 4; the rests are the last."""
+    assert all_chunks(fixed, 64, 8) == ((192, 8, 100 + 8), (64, 4, 100 + 24))
+    assert last_chunks(fixed, 64, 8) == ((64, 4, 124),)
+
+
+def test_passes_fill_micro_batches_and_know_what_is_cached() -> None:
+    prompts = (MicroBatches(8, 8, 100),)
+    passes = passes_of(prompts, (Chunks(192, 8, 108), Chunks(60, 4, 124)), 8)
+    assert passes.batches == (*prompts, (24, 8, 8), (8, 8, 4))
+    assert passes.contexts == {100: 0, 8: 108, 4: 124}
+
+
+def test_chunks_as_wide_as_a_prompt_share_its_mean_context() -> None:
+    passes = passes_of((MicroBatches(8, 8, 100),), (Chunks(192, 100, 108),), 8)
+    assert passes.contexts == {100: 108 * 24 / 32}
 
 
 def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
