@@ -199,11 +199,12 @@ def merged(turns: Sequence[T]) -> T:
             return found
     seconds = [found.seconds for found in turns if found.seconds is not None]
     spreads = [found.spread_seconds for found in turns if found.spread_seconds is not None]
+    peaks = [found.peak_bytes for found in turns if found.peak_bytes is not None]
     update = {
         "seconds": statistics.median(seconds),
         "spread_seconds": max(*spreads, _interquartile(seconds)),
         "repeats": sum(found.repeats for found in turns),
-        "peak_bytes": max((f.peak_bytes for f in turns if f.peak_bytes is not None), default=None),
+        "peak_bytes": statistics.median_high(peaks) if peaks else None,
     }
     return turns[-1].model_copy(update=update)
 
