@@ -5,13 +5,10 @@ It reads only the program and the stages' fields, and nothing of how the program
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
+from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream
+from meshwright.planner.standstill import circle_of_waits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 
@@ -72,14 +69,48 @@ def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> I
         yield f"{send.name!r} carries {', '.join(send.fields)} and {', '.join(receive.fields)} is expected."
 
 
+def _streams_fit_their_stages(program: Program) -> Iterator[str]:
+    """A stream goes from the owners of what its producer writes to all ranks of its consumer, of the same turn."""
+    runs = {i.stage: i for i in program.instructions if isinstance(i, RunStage)}
+    sends = {i.producer: i for i in program.instructions if isinstance(i, Send)}
+    streamed: set[str] = set()
+    for stream in program.streams:
+        name = f"the stream {stream.producer} -> {stream.consumer}"
+        if stream.consumer in streamed:
+            yield f"{name} is not the only one to {stream.consumer}; a stage has one."
+        streamed.add(stream.consumer)
+        absent = [stage for stage in (stream.producer, stream.consumer) if stage not in runs]
+        if absent:
+            yield f"{name} has no {' and no '.join(absent)} in the program; leave it out."
+        else:
+            yield from _ends_do_not_fit(name, stream, runs[stream.producer], runs[stream.consumer])
+        send = sends.get(stream.producer)
+        if send and set(send.ranks) != set(stream.owners):
+            yield f"{name} comes from {_ranks(stream.owners)} and {send.name!r} from {_ranks(send.ranks)}."
+
+
+def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: RunStage) -> Iterator[str]:
+    strangers = set(stream.owners) - set(producer.ranks)
+    if strangers:
+        yield f"{name} comes from {_ranks(strangers)}, where {stream.producer} does not run."
+    if set(stream.targets) != set(consumer.ranks):
+        yield f"{name} goes to {_ranks(stream.targets)} and {stream.consumer} runs on {_ranks(consumer.ranks)}."
+    if producer.lead != consumer.lead:
+        yield (
+            f"{name} goes from lead={producer.lead} to lead={consumer.lead}; a stage streams within its turn: "
+            f"use {producer.lead}."
+        )
+
+
 def _stages_have_what_they_read(program: Program) -> Iterator[str]:
-    """Walks through a step: a field is written where its stage ran, and whole where all its owners sent it."""
+    """Walks through a step: a field is written where its stage ran, whole where all its owners sent it, and read in
+    chunks where it streams."""
     ran: dict[str, set[int]] = {}
     whole: dict[str, set[int]] = {}
     for instruction in program.in_order_of_a_step():
         match instruction:
             case RunStage():
-                yield from _missing(instruction, whole)
+                yield from _missing(instruction, whole, program.stream_to(instruction.stage))
                 ran.setdefault(instruction.stage, set()).update(instruction.ranks)
             case Send():
                 absent = set(instruction.ranks) - ran.get(instruction.producer, set())
@@ -92,9 +123,11 @@ def _stages_have_what_they_read(program: Program) -> Iterator[str]:
                 pass
 
 
-def _missing(run: RunStage, whole: dict[str, set[int]]) -> Iterator[str]:
+def _missing(run: RunStage, whole: dict[str, set[int]], stream: Stream | None) -> Iterator[str]:
     for name in STAGE_BY_NAME[run.stage].reads:
         lacking = set(run.ranks) - whole.get(name, set())
+        if stream and stream.producer == _WRITER[name]:
+            lacking -= set(stream.targets)
         if lacking:
             yield f"{run.stage} reads {name} of {_WRITER[name]}, which has not reached {_ranks(lacking)}."
 
@@ -127,118 +160,6 @@ def _weights_arrive_before_they_are_used(program: Program) -> Iterator[str]:
                 yield f"{instruction.name!r} leaves out {_ranks(left)}, where {instruction.target} runs."
 
 
-class _At(NamedTuple):
-    """An instruction in a turn."""
-
-    turn: int
-    instruction: Instruction
-
-    @property
-    def step(self) -> int:
-        return self.turn + self.instruction.lead
-
-
-@dataclass
-class _Progress:
-    """How far each rank has come when every rank does what it can: sends never wait, all else waits for its partners.
-
-    `waiting` gives the instruction that each unfinished rank stands before.
-    """
-
-    waiting: dict[int, _At] = field(default_factory=dict)
-    sent: set[tuple[str, str, int, int]] = field(default_factory=set)  # producer, consumer, step, owner
-    num_come: Counter[tuple[str, int]] = field(default_factory=Counter)  # ranks that have reached it in a turn
-
-    def can_go_on(self, rank: int) -> bool:
-        turn, instruction = self.waiting[rank]
-        if isinstance(instruction, Send | Receive):
-            return not self.waits_for(rank)
-        return self.num_come[instruction.name, turn] == len(instruction.ranks)
-
-    def waits_for(self, rank: int) -> tuple[int, ...]:
-        """The ranks whose doing keeps this one from going on."""
-        at = self.waiting[rank]
-        instruction = at.instruction
-        if isinstance(instruction, Receive):
-            parcel = instruction.producer, instruction.consumer, at.step
-            return tuple(owner for owner in instruction.owners if (*parcel, owner) not in self.sent)
-        if isinstance(instruction, Send):
-            return ()
-        return tuple(other for other in instruction.ranks if self.waiting.get(other) != at)
-
-
-def _no_circle_of_waits(program: Program) -> Iterator[str]:
-    """Follows the program without time until it repeats: where no rank can go on, the circle they wait in is named."""
-    progress = _run_without_time(program)
-    if not progress.waiting:
-        return
-    path = [min(progress.waiting)]
-    while True:
-        blocking = progress.waits_for(path[-1])
-        others = [rank for rank in blocking if rank in progress.waiting]
-        if not others:
-            yield f"{_wait(progress, path[-1], blocking[0])}, which has ended: it waits for ever."
-            return
-        if others[0] in path:
-            circle = [*path[path.index(others[0]) :], others[0]]
-            waits = [_wait(progress, one, other) for one, other in itertools.pairwise(circle)]
-            yield f"a circle of waits: {', and '.join(waits)}; change the order of one of them."
-            return
-        path.append(others[0])
-
-
-def _wait(progress: _Progress, rank: int, other: int) -> str:
-    return f"rank {rank} waits in {progress.waiting[rank].instruction.name!r} for rank {other}"
-
-
-def _run_without_time(program: Program) -> _Progress:
-    streams = _streams(program)
-    progress = _Progress()
-    ready = deque(sorted(streams))
-    while ready:
-        rank = ready.popleft()
-        if rank not in progress.waiting:
-            if not streams[rank]:
-                continue
-            at = streams[rank].popleft()
-            progress.waiting[rank] = at
-            progress.num_come[at.instruction.name, at.turn] += 1
-        if progress.can_go_on(rank):
-            ready.extend(_finish(progress, rank))
-    return progress
-
-
-def _finish(progress: _Progress, rank: int) -> list[int]:
-    """Completes the instruction that the rank stands before; the ranks that may be able to go on now."""
-    at = progress.waiting[rank]
-    instruction = at.instruction
-    if isinstance(instruction, RunStage | MoveWeights):
-        for member in instruction.ranks:
-            del progress.waiting[member]
-        return list(instruction.ranks)
-    del progress.waiting[rank]
-    if isinstance(instruction, Receive):
-        return [rank]
-    progress.sent.add((instruction.producer, instruction.consumer, at.step, rank))
-    return [rank, *(other for other in instruction.targets if _is_receiving(progress, other))]
-
-
-def _is_receiving(progress: _Progress, rank: int) -> bool:
-    return rank in progress.waiting and isinstance(progress.waiting[rank].instruction, Receive)
-
-
-def _streams(program: Program) -> dict[int, deque[_At]]:
-    """Every rank's instructions over as many steps as pass before a turn holds all that it ever holds, and one more."""
-    steps = range(program.max_lead + 2)
-    streams: dict[int, deque[_At]] = {}
-    for turn in program.turns(steps):
-        for instruction in program.instructions:
-            if takes_part(instruction, turn, steps):
-                for rank in instruction.ranks:
-                    streams.setdefault(rank, deque()).append(_At(turn, instruction))
-    return streams
-
-
 def _ranks(ranks: set[int] | tuple[int, ...]) -> str:
     """Ranks in words: `rank 3`, `ranks 0, 1` or `ranks 0-7`."""
     found = sorted(ranks)
@@ -252,7 +173,8 @@ def _ranks(ranks: set[int] | tuple[int, ...]) -> str:
 _CHECKS: tuple[Check, ...] = (
     _sends_and_receives_match,
     _owners_are_one_set,
+    _streams_fit_their_stages,
     _stages_have_what_they_read,
     _weights_arrive_before_they_are_used,
-    _no_circle_of_waits,
+    circle_of_waits,
 )

@@ -131,8 +131,20 @@ class Program:
         return (*moves, *sorted(others, key=lambda i: -i.lead))
 
     def of_one_step(self) -> Program:
-        """The program that does all of a step in one turn, with the weights of its beginning; nothing streams."""
-        return Program(tuple(replace(i, lead=0) for i in self.in_order_of_a_step()))
+        """The program that does all of a step in one turn, with the weights of its beginning; nothing streams, so that
+        what streamed is received before it is read."""
+        streamed = {(stream.producer, stream.consumer) for stream in self.streams}
+        found: list[Instruction] = []
+        for instruction in self.in_order_of_a_step():
+            now = replace(instruction, lead=0)
+            if isinstance(now, Receive) and (now.producer, now.consumer) in streamed:
+                reader = next(
+                    i for i, one in enumerate(found) if isinstance(one, RunStage) and one.stage == now.consumer
+                )
+                found.insert(reader, now)
+            else:
+                found.append(now)
+        return Program(tuple(found))
 
     @cached_property
     def channels(self) -> Mapping[tuple[str, str], int]:

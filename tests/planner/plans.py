@@ -30,6 +30,11 @@ _PINNED = Solver(
 )
 
 
+def long_facts() -> Facts:
+    """Facts whose responses are long enough to be read in chunks."""
+    return small_facts(memory_bytes=2**50, response=400)
+
+
 def random_plan(
     seed: int, facts: Facts | None = None, model: CostModel | None = None, leads: Leads = SYNCHRONOUS
 ) -> Plan:

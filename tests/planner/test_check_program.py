@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.planner.check_program import check_program, require_sound
-from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, lower
+from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream, lower
 from meshwright.profiles.errors import BadInput
-from tests.planner.plans import random_plan
+from tests.planner.plans import long_facts, random_plan
 
 
 @pytest.fixture
@@ -122,3 +122,90 @@ def test_an_unsound_program_is_refused(program: Program) -> None:
     broken = edited(program, lambda i: None if isinstance(i, Send) else i)
     with pytest.raises(BadInput, match=r"program: 'receive actor_generate -> reward_score' has no send"):
         require_sound(broken)
+
+
+@pytest.fixture
+def streaming() -> Program:
+    """Ranks 0 and 1 own the responses, ranks 2 and 3 score them chunk by chunk and receive them whole afterwards."""
+    handover = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
+    return Program(
+        (
+            RunStage(stage="actor_generate", ranks=(0, 1)),
+            Send(**handover, ranks=(0, 1), targets=(2, 3)),
+            RunStage(stage="reward_score", ranks=(2, 3)),
+            Receive(**handover, ranks=(2, 3), owners=(0, 1)),
+        ),
+        (Stream(producer="actor_generate", consumer="reward_score", chunk_tokens=128, owners=(0, 1), targets=(2, 3)),),
+    )
+
+
+def with_stream(program: Program, **fields: object) -> tuple[str, ...]:
+    """The faults of the program when its stream has these fields instead."""
+    return check_program(replace(program, streams=(replace(program.streams[0], **fields),)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_program_of_any_plan_that_streams_is_sound_and_so_is_that_of_one_step(seed: int) -> None:
+    program = lower(random_plan(seed, long_facts()))
+    assert check_program(program) == ()
+    assert check_program(program.of_one_step()) == ()
+    assert not program.of_one_step().streams
+
+
+def test_random_plans_stream_often() -> None:
+    assert sum(bool(lower(random_plan(seed, long_facts())).streams) for seed in range(40)) > 20
+
+
+def test_a_stage_has_what_streams_to_it(streaming: Program) -> None:
+    assert check_program(streaming) == ()
+    assert check_program(replace(streaming, streams=())) == (
+        "reward_score reads tokens of actor_generate, which has not reached ranks 2, 3.",
+    )
+
+
+def test_a_stream_without_its_stage_is_named(streaming: Program) -> None:
+    found = with_stream(streaming, consumer="ref_logprob")
+    assert "the stream actor_generate -> ref_logprob has no ref_logprob in the program; leave it out." in found
+
+
+def test_a_second_stream_to_a_stage_is_named(streaming: Program) -> None:
+    found = check_program(replace(streaming, streams=streaming.streams * 2))
+    assert found == ("the stream actor_generate -> reward_score is not the only one to reward_score; a stage has one.",)
+
+
+def test_a_stream_that_misses_ranks_of_its_stage_is_named(streaming: Program) -> None:
+    found = with_stream(streaming, targets=(2,))
+    assert "the stream actor_generate -> reward_score goes to rank 2 and reward_score runs on ranks 2, 3." in found
+    assert "reward_score reads tokens of actor_generate, which has not reached rank 3." in found
+
+
+def test_a_stream_from_other_ranks_than_the_owners_is_named(streaming: Program) -> None:
+    name = "the stream actor_generate -> reward_score"
+    assert with_stream(streaming, owners=(0,)) == (
+        f"{name} comes from rank 0 and 'send actor_generate -> reward_score' from ranks 0, 1.",
+    )
+    assert f"{name} comes from rank 2, where actor_generate does not run." in with_stream(streaming, owners=(0, 1, 2))
+
+
+def test_a_stream_between_turns_is_named(streaming: Program) -> None:
+    ahead = edited_in_place(streaming, lambda i: i.name in ("actor_generate", "send actor_generate -> reward_score"))
+    assert check_program(ahead)[0] == (
+        "the stream actor_generate -> reward_score goes from lead=1 to lead=0; a stage streams within its turn: use 1."
+    )
+
+
+def edited_in_place(program: Program, leads: Callable[[Instruction], bool]) -> Program:
+    """The program with some instructions one step ahead."""
+    return replace(program, instructions=tuple(replace(i, lead=1) if leads(i) else i for i in program.instructions))
+
+
+def test_a_planted_circle_through_a_stream_is_named(streaming: Program) -> None:
+    """Rank 1 generates only after it has scored what it has to generate."""
+    score = RunStage(stage="reward_score", ranks=(1, 2, 3))
+    generate, send, _, receive = streaming.instructions
+    stream = replace(streaming.streams[0], targets=score.ranks)
+    found = check_program(Program((score, generate, send, receive), (stream,)))
+    assert found[-1] == (
+        "a circle of waits: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in 'reward_score' for rank "
+        "0; change the order of one of them."
+    )
