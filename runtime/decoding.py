@@ -15,14 +15,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.runtime.attention import rotate
 from meshwright.runtime.kv_cache import DecodeView
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder
 
 
 class DecodeStep:
-    """A pipeline stage's part of a decode step. Weights are read where the model keeps them, so refits are seen."""
+    """A pipeline stage's part of a decode step, on the model's own parameters, so that refits are seen."""
 
     def __init__(self, model: Decoder, mesh: Mesh, max_tokens: int) -> None:
         """For a language model without sequence parallelism; no row becomes longer than `max_tokens`."""
@@ -30,8 +29,12 @@ class DecodeStep:
         assert not model.spec.scalar_head
         self._model, self._mesh = model, mesh
         self._layers = [_Layer(layer, model, mesh) for layer in model.decoder.layers]
-        self._cos, self._sin = model.rotary.table(max_tokens, next(model.parameters()))
+        cos, sin = model.rotary.table(max_tokens, next(model.parameters()))
+        low, high = sin.chunk(2, dim=-1)
+        self._cos, self._sin = cos, torch.cat((-low, high), dim=-1)
+        """The sine of the low half is negated: a head is turned by x cos + (x with its halves swapped) sin."""
 
+    @torch.inference_mode()
     def __call__(self, inputs: Tensor, cache: DecodeView) -> Tensor:
         """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
 
@@ -54,37 +57,49 @@ class _Layer:
 
     def __init__(self, layer: Any, model: Decoder, mesh: Mesh) -> None:
         attention, mlp = layer.self_attention, layer.mlp
-        self._group = mesh.groups.tp if mesh.layout.tp > 1 else None
-        self._num_groups = model.spec.num_kv_heads // mesh.layout.tp
-        self._head_dim = model.spec.head_dim
-        self._input_norm, self._mlp_norm = layer.input_layernorm, layer.pre_mlp_layernorm
+        group = mesh.groups.tp if mesh.layout.tp > 1 else None
+        per_group = model.spec.num_heads // model.spec.num_kv_heads + 2
+        self._qkv_shape = (-1, model.spec.num_kv_heads // mesh.layout.tp, per_group, model.spec.head_dim)
+        self._input_norm, self._mlp_norm = layer.input_layernorm.forward, layer.pre_mlp_layernorm.forward
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
-        self._qkv, self._projection = attention.linear_qkv, attention.linear_proj
-        self._up, self._down = mlp.linear_fc1, mlp.linear_fc2
+        self._qkv, self._up = (_parameters(linear) for linear in (attention.linear_qkv, mlp.linear_fc1))
+        self._projection, self._down = (_Joining(linear, group) for linear in (attention.linear_proj, mlp.linear_fc2))
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
 
     def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: DecodeView) -> Tensor:
         """`hidden` after the attention of layer `index` of this stage; cos and sin [B, 1, 1, D] of the new tokens."""
         # Megatron lays out the queries of a group, then its key, then its value.
-        mixed = F.linear(self._input_norm(hidden), self._qkv.weight, self._qkv.bias)
-        mixed = mixed.view(len(hidden), self._num_groups, -1, self._head_dim)
+        mixed = F.linear(self._input_norm(hidden), *self._qkv).view(self._qkv_shape)
         turning = mixed[:, :, :-1]
         if self._query_norm is not None:
             turning = torch.cat([self._query_norm(turning[:, :, :-1]), self._key_norm(turning[:, :, -1:])], dim=2)
-        turned = rotate(turning, cos, sin)
+        turned = torch.addcmul(turning * cos, turning.roll(turning.shape[-1] // 2, -1), sin)
         keys, values = cache.extend(index, turned[:, :, -1], mixed[:, :, -1])
         attended = F.scaled_dot_product_attention(turned[:, :, :-1], keys, values, attn_mask=cache.mask)
-        return hidden + self._joined(self._projection, attended.reshape(len(hidden), -1))
+        return self._projection.add_to(hidden, attended.flatten(1))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
         """`hidden` after the gated MLP."""
-        gate, linear = F.linear(self._mlp_norm(hidden), self._up.weight, self._up.bias).chunk(2, dim=-1)
-        return hidden + self._joined(self._down, self._activation(gate) * linear)
+        gate, linear = F.linear(self._mlp_norm(hidden), *self._up).chunk(2, dim=-1)
+        return self._down.add_to(hidden, self._activation(gate) * linear)
 
-    def _joined(self, module: Any, inputs: Tensor) -> Tensor:
-        """A linear that is cut along its input, summed over the tensor-parallel ranks."""
+
+class _Joining:
+    """A linear that is cut along its input: its output is summed over the tensor-parallel ranks."""
+
+    def __init__(self, module: Any, group: dist.ProcessGroup | None) -> None:
+        self._weight, self._bias = _parameters(module)
+        self._group = group
+
+    def add_to(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         if self._group is None:
-            return F.linear(inputs, module.weight, module.bias)
-        output = F.linear(inputs, module.weight)
-        dist.all_reduce(output, group=self._group)
-        return output if module.bias is None else output + module.bias
+            output = torch.addmm(hidden, inputs, self._weight.t())
+        else:
+            output = F.linear(inputs, self._weight)
+            dist.all_reduce(output, group=self._group)
+            output += hidden
+        return output if self._bias is None else output + self._bias
+
+
+def _parameters(module: Any) -> tuple[Tensor, Tensor | None]:
+    return module.weight, module.bias

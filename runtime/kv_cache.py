@@ -48,13 +48,14 @@ class SlotCache:
         """A view for one new token per row; `lengths` [B] counts the tokens cached, `longest` is their maximum."""
         _, _, heads, max_tokens, _ = self.keys.shape
         device = lengths.device
-        slots = torch.arange(first_slot, first_slot + len(lengths), device=device)
+        num_rows = lengths.shape[0]
+        slots = torch.arange(first_slot, first_slot + num_rows, device=device)
         rows = slots[:, None] * heads + torch.arange(heads, device=device)
         hidden = torch.arange(longest + 1, device=device) > lengths[:, None]
         mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=device).masked_fill_(hidden, -torch.inf)
         return DecodeView(
             self,
-            slice(first_slot, first_slot + len(lengths)),
+            slice(first_slot, first_slot + num_rows),
             positions=lengths,
             places=(rows * max_tokens + lengths[:, None]).flatten(),
             mask=mask[:, None, None],
@@ -136,9 +137,8 @@ class DecodeView:
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Stores keys and values [B, kv_heads, D]; returns all that are cached, [B, kv_heads, T, D]."""
-        num_tokens = self.mask.shape[-1]
-        kept = []
-        for store, new in ((self.cache.keys[layer], key), (self.cache.values[layer], value)):
-            store.view(-1, store.shape[-1]).index_copy_(0, self.places, new.reshape(-1, store.shape[-1]))
-            kept.append(store[self.slots, :, :num_tokens])
-        return kept[0], kept[1]
+        size, num_tokens = key.shape[-1], self.mask.shape[-1]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys.view(-1, size).index_copy_(0, self.places, key.reshape(-1, size))
+        values.view(-1, size).index_copy_(0, self.places, value.reshape(-1, size))
+        return keys[self.slots, :, :num_tokens], values[self.slots, :, :num_tokens]
