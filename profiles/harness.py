@@ -141,10 +141,12 @@ def measure(
     repeats: int,
     budget_seconds: float,
     before: Callable[[], object] = lambda: None,
+    together: int = 1,
 ) -> Sample:
     """Times `body` up to `repeats` times, at least once, and stops when the budget (warm-up included) is spent.
 
-    `before` runs untimed ahead of each call.
+    `before` runs untimed ahead of each call. Each of the times is the mean of `together` calls: a stage that makes
+    many calls takes as long as their sum, in which the slow ones count.
     """
     began = clock()
     for _ in range(warmup):
@@ -152,8 +154,11 @@ def measure(
         timer(body)
     times: list[float] = []
     while len(times) < repeats and (not times or clock() - began < budget_seconds):
-        before()
-        times.append(timer(body))
+        calls = []
+        for _ in range(together):
+            before()
+            calls.append(timer(body))
+        times.append(statistics.fmean(calls))
     return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
 
 

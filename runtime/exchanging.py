@@ -19,6 +19,9 @@ from meshwright.runtime import host
 
 _WARMUP = 1
 
+_TOGETHER = 8
+"""Calls in each time: a layer alone makes several."""
+
 _EDGE = 256
 """Of the matrices multiplied before each collective: about what a layer of a small model computes."""
 
@@ -37,6 +40,7 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
             repeats=repeats,
             budget_seconds=float("inf"),
             before=_computing(),
+            together=_TOGETHER,
         )
     dist.barrier()
     return [record_collective(exchange, sample)] if sample else []

@@ -39,7 +39,7 @@ _TURNS = 3
 """Times that the whole grid is gone through, so that the repeats of a point lie apart."""
 
 _REPEATS = 3  # of a point in a turn
-_EXCHANGES = 11  # of a collective in a turn: most are over in less than a millisecond
+_EXCHANGES = 5  # of a collective in a turn: most are over in less than a millisecond
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

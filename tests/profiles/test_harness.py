@@ -64,6 +64,13 @@ def test_a_spent_budget_stops_the_repeats_but_never_the_first() -> None:
     assert timed([3.0], budget_seconds=0.0).spread_seconds == 0.0
 
 
+def test_calls_that_are_timed_together_count_by_their_mean() -> None:
+    clock = Clock(iter([1.0, 5.0, 2.0, 2.0, 1.0, 3.0]))
+    timer = clock_timer(clock.read, clock.wait)
+    found = measure(clock.body, timer=timer, clock=clock.read, warmup=0, repeats=3, budget_seconds=99.0, together=2)
+    assert (found.median_seconds, found.repeats) == (2.0, 3)
+
+
 def test_a_turn_in_which_the_machine_was_disturbed_is_left_out(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
