@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshwright.profiles.cluster import Cluster, Device, Link
-from meshwright.profiles.devices import device_named, local_cluster, network_named
+from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
 from meshwright.profiles.documents import Document, digest, read_yaml
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec, read_model
@@ -44,7 +44,7 @@ class Models(Document):
 
 
 class ClusterSpec(Document):
-    """Devices by name or typed in, and the network between nodes. `local` is this machine."""
+    """Devices by name or typed in, and the network between nodes. `local` is this machine, or `nodes` like it."""
 
     device: str | Device = Field(default="local", description="a device's name, its facts, or local")
     nodes: int = Field(default=1, gt=0)
@@ -55,24 +55,38 @@ class ClusterSpec(Document):
     def resolve(self) -> Cluster:
         """The cluster with every name looked up. Raises BadInput for a name that is not known."""
         if self.device == "local":
-            if self.nodes != 1:
-                raise BadInput(f"cluster.nodes={self.nodes}: local is one machine; use nodes=1 or name a device.")
-            return local_cluster(self.ranks_per_node)
+            return self._machines_like_this()
         device, intra_node, host = device_named(self.device) if isinstance(self.device, str) else _typed(self.device)
         return Cluster(
             nodes=self.nodes,
             ranks_per_node=self.ranks_per_node or 8,
             device=device,
             intra_node=intra_node,
-            inter_node=network_named(self.network) if isinstance(self.network, str) else self.network,
+            inter_node=self._network(),
             host=host,
             host_memory_bytes=int(self.host_memory_gib * _GIB),
         )
 
+    def _machines_like_this(self) -> Cluster:
+        """As many machines like this one as there are nodes; what joins them cannot be seen from here."""
+        here = local_cluster(self.ranks_per_node)
+        if self.nodes == 1:
+            return here
+        if "network" not in self.model_fields_set:
+            raise BadInput(
+                f"cluster.nodes={self.nodes}: local is this machine and does not know the network to others like it; "
+                "give cluster.network, by name or as seconds and bytes_per_second."
+            )
+        return here.model_copy(update={"nodes": self.nodes, "inter_node": self._network()})
+
+    def _network(self) -> Link:
+        return network_named(self.network) if isinstance(self.network, str) else self.network
+
 
 def _typed(device: Device) -> tuple[Device, Link, Link]:
-    """A user's own device, with PCIe 4.0 x16 between devices and to the host until links are typed too."""
-    _, intra_node, host = device_named("l40s")
+    """A user's own device, its links those of a CPU's ranks or PCIe 4.0 x16 until links are typed too."""
+    _, *pcie = device_named("l40s")
+    intra_node, host = cpu_links() if device.kind == "cpu" else pcie
     return device, intra_node, host
 
 

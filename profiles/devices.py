@@ -115,6 +115,13 @@ def cpu_device(cores_per_rank: float, memory_bytes: int, *, processor: str = "cp
     )
 
 
+def cpu_links() -> tuple[Link, Link]:
+    """The link between ranks that are processes of one machine, and from such a rank to memory that it does not use."""
+    core = _facts().cpu
+    between = Link(seconds=core.message_seconds, bytes_per_second=core.link_bytes_per_second)
+    return between, Link(seconds=0.0, bytes_per_second=core.host_bytes_per_second)
+
+
 def local_cluster(ranks: int | None = None) -> Cluster:
     """This machine, its cores and memory shared evenly by `ranks` ranks; one rank per core unless told otherwise."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -122,15 +129,14 @@ def local_cluster(ranks: int | None = None) -> Cluster:
     if num_ranks < 1:
         raise BadInput(f"ranks={num_ranks} is not a number of ranks; use 1 or more.")
     total_bytes = int(psutil.virtual_memory().total)
-    core = _facts().cpu
-    link = Link(seconds=core.message_seconds, bytes_per_second=core.link_bytes_per_second)
+    link, host = cpu_links()
     return Cluster(
         nodes=1,
         ranks_per_node=num_ranks,
         device=cpu_device(num_cores / num_ranks, total_bytes // num_ranks, processor=_processor()),
         intra_node=link,
         inter_node=link,
-        host=Link(seconds=0.0, bytes_per_second=core.host_bytes_per_second),
+        host=host,
         host_memory_bytes=total_bytes,
     )
 
