@@ -57,6 +57,17 @@ def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
     return {f"refit {refit.source} -> {refit.target}": (refit.cost.total,) for refit in plan.refits}
 
 
-def handover_seconds(plan: Plan) -> dict[tuple[str, str], float]:
-    """Seconds from the send to the arrival of what one stage hands to another, by producer and consumer."""
-    return {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
+@dataclass(frozen=True)
+class Lags:
+    """Seconds that pass after a producer has ended, by producer and consumer: `whole` until what it hands over has
+    arrived, `streamed` until a consumer that reads it in chunks can end."""
+
+    whole: Mapping[tuple[str, str], float]
+    streamed: Mapping[tuple[str, str], float]
+
+
+def lags_of(plan: Plan) -> Lags:
+    """The hand-overs of a plan; what streams has its tail to read after the last hand-over."""
+    whole = {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
+    tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
+    return Lags(whole, {pair: seconds + tails[pair[1]] for pair, seconds in whole.items() if pair[1] in tails})

@@ -3,7 +3,8 @@
 Ranks that follow the same instructions and take the same time are one group. A group is always in one of these states:
 
     on its way     an event (time, priority, serial, group) says when it is free for its next instruction
-    in a meeting   it waits until all groups of a stage or a refit have come; the last one's event starts it
+    in a meeting   it waits until all groups of a stage or a refit have come; the last one's event starts it. A stage
+                   that streams also waits until its producer has started
     at a receive   it waits until every owner has sent; the last send starts the hand-over
 
 Of events at one time the earlier instruction of the program goes first, then the event that was made first. Where no
@@ -13,13 +14,13 @@ their next turn at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshwright.planner.durations import StepWork
-from meshwright.planner.program import Program, Receive, Send, takes_part
+from meshwright.planner.durations import Lags, StepWork
+from meshwright.planner.program import Program, Receive, RunStage, Send, takes_part
 
 Replica = Callable[[str, int], int]
 """The dp replica of a stage that a rank belongs to."""
@@ -30,6 +31,7 @@ class Record(NamedTuple):
 
     `cause` is what the group waited for between `arrived` and `start`. `number` counts the program's instructions;
     one more is the end of the turn. A receive does nothing but wait: from `start` to `end` what was sent is on its way.
+    A stage that streams spends `starved` of the seconds from `start` to `end` waiting for its producer.
     """
 
     turn: int
@@ -40,6 +42,7 @@ class Record(NamedTuple):
     start: float
     end: float
     cause: str
+    starved: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +81,9 @@ def score(program: Program, num_ranks: int, split: frozenset[str], replica: Repl
     )
 
 
-def play(
-    score: Score, works: Sequence[StepWork], handover_seconds: Mapping[tuple[str, str], float]
-) -> Iterator[Record]:
+def play(score: Score, works: Sequence[StepWork], lags: Lags) -> Iterator[Record]:
     """Runs a step for each work, in virtual time, and tells what each group did in order of completion known."""
-    run = _Run(score, works, handover_seconds)
+    run = _Run(score, works, lags)
     heap = run.heap
     while heap:
         now, _, _, group = heappop(heap)
@@ -90,12 +91,36 @@ def play(
     assert run.has_ended, "a program that was checked cannot stop halfway"
 
 
+class _Feed(NamedTuple):
+    """What a stage reads in chunks: the number of its producer, and the seconds from that one's end to its own."""
+
+    producer: int
+    seconds: float
+
+
+def _feeds(program: Program, lags: Lags) -> dict[int, _Feed]:
+    """By the number of the stage that streams."""
+    numbers = {one.stage: number for number, one in enumerate(program.instructions) if isinstance(one, RunStage)}
+    return {
+        numbers[stream.consumer]: _Feed(numbers[stream.producer], lags.streamed[stream.producer, stream.consumer])
+        for stream in program.streams
+    }
+
+
+class _Meeting(NamedTuple):
+    """All groups of an instruction have come, each at its time; `cause` is what the last one did before."""
+
+    turn: int
+    step: int
+    number: int
+    come: Sequence[tuple[int, float]]
+    cause: str
+
+
 class _Run:
     """The state of all groups."""
 
-    def __init__(
-        self, score: Score, works: Sequence[StepWork], handover_seconds: Mapping[tuple[str, str], float]
-    ) -> None:
+    def __init__(self, score: Score, works: Sequence[StepWork], lags: Lags) -> None:
         self._score, self._works = score, works
         instructions = score.program.instructions
         self._steps = range(len(works))
@@ -114,7 +139,9 @@ class _Run:
         self._receive_of = {
             pair: index for index, pair in self._pair_of.items() if isinstance(instructions[index], Receive)
         }
-        self._lags = {index: handover_seconds[pair] for pair, index in self._receive_of.items()}
+        self._lags = {index: lags.whole[pair] for pair, index in self._receive_of.items()}
+        self._feeds = _feeds(score.program, lags)
+        self._feeding = {feed.producer for feed in self._feeds.values()}
         self._serial = len(score.groups)
         first = -score.program.max_lead
         self._turns = [first] * self._serial
@@ -124,11 +151,13 @@ class _Run:
         self._sent_at: dict[tuple[int, int], float] = {}
         self._expecting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and receive
         self._meeting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by turn and instruction
+        self._fed_until: dict[tuple[int, int], float] = {}  # when a stage that feeds others ends, by step and stage
+        self._unfed: dict[tuple[int, int], list[_Meeting]] = {}  # what waits for that stage to start
         self.heap = [(0.0, 0, group, group) for group in range(self._serial)] if works else []
 
     @property
     def has_ended(self) -> bool:
-        return not self._meeting and not self._expecting
+        return not self._meeting and not self._expecting and not self._unfed
 
     def go_on(self, group: int, now: float) -> Sequence[Record]:
         """The group takes up its next instruction; what became complete by that."""
@@ -143,22 +172,47 @@ class _Run:
     def _meet(self, group: int, index: int, now: float) -> Sequence[Record]:
         """A stage, a refit or the end of a step starts when the last group has come; what takes no time needs none."""
         turn, step, members = self._turns[group], self._step(group, index), self._score.members[index]
-        seconds = self._works[max(step, 0)].seconds[self._names[index]] if index < self._end else (0.0,)
-        if not any(seconds) and (index < self._end or not self._meets_at_end):
+        if not any(self._seconds(step, index)) and not self._has_to_meet(index):
             return (self._done(group, Record(turn, step, index, group, now, now, now, "")),)
         come = self._meeting.setdefault((turn, index), [])
         come.append((group, now))
         if len(come) < len(members):
             return ()
         del self._meeting[turn, index]
-        cause, replicas = self._causes[group], self._score.replicas
-        records = []
-        for member, arrived in come:
-            end = now + (seconds[replicas[member][index]] if len(seconds) > 1 else seconds[0])
-            if index < self._end:
-                self._causes[member] = self._names[index]
-            records.append(self._done(member, Record(turn, step, index, member, arrived, now, end, cause)))
+        return self._start(_Meeting(turn, step, index, come, self._causes[group]), now)
+
+    def _has_to_meet(self, index: int) -> bool:
+        """Whether the groups meet even if what they meet for takes no time."""
+        return self._meets_at_end if index == self._end else index in self._feeds or index in self._feeding
+
+    def _start(self, meeting: _Meeting, now: float) -> Sequence[Record]:
+        """Starts what all groups have come to, and what waited for that; what streams only once its producer runs."""
+        feed = self._feeds.get(meeting.number)
+        key = (meeting.step, feed.producer if feed else meeting.number)
+        if feed and key not in self._fed_until:
+            self._unfed.setdefault(key, []).append(meeting)
+            return ()
+        least_end = self._fed_until[key] + feed.seconds if feed else now
+        records = [self._record(meeting, group, arrived, now, least_end) for group, arrived in meeting.come]
+        if meeting.number in self._feeding:
+            self._fed_until[key] = max(record.end for record in records)
+            for reader in self._unfed.pop(key, ()):
+                records += self._start(reader._replace(cause=self._names[meeting.number]), now)
         return records
+
+    def _record(self, meeting: _Meeting, group: int, arrived: float, now: float, least_end: float) -> Record:
+        """One group from the start of what it came to until that is done, which is not before `least_end`."""
+        turn, step, index, _, cause = meeting
+        seconds = self._seconds(step, index)
+        done = now + (seconds[self._score.replicas[group][index]] if len(seconds) > 1 else seconds[0])
+        if index < self._end:
+            self._causes[group] = self._names[index]
+        end = max(done, least_end)
+        return self._done(group, Record(turn, step, index, group, arrived, now, end, cause, end - done))
+
+    def _seconds(self, step: int, index: int) -> tuple[float, ...]:
+        """For all ranks, or for each replica."""
+        return self._works[max(step, 0)].seconds[self._names[index]] if index < self._end else (0.0,)
 
     def _send(self, group: int, index: int, now: float) -> Sequence[Record]:
         """Does not wait. The last owner to send starts the hand-over to the groups that wait for it."""

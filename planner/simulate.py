@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwright.planner.check_program import require_sound
-from meshwright.planner.durations import Durations, Planned, StepWork, handover_seconds
+from meshwright.planner.durations import Durations, Planned, StepWork, lags_of
 from meshwright.planner.evaluate import resident_bytes
 from meshwright.planner.events import Record, Replica, Score, play, score
 from meshwright.planner.plan import Plan
@@ -87,7 +87,7 @@ def simulate(
     parts = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
     account = _Account(parts, kept)
     spans: list[Span] = []
-    for record in play(parts, works, handover_seconds(plan)):
+    for record in play(parts, works, lags_of(plan)):
         account.add(record)
         if traced and record.turn in kept:
             spans += _spans(plan, parts, record, works[record.step])
@@ -154,6 +154,8 @@ class _Account:
         instructions = parts.program.instructions
         self._names = [*(instruction.name for instruction in instructions), ""]
         self._receives = {index for index, one in enumerate(instructions) if isinstance(one, Receive)}
+        producers = {stream.consumer: stream.producer for stream in parts.program.streams}
+        self._fed_by = {index: producers[name] for index, name in enumerate(self._names) if name in producers}
         self._busy: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
         self._waits: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
         self._group_of = {rank: group for group, ranks in enumerate(parts.groups) for rank in ranks}
@@ -166,7 +168,7 @@ class _Account:
 
     def add(self, record: Record) -> None:
         self.num_events += 1
-        turn, _, number, group, arrived, start, end, cause = record
+        turn, _, number, group, arrived, start, end, cause, starved = record
         if number == len(self._names) - 1:
             self._ends[turn] = max(end, self._ends.get(turn, 0.0))
         if turn not in self._kept:
@@ -177,7 +179,9 @@ class _Account:
             if number in self._receives:
                 self._waits[group][f"hand-over from {cause}"] += end - start
             else:
-                self._busy[group][self._names[number]] += end - start
+                self._busy[group][self._names[number]] += end - start - starved
+                if starved:
+                    self._waits[group][self._fed_by[number]] += starved
 
     def use(self, name: str, ranks: Sequence[int]) -> Use:
         """The use of these ranks on average over the kept turns."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
-from meshwright.planner.durations import Planned, StepWork, handover_seconds
+from meshwright.planner.durations import Planned, StepWork, lags_of
 from meshwright.planner.edges import handovers
 from meshwright.planner.events import play, score
 from meshwright.planner.frontier import Candidate
@@ -55,7 +55,7 @@ def count_events(plan: Plan) -> int:
     work = Planned(plan).of_step(0)
     alone = StepWork(seconds={name: seconds * num_ranks for name, seconds in work.seconds.items()}, num_tokens=0.0)
     steps = -(-EVENTS // sum(map(len, parts.streams)))
-    return sum(1 for _ in play(parts, [alone] * steps, handover_seconds(plan)))
+    return sum(1 for _ in play(parts, [alone] * steps, lags_of(plan)))
 
 
 def facts_of_1024_ranks() -> Facts:

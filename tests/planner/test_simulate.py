@@ -16,7 +16,7 @@ from meshwright.planner.explain import explain
 from meshwright.planner.plan import Plan
 from meshwright.planner.simulate import Simulation, simulate
 from tests.planner.jobs import small_facts
-from tests.planner.plans import random_plan
+from tests.planner.plans import long_facts, random_plan
 
 TOLERANCE = 1e-9
 
@@ -55,6 +55,68 @@ def test_stages_and_refits_run_when_the_plan_says(seed: int) -> None:
             assert starts[f"refit {refit.source} -> {refit.target}"] == pytest.approx(refit.start_seconds, abs=1e-12)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_simulated_step_that_streams_takes_the_plans_period_and_ends_as_planned(seed: int) -> None:
+    plan = random_plan(seed, long_facts())
+    simulated = simulate(plan, steps=2, traced=True)
+    assert simulated.steps.seconds == pytest.approx([plan.period_seconds] * 2, rel=TOLERANCE)
+    ends = {span.instruction: span.end_seconds for span in simulated.spans if span.kind == "stage" and span.step == 1}
+    for placement in plan.placements:
+        assert ends[placement.stage] - plan.period_seconds == pytest.approx(placement.end_seconds, rel=TOLERANCE)
+
+
+def streaming_beside() -> Plan:
+    """A random plan whose scores stream to free ranks, and end when the last token has been read."""
+    return next(
+        plan for plan in (random_plan(seed, long_facts()) for seed in itertools.count()) if streams_beside(plan)
+    )
+
+
+def streams_beside(plan: Plan) -> bool:
+    generate, score = plan.placement("actor_generate"), plan.placement("reward_score")
+    end = generate.end_seconds + lag_of(plan) + score.tail_seconds
+    return generate.start_seconds < score.start_seconds < generate.end_seconds and math.isclose(score.end_seconds, end)
+
+
+def lag_of(plan: Plan) -> float:
+    """Seconds from the end of generation until the responses are where they are scored."""
+    return next(e.cost.total for e in plan.edges if (e.producer, e.consumer) == ("actor_generate", "reward_score"))
+
+
+def test_a_stage_that_streams_runs_beside_its_producer_and_ends_its_tail_after_it() -> None:
+    plan = streaming_beside()
+    simulated = simulate(plan, steps=1, warm_up=0, traced=True)
+    spans = {span.instruction: span for span in simulated.spans if span.kind == "stage"}
+    score, generate = spans["reward_score"], spans["actor_generate"]
+    assert generate.start_seconds <= score.start_seconds < generate.end_seconds
+    tail = plan.placement("reward_score").tail_seconds
+    assert score.end_seconds == pytest.approx(generate.end_seconds + lag_of(plan) + tail)
+
+
+def test_a_stage_that_streams_waits_for_its_producer_while_it_has_nothing_to_read() -> None:
+    plan = streaming_beside()
+    simulated = simulate(plan, steps=1, warm_up=0, traced=True)
+    score = next(span for span in simulated.spans if span.instruction == "reward_score")
+    use = simulated.ranks[plan.pool_of("reward_score").first_rank]
+    busy = next(share.share for share in use.busy if share.what == "reward_score")
+    waited = next(share.share for share in use.waits if share.what == "actor_generate")
+    seconds = plan.placement("reward_score").cost.total
+    assert busy * simulated.steps.mean == pytest.approx(seconds)
+    starved = score.end_seconds - score.start_seconds - seconds
+    assert starved > 0
+    assert waited * simulated.steps.mean >= starved * (1 - TOLERANCE)
+
+
+def test_a_slow_reader_goes_on_after_its_producer_has_ended() -> None:
+    plan = streaming_beside()
+    slow = 3 * plan.placement("actor_generate").cost.total
+    simulated = simulate(plan, Slower(plan, {"reward_score": (slow,)}), steps=1, warm_up=0, traced=True)
+    spans = {span.instruction: span for span in simulated.spans if span.kind == "stage"}
+    score = spans["reward_score"]
+    assert score.end_seconds - score.start_seconds == pytest.approx(slow)
+
+
 def test_one_rank_takes_the_sum_of_all_that_it_does() -> None:
     plan = on_one_rank()
     simulated = simulate(plan, steps=1)
@@ -79,8 +141,8 @@ def test_a_step_is_never_shorter_than_its_critical_path(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_busy_and_waiting_shares_of_a_rank_fill_the_step(seed: int) -> None:
-    simulated = simulate(random_plan(seed), steps=2)
-    for use in (*simulated.ranks, *simulated.pools):
+    whole, streamed = simulate(random_plan(seed), steps=2), simulate(random_plan(seed, long_facts()), steps=2)
+    for use in (*whole.ranks, *whole.pools, *streamed.ranks, *streamed.pools):
         assert sum(share.share for share in (*use.busy, *use.waits)) == pytest.approx(1)
         assert use.idle_share == pytest.approx(sum(wait.share for wait in use.waits))
 
