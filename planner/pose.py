@@ -78,7 +78,11 @@ def pose(
         )
         for found in frontiers
     }
-    calls = tuple(Call(name, tuple(_option(tick, *pair) for pair in pairs)) for name, pairs in behind.items())
+    shared = {name: STAGE_BY_NAME[name].role in TRAIN_STAGE for name in behind}
+    calls = tuple(
+        Call(name, tuple(_option(tick, *pair, is_shared=shared[name]) for pair in pairs))
+        for name, pairs in behind.items()
+    )
     refits = tuple(_transfer(facts, model, tick, behind, target, anywhere=anywhere) for target in refit_targets())
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
@@ -118,14 +122,15 @@ def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
     return float(10.0 ** (math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)))
 
 
-def _option(tick: float, ranks: Ranks, candidate: Candidate) -> Option:
+def _option(tick: float, ranks: Ranks, candidate: Candidate, *, is_shared: bool) -> Option:
+    """One choice on one pool; weights of a role that is not trained belong to one stage, and may wait in the host."""
     weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout)),
         ticks=math.floor(candidate.seconds.total / tick),
         early_ticks=_early_ticks(tick, candidate),
         resident_blocks=weights + math.ceil((candidate.resident.total - candidate.weights_bytes) / BLOCK_BYTES),
-        shared_blocks=weights,
+        shared_blocks=weights if is_shared else 0,
         transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES),
     )
 

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.cost_models.cost import Cost, Memory, Term
+from meshwright.cost_models.question import Call
 from meshwright.planner.edges import handovers
 from meshwright.planner.frontier import frontiers
+from meshwright.planner.leads import SYNCHRONOUS, Scope
 from meshwright.planner.pins import Ranks, parse_pins
 from meshwright.planner.pose import BLOCK_BYTES, Posed, pose
 from meshwright.planner.solver.problem import Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
+from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts(nodes=2, ranks_per_node=2)
 MODEL = ToyModel(FACTS)
+
+
+class OffloadingModel(ToyModel):
+    """Weights and optimizer state that are offloaded are transient, and cost a little time."""
+
+    def seconds(self, call: Call) -> Cost:
+        more = () if call.schedule.offload is Offload.NONE else (Term("host link", 1e-3),)
+        return Cost((*super().seconds(call).terms, *more))
+
+    def memory(self, call: Call) -> Memory:
+        memory = super().memory(call)
+        moved = {Offload.NONE: (), Offload.WEIGHTS: ("weights",), Offload.OPTIMIZER: ("optimizer",)}
+        gone = [term for term in memory.resident.terms if term.name in moved[call.schedule.offload]]
+        kept = [term for term in memory.resident.terms if term not in gone]
+        return Memory(resident=Cost(tuple(kept)), transient=Cost((*memory.transient.terms, *gone)))
 
 
 def pose_pinned(*pins: str, by_pool: bool = False) -> Posed:
@@ -81,3 +100,14 @@ def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(posed: Posed
 
 def test_blocks_of_ranks_of_one_size_are_interchangeable(posed: Posed) -> None:
     assert {(len(swap.left), swap.left.start) for swap in swaps(posed.problem)} == {(1, 0), (1, 2), (2, 0)}
+
+
+def test_weights_that_may_wait_in_the_host_are_no_copy_that_others_share() -> None:
+    """They used to be, and a job in which a stage fitted with them and without was refused with a traceback."""
+    scope = Scope(leads=SYNCHRONOUS, offload=True)
+    found = frontiers(FACTS, OffloadingModel(FACTS), (), None, scope=scope)
+    offloaded = {c.schedule.offload for f in found for size in f.candidates.values() for c in size}
+    assert offloaded == {Offload.NONE, Offload.WEIGHTS, Offload.OPTIMIZER}
+    problem = pose(FACTS, MODEL, found, handovers(FACTS, MODEL)).problem
+    assert {o.shared_blocks for name in ("ref_logprob", "reward_score") for o in problem.options(name)} == {0}
+    assert all(option.shared_blocks for option in problem.options("actor_train"))
