@@ -27,7 +27,7 @@ EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.jso
 
 meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
 
-meshwright plan job.yaml --top 3 --time-limit 20 -o plan.json
+meshwright plan job.yaml --top 3 --time-limit 20 --gap 0.01 -o plan.json
 """
 
 
@@ -49,6 +49,9 @@ def plan(
     time_limit: Annotated[
         float, typer.Option(min=0.1, help="Deterministic seconds of each search; the best plan so far has its gap.")
     ] = 60.0,
+    gap: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Stop when the plan is proven to be so near to the best.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is."""
@@ -65,7 +68,7 @@ def plan(
     model = model_of(facts)
     digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
     pins = (*(pin or ()), *map(forbidden, forbid or ()))
-    limits = Limits(max_deterministic_time=time_limit)
+    limits = Limits(max_deterministic_time=time_limit, gap=gap)
     best = compile_plan(facts, model, pins=pins, digests=digests, limits=limits, remodel=model_of)
     if isinstance(best, NoPlan):
         if as_json:
