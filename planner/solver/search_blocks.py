@@ -20,13 +20,16 @@ from meshwright.planner.solver.block_model import Relations, block_makespan_mode
 from meshwright.planner.solver.blocks import first_ranks
 from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.model import Solved, run
-from meshwright.planner.solver.problem import Call, Option, Problem, ends_of
+from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run, ends_of
 from meshwright.planner.solver.result import Answer, Limits, Progress, Result, picked_options
 from meshwright.planner.solver.steps import Steps
 from meshwright.planner.solver.variables import TaskVariables
 
 _FIRST_STEPS, _STEPS = 64, 16
 """Into how many steps CP-SAT cuts the makespans that it looks at, for a first answer and then."""
+
+_PARTS = 8
+"""Of a device: in each a few options are chosen for a first answer."""
 
 _FIRST_TIME = 4.0
 """Deterministic time for a first answer."""
@@ -86,6 +89,8 @@ class _Best:
         for target in (_FIRST_RANGE * self.bound, few.horizon):
             if self.answer is None:
                 self._run(few, Steps.between(self.bound, max(target, self.bound), _FIRST_STEPS), _FIRST_TIME)
+        if self.answer is not None and self.is_open:
+            self._run(few, Steps.between(self.bound, self.target, _FIRST_STEPS), self.left)
 
     def improve(self, problem: Problem, target: int) -> None:
         """Looks for an answer within the target among all options that can be part of one, and learns the bound."""
@@ -148,48 +153,60 @@ def _possible(problem: Problem) -> Problem:
     """The problem without options that are alone too large, or that another can always stand in for."""
     calls = []
     for call in problem.calls:
-        fitting = tuple(o for o in call.options if o.resident_blocks + o.transient_blocks <= problem.device_blocks)
-        calls.append(Call(call.name, fitting if call.name in problem.tied else _undominated(fitting)))
+        room = problem.num_ranks - _least_ranks_of_producers(problem, call.name)
+        fitting = [o for o in call.options if _memory(o) <= problem.device_blocks]
+        groups: dict[Place | None, list[Option]] = {}
+        for option in fitting:
+            groups.setdefault(option.place if call.name in problem.tied else None, []).append(option)
+        calls.append(Call(call.name, tuple(o for same in groups.values() for o in _undominated(same, room))))
     return problem.with_calls(tuple(calls))
 
 
-def _undominated(options: Iterable[Option]) -> tuple[Option, ...]:
+def _least_ranks_of_producers(problem: Problem, call: str) -> int:
+    """The ranks that what streams to a call has at least, whichever of it is the smallest."""
+    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == call and p.before in run}
+    sizes = [min((o.place.num_ranks for o in problem.options(name)), default=0) for name in before]
+    return min(sizes, default=problem.num_ranks)
+
+
+def _undominated(options: Iterable[Option], room: int) -> tuple[Option, ...]:
     """The options that no other beats in ranks, ticks, early ticks and memory; of equals the first stays.
 
-    A smaller block can always take the place of a larger one, inside it.
+    A smaller block can always take the place of a larger one, inside it. Of options with more ranks than `room` none
+    can start early, as they meet all that streams to them.
     """
     kept: list[tuple[tuple[int, ...], Option]] = []
-    for option in options:
-        amounts = _amounts(option)
-        if any(all(a <= b for a, b in zip(other, amounts, strict=True)) for other, _ in kept):
-            continue
-        kept = [(o, k) for o, k in kept if not all(a <= b for a, b in zip(amounts, o, strict=True))]
-        kept.append((amounts, option))
+    for amounts, option in sorted(((_amounts(o, room), o) for o in options), key=lambda pair: pair[0]):
+        if not any(all(a <= b for a, b in zip(other, amounts, strict=True)) for other, _ in kept):
+            kept.append((amounts, option))
     return tuple(option for _, option in kept)
 
 
-def _amounts(option: Option) -> tuple[int, ...]:
+def _amounts(option: Option, room: int) -> tuple[int, ...]:
     """What has to be small."""
-    rest = option.ticks - option.early_ticks
-    return option.place.num_ranks, option.ticks, rest, option.resident_blocks, option.transient_blocks
+    early = option.early_ticks if option.place.num_ranks <= room else 0
+    memory = option.resident_blocks, option.transient_blocks
+    return option.place.num_ranks, option.ticks, option.ticks - early, *memory
 
 
 def _few(problem: Problem) -> Problem:
-    """The problem with a few options of each size per call: the fastest, the smallest, and those of least product."""
+    """The problem with a few options of each size per call: the smallest, the fastest in each part of a device."""
 
     def few(call: Call) -> tuple[Option, ...]:
+        chosen: set[Option] = set()
         by_size: dict[int, list[Option]] = {}
         for option in call.options:
             by_size.setdefault(option.place.num_ranks, []).append(option)
-        chosen = {min(same, key=key) for same in by_size.values() for key in _KEYS}
+        for same in by_size.values():
+            chosen.add(min(same, key=_memory))
+            for part in range(1, _PARTS + 1):
+                within_part = [option for option in same if _memory(option) * _PARTS <= problem.device_blocks * part]
+                chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
         return tuple(option for option in call.options if option in chosen)
 
     return problem.with_calls(tuple(Call(call.name, few(call)) for call in problem.calls))
 
 
-_KEYS = (
-    lambda option: option.ticks,
-    lambda option: option.resident_blocks + option.transient_blocks,
-    lambda option: option.ticks * (option.resident_blocks + option.transient_blocks),
-    lambda option: option.ticks * option.resident_blocks,
-)
+def _memory(option: Option) -> int:
+    return option.resident_blocks + option.transient_blocks
