@@ -38,19 +38,18 @@ class Mail:
         """`group` is a gloo group over all processes; without a `house` each process is one rank."""
         self.rank = dist.get_rank() if rank is None else rank
         self._group, self._house = group, house or House()
-        self._in_flight: list[tuple[dist.Work, Tensor]] = []
+        self._leaving = _Leaving()
 
     def send(self, letter: Tensor, target: int, channel: int) -> None:
         """Sends bytes (uint8) to another rank, their number ahead of them."""
         if self._is_here(target):
             self._house.box(self.rank, target, channel).put(letter)
             return
-        self._in_flight = [(work, message) for work, message in self._in_flight if not work.is_completed()]
         for message, half in ((torch.tensor([len(letter)]), 0), (letter, 1)):
             tag = self._tag(self.rank, target, 2 * channel + half)
             work = dist.isend(message, target // self._house.size, group=self._group, tag=tag)
             assert work is not None
-            self._in_flight.append((work, message))
+            self._leaving.add(work, message)
 
     def receive(self, source: int, channel: int) -> Tensor:
         """Waits for the bytes that another rank sends."""
@@ -65,9 +64,7 @@ class Mail:
 
     def flush(self) -> None:
         """Waits until everything sent has arrived."""
-        for work, _ in self._in_flight:
-            work.wait()
-        self._in_flight.clear()
+        self._leaving.join()
 
     def _is_here(self, rank: int) -> bool:
         return rank // self._house.size == self.rank // self._house.size
@@ -76,3 +73,37 @@ class Mail:
         """Channel, then the places of both ranks in their houses."""
         size = self._house.size
         return (channel * size + source % size) * size + target % size
+
+
+class _Leaving:
+    """Messages on their way, each kept until its receiver has it, and no longer.
+
+    A gloo send does not know that it is done before it is waited for, so a thread waits for one after another.
+    """
+
+    def __init__(self) -> None:
+        self._messages: queue.Queue[tuple[dist.Work, Tensor]] = queue.Queue()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: dist.Work, message: Tensor) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._see_off, name="mail", daemon=True)
+            self._thread.start()
+        self._messages.put((work, message))
+
+    def join(self) -> None:
+        """Returns when none is on its way; raises what went wrong with any."""
+        self._messages.join()
+        if self._error is not None:
+            raise self._error
+
+    def _see_off(self) -> None:
+        while True:
+            work, message = self._messages.get()
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self._error = error
+            del work, message
+            self._messages.task_done()

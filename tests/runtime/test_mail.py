@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from typing import cast
 
 import pytest
@@ -52,3 +54,25 @@ def test_letters_between_houses_find_the_rank_they_were_sent_to() -> None:
     for received in run_on_ranks(2, exchange_between_houses):
         for rank, letters in received.items():
             assert letters == [[other, rank] for other in (3, 2, 1, 0) if other != rank]
+
+
+def is_let_go() -> bool:
+    """Rank 0 writes to rank 1; whether the letter is gone from its memory some time after it was read."""
+    assert dist.group.WORLD is not None
+    mail = Mail(dist.group.WORLD)
+    if dist.get_rank() == 1:
+        return mail.receive(0, 0).tolist() == [7]
+    sent = letter(7)
+    watched = weakref.ref(sent)
+    mail.send(sent, 1, channel=0)
+    del sent
+    deadline = time.monotonic() + 30
+    while watched() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    mail.flush()
+    return watched() is None
+
+
+@pytest.mark.slow
+def test_a_letter_that_was_read_is_not_kept_by_its_sender() -> None:
+    assert run_on_ranks(2, is_let_go) == [True, True]
