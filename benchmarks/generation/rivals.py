@@ -1,0 +1,108 @@
+"""The two sides: the generation engine and transformers' `generate`, each made to draw exactly the lengths asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor
+
+from benchmarks.generation.work import BATCH, LONGEST_PROMPT, LONGEST_RESPONSE, Work
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model import read_model
+from meshwright.runtime.generation import Generator
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.models import build_model
+from meshwright.runtime.slots import Prompt
+from meshwright.runtime.weights import load_weights
+
+NO_TOKEN = -1
+
+
+def seconds(generate: Callable[[Work], list[list[int]]], work: Work) -> tuple[float, float]:
+    """Wall time and processor time it takes; what is drawn must have the lengths asked for."""
+    wall, processor = time.perf_counter(), time.process_time()
+    drawn = generate(work)
+    elapsed = time.perf_counter() - wall, time.process_time() - processor
+    assert [len(tokens) for tokens in drawn] == list(work.lengths)
+    return elapsed
+
+
+class Engine:
+    """One rank. Sequences end by length alone."""
+
+    def __init__(self, checkpoint: Path, *, temperature: float, seed: int) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
+        model = build_model(spec, mesh)
+        load_weights(model, spec, mesh, checkpoint)
+        self._generator = Generator(
+            model,
+            spec,
+            mesh,
+            num_slots=BATCH,
+            max_tokens=LONGEST_PROMPT + LONGEST_RESPONSE,
+            max_response=LONGEST_RESPONSE,
+            eos_token=NO_TOKEN,
+            temperature=temperature,
+            seed=seed,
+        )
+
+    def by_batches(self, work: Work) -> list[list[int]]:
+        """Each batch alone, as transformers must: a slot that falls free stays free until the batch has ended."""
+        return [tokens for batch in work.batches() for tokens in self.refilled(batch)]
+
+    def refilled(self, work: Work) -> list[list[int]]:
+        """All prompts at once, through as many slots as a batch has rows."""
+        prompts = [
+            Prompt(row=row, draw=row, tokens=tokens, max_response=length)
+            for row, (tokens, length) in enumerate(zip(work.prompts, work.lengths, strict=True))
+        ]
+        return [list(response.tokens) for response in self._generator.generate(prompts)]
+
+
+class Transformers:
+    """`generate` with its defaults (SDPA, dynamic cache), prompts padded on the left as it wants them.
+
+    It is not asked for log-probabilities, which the engine gives with every token.
+    """
+
+    def __init__(self, checkpoint: Path, *, greedy: bool = False) -> None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        self._model: Any = model.eval()
+        self._model.generation_config.eos_token_id = None
+        self._choice = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+
+    def generate(self, work: Work) -> list[list[int]]:
+        return [tokens for batch in work.batches() for tokens in self._generate(batch)]
+
+    def _generate(self, batch: Work) -> list[list[int]]:
+        width = max(map(len, batch.prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in batch.prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch.prompts])
+        drawn = self._model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max(batch.lengths),
+            stopping_criteria=transformers.StoppingCriteriaList([_OwnLength(width, batch.lengths)]),
+            pad_token_id=0,
+            **self._choice,
+        )
+        assert drawn.shape[1] == width + max(batch.lengths)
+        return [row[width : width + length].tolist() for row, length in zip(drawn, batch.lengths, strict=True)]
+
+
+class _OwnLength(transformers.StoppingCriteria):
+    """Each row is done when it has the length asked for; the call ends when all rows are."""
+
+    def __init__(self, prompt_width: int, lengths: tuple[int, ...]) -> None:
+        self._ends = prompt_width + torch.tensor(lengths)
+
+    def __call__(self, input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        return input_ids.shape[1] >= self._ends
