@@ -124,12 +124,8 @@ class _Asked:
     progress: Progress | None
 
     def search_all(self) -> list[_Searched]:
-        """Every pattern of leads without offload; with it where nothing fits without, or where a pin asks for it."""
-        leads = patterns(self.facts.staleness)
-        plain = [self.search(Scope(leads=pattern)) for pattern in leads]
-        if any(one.result.status != "infeasible" for one in plain):
-            return plain
-        return [self.search(Scope(leads=pattern, offload=True)) for pattern in leads]
+        """Every pattern of leads, offload included: state that waits in the host makes room for what is faster."""
+        return [self.search(Scope(leads=leads, offload=True)) for leads in patterns(self.facts.staleness)]
 
     def search(self, scope: Scope) -> _Searched:
         limit = self.facts.cluster.device.usable_bytes
