@@ -152,8 +152,11 @@ def _tasks_wait_for_their_predecessors(
             model.add(times.start[after] >= times.end[before] + lag)
             continue
         options = problem.options(call[after])
-        early = sum(option.early_ticks * pick[call[after], index] for index, option in enumerate(options))
+        picks = [pick[call[after], index] for index in range(len(options))]
+        early = cp_model.LinearExpr.weighted_sum(picks, [option.early_ticks for option in options])
+        rest = cp_model.LinearExpr.weighted_sum(picks, [option.ticks - option.early_ticks for option in options])
         model.add(times.start[after] + early >= times.end[before] + lag)
+        model.add(times.end[after] >= times.end[before] + lag + rest)  # redundant, for the bound
         model.add(times.start[after] >= times.start[before])
 
 

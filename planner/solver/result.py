@@ -13,6 +13,10 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with the makespan and the bound, in ticks, of each better answer."""
 
 
+_KEPT = 0.99
+"""The part of the gap that the search uses; the rest is for seconds that are not whole ticks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What the search may use. The same limits give the same answer on every machine.
@@ -29,7 +33,7 @@ class Limits:
 
     def target(self, makespan: int) -> int:
         """The largest makespan that is shorter than this one by more than the gap."""
-        return math.ceil(makespan * (1 - self.gap)) - 1
+        return math.ceil(makespan * (1 - _KEPT * self.gap)) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
