@@ -14,12 +14,14 @@ from meshwright.profiles.stages import STAGES
 class StepWork:
     """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica.
 
-    `live_sequences` has, by stage, how many sequences each replica has in flight on average, where lengths are drawn.
+    Where lengths are drawn, `live_sequences` has, by stage, how many sequences each replica has in flight on average,
+    and `tokens_by_staleness` the response tokens by the number of actor updates between their drawing and their use.
     """
 
     seconds: Mapping[str, tuple[float, ...]]
     num_tokens: float  # response tokens of the step
     live_sequences: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tokens_by_staleness: Mapping[int, int] = field(default_factory=dict)
 
 
 class Durations(Protocol):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.job import Facts
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 
 Remodel = Callable[[Facts], CostModel]
@@ -69,7 +70,7 @@ def round_times(facts: Facts, call: Call, remodel: Remodel) -> RoundTimes:
     lengths = sorted({round(n) for n in points})
     prefills, rounds = np.empty((len(rows), len(lengths))), np.empty((len(rows), len(lengths)))
     for i, num_rows in enumerate(rows):
-        asked = replace(call, schedule=replace(call.schedule, generation_slots=num_rows))
+        asked = replace(call, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
         for j, length in enumerate(lengths):
             first, third = (remodel(_with(facts, call, num_rows, length, n)).seconds(asked).total for n in (1, 3))
             prefills[i, j], rounds[i, j] = first, (third - first) / 2

@@ -6,9 +6,6 @@ distribution costs, by one and the same model. Drawn lengths equal to the typica
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,54 +13,56 @@ from meshwright.cost_models.pipeline import micro_batches
 from meshwright.cost_models.question import Call
 from meshwright.planner.durations import StepWork, refit_seconds
 from meshwright.planner.frontier import call_of
+from meshwright.planner.generated import Alone, CarriedOver, Lengths
+from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Placement, Plan
-from meshwright.planner.probe import Remodel, RoundTimes, round_times
+from meshwright.planner.probe import Remodel, round_times
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload
 
-Lengths = NDArray[np.int64]
-
-_NUM_CUTS = 33
-"""A run of rounds is costed at its middle, so runs are cut at as many points at least."""
-
 
 class Sampled:
-    """`seed` and the number of the step decide its lengths."""
+    """`seed` and the number of the step decide the lengths of its prompt batch.
+
+    Where sequences outlive a turn, step 0 is the first of a run that never ends, and a step has the sequences that its
+    turn delivers.
+    """
 
     name = "sampled"
 
     def __init__(self, plan: Plan, remodel: Remodel, *, seed: int) -> None:
         self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
-        self._placements = plan.placements
-        placement = plan.placement("actor_generate")
+        placement = plan.placement(GENERATE)
         call = _call(plan, placement)
-        self._times = round_times(plan.facts, call, remodel)
-        self._generation_level = placement.cost.total / remodel(plan.facts).seconds(call).total
+        level = placement.cost.total / remodel(plan.facts).seconds(call).total
+        carries_over = placement.schedule.batches_in_flight > 1 or placement.schedule.overcommit
+        play = CarriedOver if carries_over else Alone
+        self._generation = play(plan, _Draws(self._workload, seed), round_times(plan.facts, call, remodel), level)
 
     def of_step(self, step: int, /) -> StepWork:
-        prompts, responses = draw_lengths(self._workload, seed=self._seed, step=step)
-        seconds = refit_seconds(self._plan)
-        live: dict[str, tuple[float, ...]] = {}
-        for placement in self._placements:
-            stage = STAGE_BY_NAME[placement.stage]
-            if stage.generates:
-                seconds[stage.name] = self._generation(placement, prompts, responses)
-                live[stage.name] = _live_sequences(placement, responses)
-            elif stage.trains:
-                seconds[stage.name] = (self._training(placement, prompts + responses, step),)
-            else:
-                seconds[stage.name] = self._forward(placement, prompts + responses)
-        return StepWork(seconds=seconds, num_tokens=float(responses.sum()), live_sequences=live)
-
-    def _generation(self, placement: Placement, prompts: Lengths, responses: Lengths) -> tuple[float, ...]:
-        """Each replica takes every dp-th prompt in order of length, as the runtime shares them."""
-        dp, pp, slots = placement.layout.dp, placement.layout.pp, placement.schedule.generation_slots
-        return tuple(
-            self._generation_level
-            * generation_seconds(prompts[replica::dp], responses[replica::dp], slots, pp, self._times)
-            for replica in range(dp)
+        drawn = self._generation.of_step(step)
+        seconds = {GENERATE: drawn.seconds, **refit_seconds(self._plan)}
+        for placement in self._plan.placements:
+            stage, lengths = STAGE_BY_NAME[placement.stage], drawn.prompts + drawn.responses
+            if stage.trains:
+                seconds[stage.name] = (self._training(placement, lengths, step),)
+            elif placement.schedule.chunk_tokens:
+                seconds[stage.name] = self._streaming(placement, lengths)
+            elif not stage.generates:
+                seconds[stage.name] = self._forward(placement, lengths)
+        return StepWork(
+            seconds=seconds,
+            num_tokens=float(drawn.responses.sum()),
+            live_sequences={GENERATE: drawn.live},
+            tokens_by_staleness=drawn.tokens_by_staleness,
         )
+
+    def _streaming(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
+        """Chunks are hardly padded; rows are shared as they were for generation, in order of the prompts."""
+        dp = placement.layout.dp
+        typical = self._workload.mean_tokens * len(lengths) / dp
+        return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
 
     def _forward(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
         padded = padded_tokens(lengths, placement.layout.dp, placement.schedule.micro_batch_size)
@@ -83,6 +82,19 @@ class Sampled:
         return placement.cost.total * slowest / (len(updates) * typical)
 
 
+class _Draws:
+    """The lengths of every step that was asked for, drawn once."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload, self._seed = workload, seed
+        self._known: dict[int, tuple[Lengths, Lengths]] = {}
+
+    def __call__(self, step: int) -> tuple[Lengths, Lengths]:
+        if step not in self._known:
+            self._known[step] = draw_lengths(self._workload, seed=self._seed, step=step)
+        return self._known[step]
+
+
 def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
     """Prompts and responses of one step's batch, in order of the prompts' lengths."""
     draw = np.random.default_rng([seed, step])
@@ -99,56 +111,6 @@ def padded_tokens(lengths: Lengths, num_replicas: int, micro_batch_size: int) ->
     longest = by_replica[:, micro_batch_size - 1 :: micro_batch_size]
     padded: NDArray[np.float64] = longest.sum(axis=1) * float(micro_batch_size)
     return padded
-
-
-def generation_seconds(
-    prompts: Lengths, responses: Lengths, num_slots: int, num_stages: int, times: RoundTimes
-) -> float:
-    """One replica's generation, in short runs of rounds in which no sequence begins or ends.
-
-    A sequence takes the slot that is free first, prefills in its first round and decodes in the others.
-    """
-    starts = _starts(responses.tolist(), num_slots)
-    ends = starts + responses
-    cuts = np.linspace(0, ends.max(), _NUM_CUTS).astype(np.int64)
-    bounds = np.unique(np.concatenate([starts, starts + 1, ends, cuts]))
-    first, after = bounds[:-1], bounds[1:]
-    decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
-    live = decoding.sum(axis=0)
-    cached = (prompts - starts)[:, None] + (first + after - 1) / 2 - 1
-    context = np.where(decoding, cached, 0.0).max(axis=0)
-    rounds = np.where(live > 0, after - first, 0)
-    decode = float((rounds * times.round_(np.maximum(live, 1).astype(float), context)).sum())
-    return decode + _prefill_seconds(prompts, starts, min(num_stages, num_slots), num_stages, times)
-
-
-def _live_sequences(placement: Placement, responses: Lengths) -> tuple[float, ...]:
-    """Sequences in flight on each replica, on average over its rounds."""
-    dp, slots = placement.layout.dp, placement.schedule.generation_slots
-    shares = (responses[replica::dp] for replica in range(dp))
-    return tuple(float(share.sum() / (_starts(share.tolist(), slots) + share).max()) for share in shares)
-
-
-def _starts(responses: Sequence[int], num_slots: int) -> Lengths:
-    """The round in which each sequence is admitted."""
-    if len(responses) <= num_slots:
-        return np.zeros(len(responses), dtype=np.int64)
-    free, starts = [0] * num_slots, []
-    for length in responses:
-        starts.append(free[0])
-        heapq.heapreplace(free, free[0] + length)
-    return np.array(starts)
-
-
-def _prefill_seconds(prompts: Lengths, starts: Lengths, num_groups: int, num_stages: int, times: RoundTimes) -> float:
-    """The first prompts fill the pipeline; later ones are admitted by a group at a time, in one pass of it."""
-    _, begins = np.unique(starts, return_index=True)
-    rows = np.diff([*begins, len(starts)]).astype(float)
-    longest = np.maximum.reduceat(prompts, begins).astype(float)
-    whole = np.ones(len(rows))
-    whole[1:] = 1 / num_stages
-    rows[1:] *= num_groups
-    return float((whole * times.prefill(rows, longest)).sum())
 
 
 def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -56,9 +56,20 @@ class Use:
     waits: tuple[Share, ...]
 
 
+@dataclass(frozen=True)
+class Stale:
+    """The part of the response tokens, 0 to 1, that are used `staleness` actor updates after they were drawn."""
+
+    staleness: int
+    share: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What the simulated clock says of a plan. `durations` names where the seconds of the instructions come from."""
+    """What the simulated clock says of a plan. `durations` names where the seconds of the instructions come from.
+
+    `staleness` is told where lengths are drawn.
+    """
 
     clock: str
     durations: str
@@ -68,21 +79,24 @@ class Simulation:
     pools: tuple[Use, ...]
     ranks: tuple[Use, ...]
     num_events: int
+    staleness: tuple[Stale, ...] = ()
     spans: tuple[Span, ...] = ()
 
 
 def simulate(
-    plan: Plan, durations: Durations | None = None, *, steps: int = 20, warm_up: int = 1, traced: bool = False
+    plan: Plan, durations: Durations | None = None, *, steps: int = 20, warm_up: int | None = None, traced: bool = False
 ) -> Simulation:
     """Runs `warm_up` + `steps` steps and reports the last `steps` of them; spans only when `traced`.
 
+    Unless told otherwise, one step passes first, and two more for each step that a sequence may be stale.
     Where stages work ahead, as many steps follow as they are ahead, so that every turn that is reported is full.
     Raises BadInput when the plan's program is not sound.
     """
     durations = durations or Planned(plan)
     program = lower(plan)
     require_sound(program)
-    kept = range(warm_up, warm_up + steps)
+    begin = 1 + 2 * plan.staleness if warm_up is None else warm_up
+    kept = range(begin, begin + steps)
     works = [durations.of_step(step) for step in range(kept.stop + program.max_lead)]
     parts = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
     account = _Account(parts, kept)
@@ -102,8 +116,16 @@ def simulate(
         pools=tuple(account.use(pool.name, pool.ranks) for pool in plan.pools),
         ranks=tuple(account.use(f"rank {rank}", (rank,)) for rank in range(plan.facts.cluster.num_ranks)),
         num_events=account.num_events,
+        staleness=_staleness(works[kept.start : kept.stop]),
         spans=tuple(sorted(spans, key=lambda span: (span.start_seconds, span.rank))),
     )
+
+
+def _staleness(works: Iterable[StepWork]) -> tuple[Stale, ...]:
+    tokens: Counter[int] = Counter()
+    for work in works:
+        tokens.update(work.tokens_by_staleness)
+    return tuple(Stale(staleness, number / tokens.total()) for staleness, number in sorted(tokens.items()))
 
 
 def _split(works: Iterable[StepWork]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from meshwright.planner.edges import handovers
 from meshwright.planner.evaluate import refit_readers
 from meshwright.planner.frontier import costed_choice
 from meshwright.planner.job import Facts
-from meshwright.planner.leads import SYNCHRONOUS, Leads, Scope
+from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads, Scope
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.space import choices, pools
 from meshwright.profiles.stages import STAGES, Stage, stage_graph
@@ -36,11 +36,18 @@ def long_facts() -> Facts:
 
 
 def random_plan(
-    seed: int, facts: Facts | None = None, model: CostModel | None = None, leads: Leads = SYNCHRONOUS
+    seed: int,
+    facts: Facts | None = None,
+    model: CostModel | None = None,
+    leads: Leads = SYNCHRONOUS,
+    deferral: int = 0,
 ) -> Plan:
-    """A plan that breaks no rule, drawn from a seed. Memory is not looked at."""
+    """A plan that breaks no rule, drawn from a seed. Memory is not looked at.
+
+    The bound on the staleness leaves sequences `deferral` turns beyond their first.
+    """
     facts = facts or small_facts(memory_bytes=2**50)
-    facts = facts.model_copy(update={"staleness": max(leads.values())})
+    facts = facts.model_copy(update={"staleness": leads[GENERATE] + deferral})
     model = model or RandomModel(seed, memory_scale=1.0)
     draw = random.Random(seed)
     return assemble(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
+import statistics
+
 import numpy as np
 import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.generated import generation_seconds
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import patterns
 from meshwright.planner.plan import Plan
 from meshwright.planner.probe import Grid, RoundTimes
-from meshwright.planner.sampled import Sampled, generation_seconds, padded_tokens
+from meshwright.planner.sampled import Sampled, draw_lengths, padded_tokens
 from meshwright.planner.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.trace import LIVE
@@ -28,11 +34,11 @@ def model_of(facts: Facts) -> CostModel:
     return cost_model(facts.cluster, facts.workload, facts.precision)
 
 
-def plan_of(seed: int, response: LengthSpec) -> Plan:
+def plan_of(seed: int, response: LengthSpec, deferral: int = 0) -> Plan:
     facts = small_facts(memory_bytes=2**50)
     workload = Workload(batch_size=16, prompt=LengthSpec(max=64, fixed=64), response=response, num_minibatches=2)
     facts = facts.model_copy(update={"workload": workload})
-    return random_plan(seed, facts, model_of(facts))
+    return random_plan(seed, facts, model_of(facts), deferral=deferral)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -110,3 +116,71 @@ def test_a_timeline_of_drawn_steps_counts_live_sequences_on_the_ranks_that_gener
     told = {(span.instruction, span.rank): span.facts[LIVE] for span in spans if LIVE in span.facts}
     assert sorted(told) == [("actor_generate", rank) for rank in plan.pool_of("actor_generate").ranks]
     assert all(0 < live <= plan.placement("actor_generate").schedule.generation_slots for live in told.values())
+
+
+LONG_TAIL = LengthSpec(max=256, median=20, p99=200)
+
+
+def carrying_over(overcommits: bool) -> list[Plan]:
+    """Plans whose sequences outlive a turn."""
+    plans = (plan_of(seed, LONG_TAIL, deferral=2) for seed in itertools.count())
+    return list(itertools.islice((plan for plan in plans if carries_over(plan, overcommits)), 6))
+
+
+def carries_over(plan: Plan, overcommits: bool) -> bool:
+    schedule = plan.placement("actor_generate").schedule
+    return schedule.overcommit > 0 if overcommits else schedule.batches_in_flight > 1
+
+
+@pytest.mark.parametrize("overcommits", [False, True])
+def test_the_plan_lies_between_the_mean_and_the_slowest_replica_of_turns_that_carry_over(overcommits: bool) -> None:
+    """It knows the longest response of a step, and not which replicas draw more tokens than others."""
+    for plan in carrying_over(overcommits):
+        drawn, planned = Sampled(plan, model_of, seed=1), plan.placement("actor_generate").cost.total
+        turns = [drawn.of_step(step).seconds["actor_generate"] for step in range(5, 65)]
+        assert statistics.fmean(map(statistics.fmean, turns)) < 1.3 * planned
+        assert planned < 1.3 * statistics.fmean(map(max, turns))
+
+
+@pytest.mark.parametrize("overcommits", [False, True])
+def test_no_token_is_staler_than_the_plan_says_and_all_are_counted(overcommits: bool) -> None:
+    found: set[int] = set()
+    for plan in carrying_over(overcommits):
+        drawn = Sampled(plan, model_of, seed=1)
+        for work in map(drawn.of_step, range(40)):
+            assert sum(work.tokens_by_staleness.values()) == work.num_tokens
+            assert max(work.tokens_by_staleness) <= plan.staleness
+            found |= set(work.tokens_by_staleness)
+    assert {0, 1} <= found
+
+
+def test_a_step_has_the_sequences_that_were_delivered() -> None:
+    """Its scoring takes time for those, which are not the ones whose prompts it brought."""
+    plan = carrying_over(overcommits=True)[0]
+    tokens = [Sampled(plan, model_of, seed=1).of_step(step).num_tokens for step in range(10)]
+    brought = [draw_lengths(plan.facts.workload, seed=1, step=step)[1].sum() for step in range(10)]
+    assert tokens != brought
+    assert sum(tokens) <= sum(brought) + draw_lengths(plan.facts.workload, seed=1, step=10)[1].sum()
+
+
+def test_a_run_that_carries_sequences_over_is_the_same_in_whatever_order_it_is_asked_for() -> None:
+    plan = carrying_over(overcommits=True)[0]
+    forwards, backwards = Sampled(plan, model_of, seed=1), pickle.loads(pickle.dumps(Sampled(plan, model_of, seed=1)))
+    steps = range(12)
+    assert [forwards.of_step(s) for s in steps] == [backwards.of_step(s) for s in reversed(steps)][::-1]
+
+
+def test_simulated_staleness_is_that_of_the_lead_where_nothing_is_carried_over() -> None:
+    for leads, staleness in zip(patterns(2), (0, 1, 2), strict=True):
+        facts = small_facts(memory_bytes=2**50)
+        plan = random_plan(3, facts, model_of(facts), leads)
+        drawn = simulate(plan, Sampled(plan, model_of, seed=0), steps=4)
+        assert [(one.staleness, one.share) for one in drawn.staleness] == [(staleness, 1.0)]
+    assert simulate(random_plan(3), steps=2).staleness == ()
+
+
+def test_the_simulated_staleness_of_tokens_adds_up_to_one() -> None:
+    plan = carrying_over(overcommits=True)[0]
+    told = simulate(plan, Sampled(plan, model_of, seed=0), steps=20).staleness
+    assert sum(one.share for one in told) == pytest.approx(1)
+    assert [one.staleness for one in told] == sorted({one.staleness for one in told})
