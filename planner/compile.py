@@ -19,7 +19,7 @@ from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import Handover, handovers
 from meshwright.planner.frontier import frontiers
 from meshwright.planner.job import Facts
-from meshwright.planner.leads import Scope, patterns
+from meshwright.planner.leads import Leads, Scope, patterns
 from meshwright.planner.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
@@ -71,10 +71,15 @@ def best_plan(
     digests: Mapping[str, str] | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    leads: Sequence[Leads] | None = None,
 ) -> Plan | Missing:
-    """The fastest plan that keeps the pins, which may exclude every choice; without reasons when there is none."""
+    """The fastest plan that keeps the pins, which may exclude every choice; without reasons when there is none.
+
+    `leads` may be some of the patterns that the bound on staleness allows; all of them are searched without it.
+    """
     limits = limits or Limits()
-    asked = _Asked(facts=facts, model=model, pins=pins, limits=limits, progress=progress)
+    allowed = patterns(facts.staleness) if leads is None else leads
+    asked = _Asked(facts=facts, model=model, pins=pins, leads=allowed, limits=limits, progress=progress)
     searched = asked.search_all()
     answered = [one for one in searched if one.result.answer is not None]
     if not answered:
@@ -120,12 +125,13 @@ class _Asked:
     facts: Facts
     model: CostModel
     pins: Sequence[Pin]
+    leads: Sequence[Leads]
     limits: Limits
     progress: Progress | None
 
     def search_all(self) -> list[_Searched]:
         """Every pattern of leads, offload included: state that waits in the host makes room for what is faster."""
-        return [self.search(Scope(leads=leads, offload=True)) for leads in patterns(self.facts.staleness)]
+        return [self.search(Scope(leads=leads, offload=True)) for leads in self.leads]
 
     def search(self, scope: Scope) -> _Searched:
         limit = self.facts.cluster.device.usable_bytes
