@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from meshwright.planner.job import Job
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import version_of_generation
+from meshwright.planner.rules import in_flight
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 from meshwright.runtime.admission import Admission, shared
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.bodies import MicroBatch, forward_logprobs, forward_scalars
+from meshwright.runtime.chunked import ChunkedStage
 from meshwright.runtime.copies import WeightCopy
 from meshwright.runtime.data import PromptData
 from meshwright.runtime.experience import micro_batches, share
 from meshwright.runtime.generation import Generator
 from meshwright.runtime.learning import Learning, minibatches, training_loss
+from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.ppo import final_metrics
-from meshwright.runtime.slots import Finish, Response
+from meshwright.runtime.scoring import ChunkScorer
+from meshwright.runtime.slots import Finish, Prompt, Response
+from meshwright.runtime.stream import Chunk, Listeners, Stream
+from meshwright.runtime.streaming import ChunkSender, Piece, Streaming
 
 
 class Actions:
     """The stages of a plan on this rank."""
 
-    def __init__(self, plan: Plan, job: Job, data: PromptData, copies: Mapping[str, WeightCopy], steps: range) -> None:
-        """`steps` are those of the run; held-out batches may be run beside them."""
+    def __init__(
+        self,
+        plan: Plan,
+        job: Job,
+        data: PromptData,
+        copies: Mapping[str, WeightCopy],
+        *,
+        steps: range,
+        streaming: Streaming,
+        host_memory: HostMemory,
+    ) -> None:
+        """`steps` are those of the run; held-out batches, of which nothing streams, may be run beside them."""
+        self._host_memory = host_memory
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
         self._generator = self._build_generator()
         generation = self._copies["actor_generate"]
         self._admission = Admission(plan, data, generation.mesh.dp_rank, steps) if generation.model else None
         self._version = steps.start
+        self._senders = [sending.sender for sending in streaming.sending]
+        self._streams = Listeners(
+            [
+                Stream(sending.chunk_tokens, functools.partial(_send_chunks, sending.sender, data.batch_size))
+                for sending in streaming.sending
+            ]
+        )
+        self._chunked = {
+            stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
+            for stage, reader in streaming.readers.items()
+        }
 
     def begin(self, turn: int) -> None:
         """A turn begins: it generates with this policy."""
@@ -40,10 +71,18 @@ class Actions:
 
     def run(self, stage: str, batch: Batch) -> dict[str, float]:
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""
-        kind = STAGE_BY_NAME[stage]
+        with self._host_memory.reloaded(stage) as moved:
+            facts = self._run(STAGE_BY_NAME[stage], batch)
+        return facts | moved
+
+    def _run(self, kind: Stage, batch: Batch) -> dict[str, float]:
         if kind.generates:
             return self._generate(kind, batch)
-        return self._train(kind, batch) if kind.trains else self._forward(kind, batch)
+        if kind.trains:
+            return self._train(kind, batch)
+        if kind.name in self._chunked and not batch.held_out:
+            return self._score_chunks(kind, batch)
+        return self._forward(kind, batch)
 
     def _build_generator(self) -> Generator | None:
         copy = self._copies["actor_generate"]
@@ -62,6 +101,21 @@ class Actions:
             seed=self._data.seed,
         )
 
+    def _build_scorer(self, stage: str) -> ChunkScorer:
+        copy, placement = self._copies[stage], self._plan.placement(stage)
+        assert copy.model is not None
+        generation, workload = self._plan.placement("actor_generate").schedule, self._plan.facts.workload
+        # One replica may hold all that is beyond a batch: which sequences stay in flight is nobody's choice.
+        dp = 1 if generation.overcommit else placement.layout.dp
+        return ChunkScorer(
+            copy.model,
+            copy.mesh,
+            max_rows=in_flight(generation, workload.batch_size // dp, dp),
+            max_tokens=workload.max_tokens,
+            micro_batch_size=placement.schedule.micro_batch_size,
+            temperature=self._job.ppo.temperature,
+        )
+
     def _generate(self, stage: Stage, batch: Batch) -> dict[str, float]:
         """Draws responses until this replica's rows are there; every rank of the replica holds all of them."""
         assert self._generator is not None
@@ -72,8 +126,15 @@ class Actions:
             rows = tuple(response.row for response in responses)
         else:
             admitted = self._admission.of(batch.step)
-            responses = self._generator.turn(admitted.prompts, version=self._version, delivery=admitted.delivery)
+            for sender in self._senders:
+                sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
+            responses = self._generator.turn(
+                admitted.prompts, version=self._version, delivery=admitted.delivery, stream=self._streams
+            )
             rows = self._admission.rows(responses)
+            delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
+            for sender in self._senders:
+                sender.end(delivered)
         for row, response in zip(rows, responses, strict=True):
             _put_response(batch, row, response)
         return {
@@ -81,6 +142,9 @@ class Actions:
             "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
             "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
         }
+
+    def _number(self, prompt: Prompt) -> int:
+        return _number(prompt, self._data.batch_size)
 
     def _forward(self, stage: Stage, batch: Batch) -> dict[str, float]:
         """Log-probabilities, values or scores of this replica's rows; ranks of the last pipeline stage hold them."""
@@ -98,9 +162,16 @@ class Actions:
             outputs = forward_logprobs(copy.model, copy.mesh, blocks, temperature=self._job.ppo.temperature)
         for group, output in zip(groups, outputs, strict=copy.mesh.is_last_stage):
             for row, values in zip(group, output.cpu(), strict=True):
-                first = lengths[row] - 1 if stage.name == "reward_score" else 0  # a score is said at the last token
-                batch.experience.put(stage.writes[0], row, values[first : lengths[row]].clone())
+                _put_answers(batch, stage, row, values[: lengths[row]])
         return {"num_tokens": float(sum(lengths[row] for row in mine))}
+
+    def _score_chunks(self, stage: Stage, batch: Batch) -> dict[str, float]:
+        """As `_forward`, of responses that are read while they are generated."""
+        scored = self._chunked[stage.name].run()
+        for row, values in scored.answers.items():
+            if values is not None:
+                _put_answers(batch, stage, row, values.cpu())
+        return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
     def _train(self, stage: Stage, batch: Batch) -> dict[str, float]:
         """One update for each minibatch of each epoch; metrics are means over the updates."""
@@ -129,6 +200,25 @@ class Actions:
         """The rows of this rank's replica."""
         mesh = self._copies[stage.name].mesh
         return share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
+
+
+def _number(prompt: Prompt, batch_size: int) -> int:
+    """The place of a prompt in the batches laid end to end."""
+    return prompt.step * batch_size + prompt.row
+
+
+def _send_chunks(sender: ChunkSender, batch_size: int, chunks: Sequence[Chunk]) -> None:
+    sender.send(Piece(_number(c.prompt, batch_size), c.tokens, is_last=c.finish is not None) for c in chunks)
+
+
+def _put_answers(batch: Batch, stage: Stage, row: int, values: Tensor) -> None:
+    """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""
+    last = len(values) - 1
+    if stage.name == "reward_score":
+        values = values[last:]
+    elif stage.name != "critic_value":
+        values = F.pad(values[:last], (0, 1))
+    batch.experience.put(stage.writes[0], row, values.clone())
 
 
 def _put_response(batch: Batch, row: int, response: Response) -> None:

@@ -27,8 +27,8 @@ class Device(Protocol):
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""
         ...
 
-    def refit(self, source: str, target: str) -> None:
-        """Takes this rank's part in giving the source's weights to the target."""
+    def refit(self, source: str, target: str) -> Mapping[str, float]:
+        """Takes this rank's part in giving the source's weights to the target; returns what is worth recording."""
         ...
 
     def synchronise(self) -> None:
@@ -76,11 +76,12 @@ class Executor:
                     start_seconds=start,
                     end_seconds=self._now(),
                     clock=self._clock,
-                    facts=facts if instruction.kind != "stage" else _sizes(facts),
+                    facts={name: value for name, value in facts.items() if _is_of_the_machine(name)},
                 )
             )
             if isinstance(instruction, RunStage):
-                metrics[instruction.stage] = facts
+                learned = {name: value for name, value in facts.items() if not _is_of_the_machine(name)}
+                metrics[instruction.stage] = learned
         return Outcome(turn=turn, spans=tuple(spans), metrics=metrics)
 
     def flush(self) -> None:
@@ -90,8 +91,7 @@ class Executor:
     def _do(self, instruction: Instruction, program: Program, step: int) -> Mapping[str, float]:
         match instruction:
             case MoveWeights(source=source, target=target):
-                self._device.refit(source, target)
-                return {}
+                return self._device.refit(source, target)
             case RunStage(stage=stage):
                 return self._device.run_stage(stage, self._batch_of(step))
             case Send():
@@ -106,5 +106,6 @@ class Executor:
         return self._time() - self._began
 
 
-def _sizes(facts: Mapping[str, float]) -> Mapping[str, float]:
-    return {name: value for name, value in facts.items() if name.startswith("num_")}
+def _is_of_the_machine(fact: str) -> bool:
+    """Whether a fact is of what a device did, and not of what was learned."""
+    return fact.startswith("num_") or fact.endswith(("_seconds", "_bytes"))

@@ -25,7 +25,7 @@ from meshwright.runtime.relay import Relay
 from meshwright.runtime.sampling import Sampling, uniforms
 from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
 from meshwright.runtime.stopping import Stopping, StopStrings
-from meshwright.runtime.stream import Stream
+from meshwright.runtime.stream import Listener
 from meshwright.runtime.turns import Delivery, Everything, Flight
 
 _HASHED_AT_ONCE = 128
@@ -90,7 +90,7 @@ class Generator:
         return (*ended, *self._flight.unfinished_prompts())
 
     def turn(
-        self, admitted: Sequence[Prompt], *, version: int, delivery: Delivery, stream: Stream | None = None
+        self, admitted: Sequence[Prompt], *, version: int, delivery: Delivery, stream: Listener | None = None
     ) -> tuple[Response, ...]:
         """Draws tokens with policy `version` until `delivery` is satisfied; what it chose, in order of step and row.
 
@@ -111,7 +111,7 @@ class Generator:
         self._settle(rotation, version, stream)
         return delivered
 
-    def _learn(self, group: SlotGroup, version: int, stream: Stream | None) -> bool:
+    def _learn(self, group: SlotGroup, version: int, stream: Listener | None) -> bool:
         """Records the tokens that the group was being advanced by; whether a sequence ended with them."""
         if group.first_slot not in self._drawn:
             return False
@@ -127,7 +127,7 @@ class Generator:
             stream.tell(group.live, responses)
         return bool(responses)
 
-    def _settle(self, rotation: Iterator[SlotGroup], version: int, stream: Stream | None) -> None:
+    def _settle(self, rotation: Iterator[SlotGroup], version: int, stream: Listener | None) -> None:
         """Records what is still on its way from the last stage, in the order in which it was sent."""
         for group in itertools.islice(rotation, len(self._flight.groups)):
             self._learn(group, version, stream)

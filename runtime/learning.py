@@ -57,9 +57,10 @@ class Learning:
             settings=ppo,
         )
         self._fields |= {"advantages": goals.advantages, "returns": goals.returns}
+        behaviour = experience.padded("behaviour_logprobs", rows, width)
+        self._gap = _generator_gap(batch, behaviour, self._fields["old_logprobs"], self._fields["mask"])
         self._staleness = _staleness(batch, self._fields["mask"], max_staleness) if max_staleness else None
         if max_staleness:
-            behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=ppo.importance_cap)
 
@@ -69,6 +70,9 @@ class Learning:
         reported = experience_metrics(
             self._scores, fields["old_logprobs"], fields["ref_logprobs"], fields["mask"], self._truncated
         )
+        if len(self._gap):
+            reported["generator_gap"] = float(self._gap.mean())
+            reported["max_generator_gap"] = float(self._gap.max())
         if self._staleness is not None:
             reported["staleness"] = float(self._staleness.double().mean())
             reported["max_staleness"] = float(self._staleness.max())
@@ -94,6 +98,14 @@ def _staleness(batch: Batch, mask: Tensor, most: int) -> Tensor:
     if int(found.max()) > most:
         raise RunFailed(f"step {batch.step}: a token is {int(found.max())} updates old and the plan allows {most}.")
     return found
+
+
+def _generator_gap(batch: Batch, behaviour: Tensor, proximal: Tensor, mask: Tensor) -> Tensor:
+    """Of every token that the policy before the update drew: how far the log-probabilities of the generator and of the
+    trainer lie apart."""
+    versions = batch.experience.padded("versions", batch.rows, mask.shape[1])
+    fresh = mask.bool() & (versions == batch.step)
+    return (behaviour - proximal)[fresh].abs().double()
 
 
 def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], Share]:

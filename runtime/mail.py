@@ -82,7 +82,7 @@ class _Leaving:
     """
 
     def __init__(self) -> None:
-        self._messages: queue.Queue[tuple[dist.Work, Tensor]] = queue.Queue()
+        self._messages: queue.SimpleQueue[tuple[dist.Work, Tensor] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -94,16 +94,17 @@ class _Leaving:
 
     def join(self) -> None:
         """Returns when none is on its way; raises what went wrong with any."""
-        self._messages.join()
+        if self._thread is not None:
+            self._messages.put(None)
+            self._thread.join()
+            self._thread = None
         if self._error is not None:
             raise self._error
 
     def _see_off(self) -> None:
-        while True:
-            work, message = self._messages.get()
+        while (leaving := self._messages.get()) is not None:
             try:
-                work.wait()
+                leaving[0].wait()
             except RuntimeError as error:
                 self._error = error
-            del work, message
-            self._messages.task_done()
+            del leaving

@@ -27,6 +27,11 @@ def reset_peak() -> int:
     return _resident("VmRSS")
 
 
+def bytes_in_use() -> int:
+    """What this process has on its device or, on a CPU, in its resident set."""
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else _resident("VmRSS")
+
+
 def peak_bytes() -> int:
     """The most bytes in use since the last reset."""
     if torch.cuda.is_available():

@@ -12,4 +12,5 @@ from meshwright.profiles.trace import Span
 class Outcome:
     turn: int
     spans: tuple[Span, ...]
+    overhead: float = 0.0  # of the rank's time since its last turn, the part outside stages, messages and barriers
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by stage

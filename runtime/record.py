@@ -18,6 +18,7 @@ from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans, write_spans
 from meshwright.runtime.outcome import Outcome
+from meshwright.runtime.use import MemoryUse, memory_use, offload_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,9 @@ class RunSummary:
     tokens_per_second: float
     response_tokens: float  # mean per response over all steps
     expected_response_tokens: float  # mean of the plan's workload
+    memory: tuple[MemoryUse, ...] = ()
+    overhead: float | None = None  # part of a step outside stages and messages: its worst rank, median over steps
+    generator_gap: GeneratorGap | None = None  # None where no token was drawn by the policy that was trained
 
     def improvement(self) -> tuple[float, float] | None:
         """(rise of the mean held-out score from the first to the last evaluation, standard error of the rise).
@@ -65,6 +69,24 @@ class RunSummary:
         rises = [b - a for a, b in zip(first.scores, last.scores, strict=True)]
         error = statistics.stdev(rises) / len(rises) ** 0.5 if len(rises) > 1 else 0.0
         return statistics.fmean(rises), error
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorGap:
+    """How far log-probabilities of the generator lie from the trainer's of the same weights, over all steps."""
+
+    mean: float
+    largest: float
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, float]]) -> GeneratorGap | None:
+        compared = [line for line in lines if "generator_gap" in line]
+        if not compared:
+            return None
+        return cls(
+            mean=statistics.fmean(line["generator_gap"] for line in compared),
+            largest=max(line["max_generator_gap"] for line in compared),
+        )
 
 
 class Recorder:
@@ -106,7 +128,13 @@ class Recorder:
         if not metrics:
             return
         generated, seconds = metrics["response_tokens"] * self._plan.facts.workload.batch_size, self._last_end - begin
-        line = {"step": outcomes[0].turn, "seconds": seconds, "tokens_per_second": generated / seconds, **metrics}
+        line = {
+            "step": outcomes[0].turn,
+            "seconds": seconds,
+            "tokens_per_second": generated / seconds,
+            "overhead": max(outcome.overhead for outcome in outcomes if outcome.spans),
+            **metrics,
+        }
         _append(self._out / "metrics.jsonl", line)
         if self._progress:
             self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
@@ -127,7 +155,10 @@ class Recorder:
         lines = _read(self._out / "metrics.jsonl")
         summary = RunSummary(
             steps=self._steps,
-            comparisons=compare(self._plan, spans, {line["step"]: line["seconds"] for line in lines}),
+            comparisons=(
+                *offload_seconds(self._plan, spans),
+                *compare(self._plan, spans, {line["step"]: line["seconds"] for line in lines}),
+            ),
             evaluations=tuple(
                 Evaluation(**{**line, "scores": tuple(line["scores"])})
                 for line in _read(self._out / "evaluations.jsonl")
@@ -135,6 +166,9 @@ class Recorder:
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
             response_tokens=statistics.fmean(line["response_tokens"] for line in lines),
             expected_response_tokens=self._plan.facts.workload.response_lengths.mean,
+            memory=memory_use(self._plan, spans),
+            overhead=statistics.median(line["overhead"] for line in lines),
+            generator_gap=GeneratorGap.of(lines),
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary

@@ -29,6 +29,7 @@ from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import launch, with_messages_only
 from meshwright.runtime.mail import House, Mail
 from meshwright.runtime.meeting import Meetings
+from meshwright.runtime.streaming import Streaming
 from meshwright.runtime.waiting import Waiting
 
 CLOCK = "rehearsed"
@@ -204,7 +205,9 @@ def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
 def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) -> Part:
     """One rank from the first turn to the end of the last; where no stage works ahead, all ranks begin it together."""
     plan = request.plan
-    device = Waiting(plan, mail.rank, meetings, request.durations, speed=request.speed, seed=request.seed)
+    device = Waiting(
+        plan, mail.rank, meetings, request.durations, Streaming(plan, mail), speed=request.speed, seed=request.seed
+    )
     batches: dict[int, Batch] = {}
     rows = range(plan.facts.workload.batch_size)
 

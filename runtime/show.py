@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -15,6 +16,7 @@ from meshwright.planner.plan import Plan, Refit, Solver
 from meshwright.planner.refusal import NoPlan
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.runtime.record import RunSummary
+from meshwright.runtime.use import MemoryUse
 
 _GIB = 2**30
 _MIB = 2**20
@@ -71,6 +73,17 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
         f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
     )
+    if summary.memory:
+        console.print(_memory(summary.memory))
+    if summary.overhead is not None:
+        console.print(
+            f"{summary.overhead:.1%} of a step is neither stages nor messages (worst rank, median over steps)"
+        )
+    if gap := summary.generator_gap:
+        console.print(
+            f"generator against trainer: log-probabilities of the same weights differ by {gap.mean:.1e} on average, "
+            f"at most {gap.largest:.1e}"
+        )
     for evaluation in summary.evaluations:
         console.print(
             f"held-out reward after {evaluation.step} updates: {evaluation.mean_score:.3f} "
@@ -83,6 +96,17 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         times = f", {rise / error:.1f} standard errors" if error else ""
         console.print(f"held-out reward rose by {rise:.3f} ± {error:.3f}{times}")
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def _memory(uses: Sequence[MemoryUse]) -> Table:
+    """Planned beside measured bytes while each stage runs."""
+    table = Table(title="memory of the fullest rank while a stage runs", box=box.SIMPLE)
+    for heading in ("", "planned", "measured"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for use in uses:
+        table.add_row(use.stage, size(use.planned_bytes), size(use.measured_bytes))
+    table.caption = "measured without what a process uses before it has models"
+    return table
 
 
 def calibration(found: Calibration, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from meshwright.runtime.slots import Finish, LiveSequence, Prompt, Response
 
@@ -18,6 +19,25 @@ class Chunk:
     tokens: tuple[int, ...]
     finish: Finish | None
     """Why the response ended with this chunk; None while more is to come."""
+
+
+class Listener(Protocol):
+    """What is told of every token round of a group of slots."""
+
+    def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        """Sequences that just got a token, and those that ended with it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Several that are told the same."""
+
+    listeners: Sequence[Listener]
+
+    def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        for listener in self.listeners:
+            listener.tell(live, ended)
 
 
 class Stream:

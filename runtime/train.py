@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,9 +27,12 @@ from meshwright.runtime.executor import Executor
 from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import Rendezvous, launch
 from meshwright.runtime.mail import Mail
+from meshwright.runtime.memory import bytes_in_use
+from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds
 from meshwright.runtime.reports import Reports
 from meshwright.runtime.resume import latest_step, load_step, save_step
+from meshwright.runtime.streaming import Streaming, streaming_violations
 
 T = TypeVar("T")
 
@@ -72,6 +75,8 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
     for sentence in verify(plan):
         raise BadInput(f"plan: {sentence}")
     require_sound(lower(plan))
+    for sentence in streaming_violations(plan):
+        raise BadInput(f"plan: {sentence}")
     facts = resolve(request.job, request.directory)
     for part in ("models", "workload", "precision"):
         if getattr(facts, part) != getattr(plan.facts, part):
@@ -105,7 +110,7 @@ def _work(request: RunRequest) -> RunSummary | None:
         run.turn(turn)
         done = turn + 1
         if done == request.steps or (done > 0 and request.checkpoint_every and done % request.checkpoint_every == 0):
-            save_step(request.out, done, run.copies)
+            run.save(done)
     run.finish()
     run.evaluate(request.steps)
     return run.recorder.close()
@@ -121,7 +126,9 @@ class Run:
     def __init__(self, request: RunRequest) -> None:
         plan, job = request.plan, request.job
         torch.manual_seed(job.ppo.seed)
+        bytes_before = bytes_in_use()
         self.data: PromptData = read_data(job, request.directory)
+        self._out = request.out
         self._program, self._evaluation = lower(plan), lower(plan, EVALUATED).of_one_step()
         self.copies = build_copies(plan, job, request.directory)
         self.steps = range(load_step(request.out, self.copies) if request.resume else 0, request.steps)
@@ -130,24 +137,57 @@ class Run:
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
         self._control = _gloo_group()
         self._reports = Reports(Mail(_gloo_group()), num_ranks=dist.get_world_size())
+        mail = Mail(_gloo_group())
+        self._host_memory = HostMemory(plan, self.copies)
+        actions = Actions(
+            plan,
+            job,
+            self.data,
+            self.copies,
+            steps=self.steps,
+            streaming=Streaming(plan, mail),
+            host_memory=self._host_memory,
+        )
         self._executor = Executor(
-            Computing(Actions(plan, job, self.data, self.copies, self.steps), build_refits(plan, self.copies)),
-            Courier(Mail(_gloo_group())),
+            Computing(
+                actions,
+                build_refits(plan, self.copies),
+                bytes_before=bytes_before,
+                measured_turn=self.steps.start,
+            ),
+            Courier(mail),
             self._batch_of,
             rank=dist.get_rank(),
             began=self.began,
             clock="measured",
         )
+        self._ended = time.perf_counter()
+        """When the last turn did, or what came between it and the next."""
         self.recorder = Recorder(plan, request.out, request.steps, is_writer=dist.get_rank() == 0)
 
     def turn(self, turn: int) -> Batch:
         """One turn; returns what this rank holds of the experience that it trained on."""
-        if self._program.max_lead == 0:
-            dist.barrier(group=self._control)
-        self._reports.send(self._executor.execute(self._program, turn, self.steps))
+        waited = self._wait_for_all() if self._program.max_lead == 0 else 0.0
+        outcome = self._executor.execute(self._program, turn, self.steps)
+        ended = time.perf_counter()
+        inside = waited + sum(span.seconds for span in outcome.spans)
+        self._reports.send(replace(outcome, overhead=1 - inside / (ended - self._ended)))
+        self._ended = ended
         if outcomes := self._reports.take(behind=self._program.max_lead):
             self.recorder.turn(outcomes)
         return self._batches.pop(turn, None) or Batch(step=turn, rows=range(0))
+
+    def _wait_for_all(self) -> float:
+        """Returns when all ranks have come; the seconds that took."""
+        start = time.perf_counter()
+        dist.barrier(group=self._control)
+        return time.perf_counter() - start
+
+    def save(self, done: int) -> None:
+        """Saves the trainers after `done` updates."""
+        with self._host_memory.all_reloaded():
+            save_step(self._out, done, self.copies)
+        self._ended = time.perf_counter()
 
     def finish(self) -> None:
         """Records the turns that rank 0 has not waited for, and ends with all ranks."""
@@ -190,6 +230,7 @@ class Run:
             clock="measured",
         )
         self.recorder.evaluation(Evaluation.of(step, merged_scores, merged_lengths), span)
+        self._ended = time.perf_counter()
 
     def _gather(self, mine: T) -> list[T]:
         """Every rank's object on rank 0, nothing elsewhere."""

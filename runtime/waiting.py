@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from meshwright.planner.durations import Durations
+from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
 from meshwright.planner.sampled import draw_lengths
 from meshwright.profiles.errors import RunFailed
@@ -20,6 +21,7 @@ from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.experience import share
 from meshwright.runtime.meeting import Meetings
+from meshwright.runtime.streaming import Piece, Streaming
 
 _DTYPES = {"tokens": torch.int64, "prompt_lengths": torch.int64, "versions": torch.int32}
 """All other fields are fp32."""
@@ -32,9 +34,19 @@ class Waiting:
     """One rank. `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. `seed` draws the lengths."""
 
     def __init__(
-        self, plan: Plan, rank: int, meetings: Meetings, durations: Durations, *, speed: float, seed: int
+        self,
+        plan: Plan,
+        rank: int,
+        meetings: Meetings,
+        durations: Durations,
+        streaming: Streaming,
+        *,
+        speed: float,
+        seed: int,
     ) -> None:
         self._plan, self._rank, self._meetings, self._speed = plan, rank, meetings, speed
+        self._streaming = streaming
+        self._handovers = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
         self._work = functools.cache(durations.of_step)
         self._lengths = functools.cache(functools.partial(_drawn_lengths, plan, seed))
         self._turn, self._free_at = 0, 0.0
@@ -43,22 +55,63 @@ class Waiting:
         self._turn = turn
 
     def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        if stage in self._streaming.readers:
+            return self._read_while_generated(stage, batch)
         kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
         self._require_inputs(kind, batch)
         _, replica, pipeline_stage = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
         self._occupy(stage, batch.step, tuple(pool.ranks), replica)
         rows = self._rows(kind, batch, replica)
+        if kind.generates:
+            self._stream(batch, rows)
         if kind.generates or pipeline_stage == self._plan.placement(stage).layout.pp - 1:
             self._write(kind, batch, rows)
-        return {"num_tokens": float(sum(self._length(batch, row) for row in rows))}
+        return self._facts(batch, rows)
 
-    def refit(self, source: str, target: str) -> None:
+    def refit(self, source: str, target: str) -> Mapping[str, float]:
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
         self._occupy(f"refit {source} -> {target}", max(self._turn, 0), tuple(sorted(ranks)), 0)
+        return {}
 
     def synchronise(self) -> None:
         """Waits until the device has done what it was given."""
         time.sleep(max(0.0, self._free_at - time.monotonic()))
+
+    def _stream(self, batch: Batch, rows: tuple[int, ...]) -> None:
+        """Letters of the right sizes when the stage starts, without the time between them; the last when it ends."""
+        prompts, responses = self._lengths(batch.step)
+        numbers = {row: batch.step * len(batch.rows) + row for row in rows}
+        for sending in self._streaming.sending:
+            sending.sender.send(Piece(numbers[row], (0,) * prompts[row]) for row in rows)
+            for first in range(0, max(responses[row] for row in rows), sending.chunk_tokens):
+                lefts = {row: responses[row] - first for row in rows if responses[row] > first}
+                sending.sender.send(
+                    Piece(numbers[row], (0,) * min(left, sending.chunk_tokens), is_last=left <= sending.chunk_tokens)
+                    for row, left in lefts.items()
+                )
+        if self._streaming.sending:
+            self.synchronise()
+        for sending in self._streaming.sending:
+            sending.sender.end({number: row for row, number in numbers.items()})
+
+    def _read_while_generated(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        """The device is busy from the first letter on, and at least for the stage's tail after the last one."""
+        kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
+        _, replica, pipeline_stage = placement.layout.coordinates(self._rank - pool.first_rank)
+        letters = self._streaming.readers[stage].passes()
+        last = next(letters)
+        self._occupy(stage, batch.step, tuple(pool.ranks), replica)
+        for letter in letters:
+            last = letter
+        left = self._handovers[stage] + placement.tail_seconds
+        self._free_at = max(self._free_at, time.monotonic() + left * self._speed)
+        rows = tuple(sorted((last.delivered or {}).values()))
+        if pipeline_stage == placement.layout.pp - 1:
+            self._write(kind, batch, rows)
+        return self._facts(batch, rows)
+
+    def _facts(self, batch: Batch, rows: tuple[int, ...]) -> Mapping[str, float]:
+        return {"num_tokens": float(sum(self._length(batch, row) for row in rows))}
 
     def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
         """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""

@@ -20,6 +20,9 @@ from tests.runtime.checkpoints import edit_config, write_checkpoint
 VOCAB_SIZE = 32
 EOS = 1
 
+OF_TIME = {"seconds", "tokens_per_second", "overhead"}
+"""Metrics that tell how fast a run was, and nothing of what was learned."""
+
 
 def write_job(directory: Path, *, num_ranks: int, **ppo: float) -> Path:
     """A job with an actor, a reward model and prompts; the other two roles start from their weights."""

@@ -79,6 +79,25 @@ def test_a_resumed_record_keeps_only_the_steps_before_the_checkpoint(plan: Plan,
     assert sum(event["ph"] == "X" for event in events) == 2
 
 
+def test_a_summary_has_the_worst_overhead_and_the_gap_of_the_steps_that_compared(plan: Plan, tmp_path: Path) -> None:
+    recorder = Recorder(plan, tmp_path, 3, is_writer=True)
+    recorder.open(0)
+    gaps = [{"generator_gap": 0.1, "max_generator_gap": 0.5}, {}, {"generator_gap": 0.3, "max_generator_gap": 0.4}]
+    for step, gap in enumerate(gaps):
+        metrics = {"response_tokens": 4.0, **gap}
+        outcomes = [
+            Outcome(turn=step, spans=(span(step, "actor_train", rank, 1.0),), overhead=0.01 * step + 0.1 * rank)
+            for rank in range(2)
+        ]
+        recorder.turn([replace(outcomes[0], metrics={"actor_train": metrics}), outcomes[1]])
+    summary = recorder.close()
+    assert summary is not None
+    assert summary.overhead == pytest.approx(0.11)
+    assert summary.generator_gap is not None
+    assert summary.generator_gap.mean == pytest.approx(0.2)
+    assert summary.generator_gap.largest == 0.5
+
+
 def test_only_the_writing_rank_leaves_a_record(plan: Plan, tmp_path: Path) -> None:
     recorder = Recorder(plan, tmp_path, 1, is_writer=False)
     recorder.open(0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from meshwright.planner.durations import Planned, StepWork
 from meshwright.planner.evaluate import evaluate
@@ -19,7 +21,10 @@ from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.executor import Executor
+from meshwright.runtime.mail import Mail
+from meshwright.runtime.meeting import Meetings
 from meshwright.runtime.rehearse import Rehearsal, Request, live, rehearse
+from meshwright.runtime.streaming import Streaming
 from meshwright.runtime.waiting import Waiting
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
@@ -57,7 +62,9 @@ def batch_of(plan: Plan) -> Batch:
 
 
 def device_of(plan: Plan, speed: float = 0.0) -> Waiting:
-    return Waiting(plan, 0, NoPartners(), Planned(plan), speed=speed, seed=0)  # type: ignore[arg-type]
+    mail = Mail(cast(dist.ProcessGroup, None), rank=0)
+    partners = cast(Meetings, NoPartners())
+    return Waiting(plan, 0, partners, Planned(plan), Streaming(plan, mail), speed=speed, seed=0)
 
 
 def test_the_executor_follows_the_program_and_every_stage_finds_what_it_reads() -> None:

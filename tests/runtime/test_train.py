@@ -15,7 +15,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.launch import launch
 from meshwright.runtime.train import Run, RunRequest, run_plan
-from tests.runtime.small_job import request, write_job
+from tests.runtime.small_job import OF_TIME, request, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def test_four_ranks_in_six_layouts_have_the_losses_of_one_rank(
 ) -> None:
     assert len(one_rank[1]) == len(four_ranks[1]) == STEPS
     for one, four in zip(one_rank[1], four_ranks[1], strict=True):
-        for name in one.keys() - {"seconds", "tokens_per_second"}:
+        for name in one.keys() - OF_TIME:
             assert four[name] == pytest.approx(one[name], abs=TOLERANCE), name
 
 
@@ -130,7 +130,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(directory: Path) -> Non
     for one, other in zip(
         read_lines(whole.out / "metrics.jsonl"), read_lines(parts.out / "metrics.jsonl"), strict=True
     ):
-        for name in one.keys() - {"seconds", "tokens_per_second"}:
+        for name in one.keys() - OF_TIME:
             assert other[name] == pytest.approx(one[name], abs=1e-6), name
     assert summary is not None
     assert [evaluation.step for evaluation in summary.evaluations] == [0, 3]

@@ -1,0 +1,74 @@
+"""Plans of a job that are written down stage by stage, without a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.planner.assemble import Origin, Pick, assemble
+from meshwright.planner.edges import handovers
+from meshwright.planner.frontier import costed_choice
+from meshwright.planner.job import Facts
+from meshwright.planner.leads import SYNCHRONOUS, Leads, Scope
+from meshwright.planner.pins import Ranks
+from meshwright.planner.plan import Plan, Solver
+from meshwright.planner.space import Choice
+from meshwright.planner.verify import verify
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+
+
+@dataclass(frozen=True)
+class Where:
+    """The ranks, written `first:number`, the layout and the schedule of a stage."""
+
+    ranks: str
+    layout: str = "tp1"
+    schedule: Schedule = field(default_factory=Schedule)
+
+    @property
+    def pool(self) -> Ranks:
+        first, number = map(int, self.ranks.split(":"))
+        return Ranks(first, number)
+
+
+def plan_by_hand(facts: Facts, where: Mapping[str, Where], leads: Leads = SYNCHRONOUS) -> Plan:
+    """The plan with each stage where it is said to be, `other` standing for all that are not named."""
+    model = cost_model(facts.cluster, facts.workload, facts.precision, None)
+    scope = Scope(leads=leads, offload=True)
+    picks = {}
+    for stage in STAGES:
+        place = where[stage.name if stage.name in where else "other"]
+        schedule = place.schedule
+        if stage.generates and not schedule.generation_slots:
+            schedule = Schedule(generation_slots=8)
+        choice = Choice(Layout.parse(place.layout), schedule)
+        picks[stage.name] = Pick(place.pool, costed_choice(facts, model, STAGE_BY_NAME[stage.name], choice, scope))
+    solver = Solver(
+        name="none",
+        version="0",
+        seed=0,
+        num_workers=1,
+        max_deterministic_time=0.0,
+        status="pinned",
+        objective_seconds=1.0,
+        bound_seconds=0.0,
+        gap=1.0,
+    )
+    names = [stage.name for stage in STAGES]
+    plan = assemble(
+        facts,
+        model,
+        handovers=handovers(facts, model),
+        picks=picks,
+        order=[*(f"refit {name}" for name in names), *names],
+        origin=Origin(digests=facts.digests(), pins=(), solver=solver),
+        leads=leads,
+    )
+    period = plan.period_seconds
+    solver = solver.model_copy(update={"objective_seconds": period, "gap": 1.0})
+    plan = plan.model_copy(update={"solver": solver})
+    assert verify(plan) == ()
+    return plan
