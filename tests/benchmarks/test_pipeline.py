@@ -1,12 +1,19 @@
-"""The job that the simulator's speed is measured on is legal, and is simulated in its own period."""
+"""The pipeline's benchmarks: their jobs are legal, wider spaces predict no slower plans, and differences add up."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.pipeline import ablation, law
+from benchmarks.pipeline.jobs import JOBS, facts_of, model_of
 from benchmarks.pipeline.speed import facts_of_1024_ranks, plan_by_hand
+from meshwright.planner.job import Facts
 from meshwright.planner.recost import illegal_under
+from meshwright.planner.rules import workload_violations
 from meshwright.planner.simulate import simulate
+from meshwright.profiles.lengths import LengthSpec
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
 
 
 def test_the_plan_made_by_hand_is_legal_and_takes_its_period() -> None:
@@ -15,3 +22,37 @@ def test_the_plan_made_by_hand_is_legal_and_takes_its_period() -> None:
     assert facts.cluster.num_ranks == 1024
     assert illegal_under(plan, facts) == ()
     assert simulate(plan, steps=2).steps.mean == pytest.approx(plan.period_seconds)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_jobs_of_the_ablation_are_legal(job: str) -> None:
+    assert workload_violations(facts_of(job)) == ()
+
+
+def long_tailed() -> Facts:
+    """Two ranks, and responses of which a few are long."""
+    facts = small_facts(ranks_per_node=2, batch_size=8)
+    response = LengthSpec(max=256, median=24, p99=200)
+    return facts.model_copy(update={"workload": facts.workload.model_copy(update={"response": response})})
+
+
+@pytest.mark.slow
+def test_every_row_of_the_ablation_predicts_no_slower_plan_than_the_row_before() -> None:
+    rows = list(ablation.ablate("small", long_tailed()))
+    assert [row.space for row in rows] == [space.name for space in (ablation.SINGLE, *ablation.SPACES)]
+    adding = [row for row in rows if row.gain_over_before is not None]
+    for before, row in zip([rows[0], *adding], adding, strict=False):
+        assert row.predicted_seconds <= before.predicted_seconds * (1 + ablation.GAP)
+    assert rows[0].gain == 1
+    assert rows[-1].gain == pytest.approx(rows[0].simulated_seconds / rows[-1].simulated_seconds)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_named_differences_add_up_to_that_of_the_simulated_mean(seed: int) -> None:
+    facts = long_tailed()
+    plan = random_plan(seed, facts, model_of(facts), deferral=1)
+    solver = plan.solver.model_copy(update={"objective_seconds": plan.period_seconds})
+    row = law.compare("small", plan.model_copy(update={"solver": solver}))
+    assert row.difference == pytest.approx(row.no_barrier + row.tail + row.padding)
+    assert row.no_barrier == pytest.approx(0)
+    assert row.tail != 0
