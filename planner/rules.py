@@ -111,7 +111,14 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         names = ", ".join(STREAMING_STAGES)
         found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
     generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
-    return (*found, *generation)
+    return (*found, *streaming_rules(facts, layout, schedule), *generation)
+
+
+def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
+    """Rules that a stage breaks when it reads what another generates beside it."""
+    if schedule.chunk_tokens and layout.num_ranks == facts.cluster.num_ranks:
+        return (f"a stage on all {layout.num_ranks} ranks has none beside it to stream from; use chunk_tokens=0.",)
+    return ()
 
 
 def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: int) -> Iterator[str]:

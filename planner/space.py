@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, scopes
 from meshwright.planner.pins import Pin, Ranks
-from meshwright.planner.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedules
+from meshwright.planner.rules import (
+    first_ranks,
+    layout_rules,
+    pool_sizes,
+    pool_violations,
+    schedules,
+    streaming_rules,
+)
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Schedule
@@ -40,10 +47,11 @@ def choices(
             continue
         for schedule in schedules(facts, stage, layout, scope):
             choice = Choice(layout, schedule)
-            if _agrees(choice, pins):
+            broken = streaming_rules(facts, layout, schedule)
+            if not broken and _agrees(choice, pins):
                 yield choice
             else:
-                rejected[PINNED] += 1
+                rejected[broken[0] if broken else PINNED] += 1
 
 
 def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:

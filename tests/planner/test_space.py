@@ -173,3 +173,11 @@ def test_a_pinned_pool_is_the_only_one() -> None:
     pins = parse_pins(["actor_train.pool=2:2"])
     assert pools(FACTS, STAGE_BY_NAME["actor_train"], pins) == (Ranks(2, 2),)
     assert len(pools(FACTS, STAGE_BY_NAME["critic_train"], pins)) == 7
+
+
+def test_a_stage_on_all_ranks_does_not_stream() -> None:
+    rejected: Counter[str] = Counter()
+    facts, scored = small_facts(response=256), STAGE_BY_NAME["reward_score"]
+    assert not any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 4, (), rejected))
+    assert rejected["a stage on all 4 ranks has none beside it to stream from; use chunk_tokens=0."] > 0
+    assert any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 2, (), Counter()))
