@@ -17,6 +17,7 @@ from meshwright.planner.plan import Plan
 from meshwright.planner.program import Send, lower
 from meshwright.planner.sampled import draw_lengths
 from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run
 from meshwright.runtime.batch import Batch
@@ -28,6 +29,7 @@ from meshwright.runtime.streaming import Streaming
 from meshwright.runtime.waiting import Waiting
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 
 PATTERNS = patterns(2)
@@ -156,6 +158,28 @@ def test_messages_have_the_sizes_of_the_experience(rehearsed: Rehearsal) -> None
 def test_a_rehearsal_is_a_process_of_its_own_in_a_timeline(rehearsed: Rehearsal) -> None:
     events = json.loads(chrome_trace([Run(spans=rehearsed.spans)]))["traceEvents"]
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["REHEARSED"]
+
+
+def streamed() -> Plan:
+    """Four ranks, two of which generate, one scores what they draw as it is drawn, and one does all else."""
+    where = {
+        "other": Where("3:1"),
+        "actor_generate": Where("0:2", "dp2", Schedule(generation_slots=8)),
+        "reward_score": Where("2:1", schedule=Schedule(chunk_tokens=32)),
+        "ref_logprob": Where("2:1", schedule=Schedule(chunk_tokens=48)),
+    }
+    return plan_by_hand(small_facts(memory_bytes=2**50), where)
+
+
+@pytest.mark.slow
+def test_what_streams_is_rehearsed_in_the_simulated_time() -> None:
+    plan = streamed()
+    assert len(lower(plan).streams) == 2
+    found = rehearse(plan, Planned(plan), steps=STEPS, speed=2 / plan.period_seconds, ranks_per_process=2)
+    assert -0.001 < found.error < 0.25
+    scored = {span.rank: span.facts["num_tokens"] for span in found.spans if span.instruction == "reward_score"}
+    drawn = {span.rank: span.facts["num_tokens"] for span in found.spans if span.instruction == "actor_generate"}
+    assert scored == {2: sum(drawn.values())}
 
 
 def plan_of(seed: int) -> Plan:
