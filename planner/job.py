@@ -192,3 +192,11 @@ def resolve(job: Job, directory: Path) -> Facts:
         workload=job.workload,
         staleness=job.staleness,
     )
+
+
+def require_job(planned: Facts, job: Job, directory: Path) -> None:
+    """Raises BadInput unless the facts of a plan are those of this job. The cluster may be another of its kind."""
+    facts = resolve(job, directory)
+    for part in ("models", "workload", "precision"):
+        if getattr(facts, part) != getattr(planned, part):
+            raise BadInput(f"the plan was made for another job: its {part} differ; plan this job again.")

@@ -27,7 +27,7 @@ from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans
-from meshwright.runtime import calibrating, explaining, planning, profile_command, reporting, show, show_time
+from meshwright.runtime import calibrating, explaining, exporting, planning, profile_command, reporting, show, show_time
 from meshwright.runtime.options import (
     AsJson,
     DurationsFrom,
@@ -189,10 +189,18 @@ def run(
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0 keeps the last only.")] = 0,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
-    rendezvous: Annotated[str, typer.Option(help="host:port where the machines meet.")] = "127.0.0.1:0",
+    rendezvous: Annotated[
+        str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
+    ] = "127.0.0.1:0",
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
+    ] = None,
 ) -> None:
-    """Train with PPO as the plan says, and compare measured with predicted times."""
-    from meshwright.runtime.launch import Rendezvous
+    """Train with PPO as the plan says, and compare measured with predicted times.
+
+    Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
+    """
+    from meshwright.runtime.rendezvous import Rendezvous
     from meshwright.runtime.train import RunRequest, run_plan
 
     request = RunRequest(
@@ -204,13 +212,14 @@ def run(
         resume=resume,
         checkpoint_every=checkpoint_every,
     )
-    summary = run_plan(request, Rendezvous.parse(rendezvous, nodes))
+    summary = run_plan(request, Rendezvous.parse(rendezvous, nodes, node_rank))
     if summary is not None:
         show.run_summary(summary, out)
 
 
 app.command(epilog=calibrating.EXAMPLE)(calibrating.calibrate)
 app.command(epilog=reporting.EXAMPLE)(reporting.report)
+app.command(epilog=exporting.EXAMPLES)(exporting.export)
 
 
 def _require_valid(plan: Plan) -> None:

@@ -10,11 +10,9 @@ import json
 import logging
 import multiprocessing
 import os
-import socket
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,40 +23,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
+from meshwright.runtime.gathering import BACKEND
+from meshwright.runtime.rendezvous import Arrival, Rendezvous, address_towards, interface_of
 
 T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(minutes=15)
 """A collective that waits longer than this has lost a partner."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
-    """Where the nodes of a run meet. Port 0 picks a free one, which only a single node can use."""
-
-    nodes: int = 1
-    address: str = "127.0.0.1"
-    port: int = 0
-
-    @classmethod
-    def parse(cls, text: str, nodes: int) -> Rendezvous:
-        """The rendezvous written as host:port. Raises BadInput for anything else."""
-        address, _, port = text.rpartition(":")
-        if not address or not port.isdigit() or int(port) > 65535:
-            raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500.")
-        return cls(nodes=nodes, address=address, port=int(port))
-
-    def check_free(self) -> None:
-        """Raises BadInput when a single node's port is taken; with several nodes the first node may hold it."""
-        if self.nodes > 1 or self.port == 0:
-            return
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((self.address, self.port))
-            except OSError as error:
-                raise BadInput(
-                    f"--rendezvous {self.address}:{self.port} cannot be used ({error.strerror}); give another port."
-                ) from None
 
 
 def with_megatron() -> str:
@@ -84,16 +55,18 @@ def launch(
     logs: Path | None = None,
     prepare: Callable[[], str] = with_megatron,
     preload: str | None = None,
+    work: str = "",
 ) -> dict[int, T]:
     """Calls `entry(*args)` in `num_ranks` processes of this node, inside a process group over all nodes.
 
     Returns the results by global rank. `logs` keeps the traceback of a failure. Raises the BadInput of a rank as it is,
     and RunFailed for anything else. With `preload` the processes are forked from one that has imported that module.
+    `work` is a digest of what is to be done, which must be the same on all nodes.
     """
     if preload:
         multiprocessing.set_forkserver_preload([preload])
     rendezvous = rendezvous or Rendezvous()
-    rendezvous.check_free()
+    rendezvous.check()
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
@@ -104,32 +77,52 @@ def launch(
             max_nodes=rendezvous.nodes,
             nproc_per_node=num_ranks,
             run_id=f"meshwright-{rendezvous.port}",
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"{rendezvous.address}:{rendezvous.port}",
+            rdzv_backend=BACKEND,
+            rdzv_endpoint=rendezvous.endpoint,
+            rdzv_configs={
+                "rendezvous": rendezvous,
+                "arrival": Arrival.here(node_rank=rendezvous.node_rank, num_ranks=num_ranks, work=work),
+            },
             max_restarts=0,
             monitor_interval=0.05,
             start_method="forkserver" if preload else "spawn",
-            local_addr=rendezvous.address if rendezvous.nodes == 1 else None,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         try:
-            results: dict[int, T] = elastic_launch(config, _rank_main)(prepare, entry, args, str(failures))
+            results: dict[int, T] = elastic_launch(config, _rank_main)(
+                rendezvous.address, prepare, entry, args, str(failures)
+            )
         except SignalException:
             raise KeyboardInterrupt from None
         except ChildFailedError as error:
-            raise _explain(error, failures, logs) from None
+            raise _explain(error, failures, logs, rendezvous.nodes) from None
         return results
 
 
-def _rank_main(prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], failures: str) -> T:
-    """What each process runs: join the process group, call, leave. On a CPU a rank is one core."""
+def take_part(
+    prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], *, towards: str, **group: Any
+) -> T:
+    """What each rank does: join the process group that `group` describes, call, leave. On a CPU a rank is one core.
+
+    Messages of the host go over the interface that leads to `towards`, unless the user has named one.
+    """
     torch.set_num_threads(1)
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address_towards(towards))):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    dist.init_process_group(prepare(), timeout=_PATIENCE, **group)
+    result = entry(*args)
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def _rank_main(
+    towards: str, prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], failures: str
+) -> T:
+    """What each process that was launched runs; a failure leaves its record."""
     rank = int(os.environ["RANK"])
     try:
-        dist.init_process_group(prepare(), timeout=_PATIENCE)
-        result = entry(*args)
-        dist.barrier()
-        dist.destroy_process_group()
+        return take_part(prepare, entry, args, towards=towards)
     except BaseException as error:
         record = {
             "sentence": str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}",
@@ -138,10 +131,9 @@ def _rank_main(prepare: Callable[[], str], entry: Callable[..., T], args: tuple[
         }
         Path(failures, f"{rank}.json").write_text(json.dumps(record), encoding="utf-8")
         raise
-    return result
 
 
-def _explain(error: ChildFailedError, failures: Path, logs: Path | None) -> MeshwrightError:
+def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: int) -> MeshwrightError:
     """The error to raise for the first rank that failed by itself; the others fail because it left."""
     rank, failure = error.get_first_failure()
     records = {int(path.stem): json.loads(path.read_text()) for path in failures.glob("*.json")}
@@ -160,4 +152,5 @@ def _explain(error: ChildFailedError, failures: Path, logs: Path | None) -> Mesh
         path.write_text("\n".join(text), encoding="utf-8")
         where = f"; the traceback of every rank is in {path}"
     sentence = records[rank]["sentence"].splitlines()[0]
-    return RunFailed(f"rank {rank} failed: {sentence}{where}.")
+    elsewhere = "; where it lost another rank, that one's node says why" if nodes > 1 else ""
+    return RunFailed(f"rank {rank} failed: {sentence}{elsewhere}{where}.")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch.distributed as dist
 
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.bodies import Trainer
 from meshwright.runtime.checkpoint import load_trainers, save_trainers
 from meshwright.runtime.copies import WeightCopy
@@ -23,6 +25,21 @@ def latest_step(out: Path) -> int | None:
     """Updates that the newest whole checkpoint of a run has seen; None where there is no checkpoint."""
     steps = [int(match[1]) for path in (out / "checkpoints").glob("step-*") if (match := _STEP.fullmatch(path.name))]
     return max(steps, default=None)
+
+
+def require_shared(out: Path) -> None:
+    """Raises BadInput on every rank unless all of them see the same directory. Collective over the world."""
+    marks = [out / f"mark-{uuid.uuid4().hex}"]
+    if dist.get_rank() == 0:
+        marks[0].touch()
+    dist.broadcast_object_list(marks)
+    seen = [False] * dist.get_world_size()
+    dist.all_gather_object(seen, (out / marks[0].name).exists())
+    if dist.get_rank() == 0:
+        marks[0].unlink()
+    if not all(seen):
+        ranks = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+        raise BadInput(f"--out {out} is not the same directory on ranks {ranks}; name one on a shared file system.")
 
 
 def save_step(out: Path, step: int, copies: Mapping[str, WeightCopy]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from meshwright.planner.check_program import require_sound
-from meshwright.planner.job import Job, resolve
+from meshwright.planner.job import Job, require_job
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import lower
 from meshwright.planner.verify import verify
+from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
 from meshwright.runtime.actions import Actions
@@ -25,13 +28,15 @@ from meshwright.runtime.copies import build_copies, build_refits
 from meshwright.runtime.data import PromptData, read_data
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.experience import Courier
-from meshwright.runtime.launch import Rendezvous, launch
+from meshwright.runtime.joining import Place, Seat, join
+from meshwright.runtime.launch import launch
 from meshwright.runtime.mail import Mail
 from meshwright.runtime.memory import bytes_in_use
 from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds
+from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.reports import Reports
-from meshwright.runtime.resume import latest_step, load_step, save_step
+from meshwright.runtime.resume import latest_step, load_step, require_shared, save_step
 from meshwright.runtime.streaming import Streaming, streaming_violations
 
 T = TypeVar("T")
@@ -51,38 +56,57 @@ class RunRequest:
     resume: bool = False
     checkpoint_every: int = 0
 
+    @property
+    def digest(self) -> str:
+        """Of what all nodes must agree on, wherever their files are."""
+        options = f"{self.steps} {self.resume} {self.checkpoint_every}"
+        return " ".join((digest(self.plan), digest(self.job), options))
+
 
 def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary | None:
     """Runs the plan on this node's ranks and returns what rank 0 recorded, None on a node without rank 0.
 
-    Raises BadInput for whatever can be known to be wrong before anything starts.
+    A process that torchrun has started is one of the ranks; any other launches those of its node. Raises BadInput for
+    whatever can be known to be wrong before anything starts.
     """
-    rendezvous = rendezvous or Rendezvous()
+    rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
+    if seat := Seat.of(os.environ):
+        place = Place(node_rank=rendezvous.node_rank, work=request.digest, logs=request.out)
+        return join(seat, place, partial(_check_seat, request, rendezvous, seat), _work, request).get(0)
+    if rendezvous.nodes != cluster.nodes:
+        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
     _check(request, rendezvous)
-    request.out.mkdir(parents=True, exist_ok=True)
-    results = launch(
+    return launch(
         _work,
         request,
-        num_ranks=request.plan.facts.cluster.ranks_per_node,
+        num_ranks=cluster.ranks_per_node,
         rendezvous=rendezvous,
         logs=request.out,
-    )
-    return results.get(0)
+        work=request.digest,
+    ).get(0)
+
+
+def _check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
+    """Raises BadInput unless torchrun has started what the plan wants."""
+    seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
+    if rendezvous != Rendezvous(node_rank=rendezvous.node_rank):
+        raise BadInput("torchrun has joined the nodes already; leave --nodes and --rendezvous to it.")
+    _check(request, rendezvous)
 
 
 def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
+    """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
     for sentence in verify(plan):
         raise BadInput(f"plan: {sentence}")
     require_sound(lower(plan))
     for sentence in streaming_violations(plan):
         raise BadInput(f"plan: {sentence}")
-    facts = resolve(request.job, request.directory)
-    for part in ("models", "workload", "precision"):
-        if getattr(facts, part) != getattr(plan.facts, part):
-            raise BadInput(f"the plan was made for another job: its {part} differ; plan this job again.")
-    if rendezvous.nodes != cluster.nodes:
-        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
+    require_job(plan.facts, request.job, request.directory)
+    if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
+        raise BadInput(
+            f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
+        )
     if cluster.device.kind == "cuda" and torch.cuda.device_count() < cluster.ranks_per_node:
         raise BadInput(
             f"the plan uses {cluster.ranks_per_node} CUDA devices per node and this machine has "
@@ -98,10 +122,13 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
         raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
     if done is not None and done >= request.steps:
         raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
+    request.out.mkdir(parents=True, exist_ok=True)
 
 
 def _work(request: RunRequest) -> RunSummary | None:
     """What one rank does from the first to the last step."""
+    if request.plan.facts.cluster.nodes > 1:
+        require_shared(request.out)
     run = Run(request)
     run.recorder.open(run.steps.start)
     if run.steps.start == 0:
@@ -185,7 +212,7 @@ class Run:
 
     def save(self, done: int) -> None:
         """Saves the trainers after `done` updates."""
-        with self._host_memory.all_reloaded():
+        with self._host_memory.trainers_reloaded():
             save_step(self._out, done, self.copies)
         self._ended = time.perf_counter()
 

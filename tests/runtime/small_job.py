@@ -24,8 +24,11 @@ OF_TIME = {"seconds", "tokens_per_second", "overhead"}
 """Metrics that tell how fast a run was, and nothing of what was learned."""
 
 
-def write_job(directory: Path, *, num_ranks: int, **ppo: float) -> Path:
-    """A job with an actor, a reward model and prompts; the other two roles start from their weights."""
+def write_job(directory: Path, *, num_ranks: int, nodes: int = 1, **ppo: float) -> Path:
+    """A job with an actor, a reward model and prompts; the other two roles start from their weights.
+
+    With several nodes it has `num_ranks` on each, and TCP between them.
+    """
     if not (directory / "actor").exists():
         for role, head in (("actor", "ForCausalLM"), ("reward", "ForSequenceClassification")):
             write_checkpoint(directory / role, head=head, vocab_size=VOCAB_SIZE)
@@ -38,7 +41,12 @@ def write_job(directory: Path, *, num_ranks: int, **ppo: float) -> Path:
             "ref": {"path": "actor"},
             "reward": {"path": "reward"},
         },
-        "cluster": {"device": "local", "ranks_per_node": num_ranks},
+        "cluster": {
+            "device": "local",
+            "nodes": nodes,
+            "ranks_per_node": num_ranks,
+            "network": {"seconds": 100e-6, "bytes_per_second": 1.25e9},
+        },
         "precision": "fp32",
         "workload": {
             "batch_size": 16,
@@ -49,7 +57,7 @@ def write_job(directory: Path, *, num_ranks: int, **ppo: float) -> Path:
         "ppo": {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4, "entropy_coefficient": 0.01, **ppo},
         "data": {"prompts": "prompts.jsonl", "held_out": "prompts.jsonl", "tokenizer": "tokenizer"},
     }
-    path = directory / f"job-{num_ranks}.yaml"
+    path = directory / f"job-{num_ranks if nodes == 1 else f'{nodes}x{num_ranks}'}.yaml"
     path.write_text(yaml.safe_dump(job))
     return path
 

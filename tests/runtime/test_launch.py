@@ -11,7 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.launch import Rendezvous, launch
+from meshwright.runtime.launch import launch
+from meshwright.runtime.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.slow
 

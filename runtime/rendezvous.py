@@ -1,0 +1,144 @@
+"""Where the machines of a run meet, and which of them is which node of the plan.
+
+A node's place is its node rank where every node gives one, else the order in which torch elastic lists the nodes, which
+is that of their addresses as text. The ranks of a node are consecutive either way: node n has ranks n * ranks_per_node
+to (n + 1) * ranks_per_node - 1.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import psutil
+
+from meshwright.profiles.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the nodes of a run meet. Port 0 picks a free one, which only a single node can use."""
+
+    nodes: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    node_rank: int | None = None
+    patience_seconds: float = 600.0
+    """How long a node waits for the others to come."""
+
+    @classmethod
+    def parse(cls, text: str, nodes: int, node_rank: int | None = None) -> Rendezvous:
+        """The rendezvous written as host:port. Raises BadInput for anything else."""
+        address, _, port = text.rpartition(":")
+        if not address or not port.isdigit() or int(port) > 65535:
+            raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500.")
+        return cls(nodes=nodes, address=address, port=int(port), node_rank=node_rank)
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    def check(self) -> None:
+        """Raises BadInput for a host without a way to it, for no port, and when a single node's port is taken.
+
+        With several nodes the port may be held by the first of them.
+        """
+        here = address_towards(self.address)
+        if self.nodes > 1 and self.port == 0:
+            raise BadInput(
+                f"--rendezvous {self.endpoint}: {self.nodes} nodes cannot meet at a port that each picks for itself; "
+                "give one of the machines and a free port of it, like 10.0.0.1:29500."
+            )
+        if self.nodes > 1 or self.port == 0:
+            return
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((self.address, self.port))
+            except OSError as error:
+                way_out = "give another port" if here == self.address else f"give this machine's {here}, or another"
+                raise BadInput(f"--rendezvous {self.endpoint} cannot be used ({error.strerror}); {way_out}.") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """What a node says of itself when it comes."""
+
+    host: str
+    node_rank: int | None
+    num_ranks: int
+    work: str
+    """A digest of what the node is about to run."""
+
+    @classmethod
+    def here(cls, *, node_rank: int | None, num_ranks: int, work: str) -> Self:
+        return cls(host=socket.gethostname(), node_rank=node_rank, num_ranks=num_ranks, work=work)
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        return cls(**json.loads(text))
+
+
+def node_order(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
+    """The node of the plan that each arrival is.
+
+    Raises BadInput where the nodes run different things, start different numbers of ranks, or do not number themselves
+    from 0 on, once each.
+    """
+    first = arrivals[0]
+    for other in arrivals[1:]:
+        if other.num_ranks != first.num_ranks:
+            raise BadInput(
+                f"{first.host} starts {first.num_ranks} ranks and {other.host} starts {other.num_ranks}; every node of "
+                "a plan has as many: give all of them the same plan."
+            )
+        if other.work != first.work:
+            raise BadInput(
+                f"{first.host} and {other.host} were given different plans, jobs or options; give every node the same."
+            )
+    given = [arrival.node_rank for arrival in arrivals]
+    numbers = [number for number in given if number is not None]
+    if not numbers:
+        return tuple(range(len(arrivals)))
+    if sorted(numbers) != list(range(len(arrivals))):
+        said = ", ".join(f"{a.host} {'none' if a.node_rank is None else a.node_rank}" for a in arrivals)
+        raise BadInput(
+            f"the nodes' --node-rank are {said}; give each of 0 to {len(arrivals) - 1} once, or none to any node."
+        )
+    return tuple(numbers)
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine on the way to `host`. Raises BadInput where there is no way."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # sends nothing: the system only looks up the way
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise BadInput(
+            f"--rendezvous {host} cannot be reached ({error.strerror}); give a name or an address that this machine "
+            "knows the way to."
+        ) from None
+
+
+def is_here(host: str) -> bool:
+    """Whether `host` is an address of this machine."""
+    family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        try:
+            probe.bind(place)
+        except OSError:
+            return False
+    return True
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this address of the machine; None where none has."""
+    interfaces = psutil.net_if_addrs()
+    return next((name for name, held in interfaces.items() if address in {each.address for each in held}), None)
