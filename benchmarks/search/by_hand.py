@@ -19,7 +19,7 @@ from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGES, Role
 
-LIMITS = Limits(max_deterministic_time=10.0)
+LIMITS = Limits(max_deterministic_time=10.0, gap=0.001)
 
 WHOLE_BATCHES = tuple(
     Pin(stage.name, "chunk_tokens", 0) for stage in STAGES if not stage.generates and not stage.trains
