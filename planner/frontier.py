@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import Call, CostModel
@@ -27,6 +28,10 @@ from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 DOMINATED = "another choice is no slower and no larger"
 TOO_LARGE = "larger than the device"
 TOO_LARGE_FOR_HOST = "larger than its part of the host's memory"
+
+
+Amounts: TypeAlias = tuple[float, float, float, float, float]
+"""What has to be small: seconds, those after what is streamed, resident bytes but weights, weights, transient bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ class Candidate:
         return self.resident.total + self.transient.total
 
     @cached_property
-    def amounts(self) -> tuple[float, ...]:
+    def amounts(self) -> Amounts:
         """What has to be small: seconds, those after what it streams, resident bytes without weights, weights,
         transient bytes."""
         seconds, resident = self.seconds.total, self.resident.total
@@ -117,11 +122,12 @@ def host_share(cluster: Cluster) -> float:
 
 def undominated(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that no other beats; of equals the first stays."""
-    kept: list[Candidate] = []
+    kept: list[tuple[Amounts, Candidate]] = []
     for candidate in sorted(candidates, key=lambda c: c.amounts):
-        if not any(all(a <= b for a, b in zip(k.amounts, candidate.amounts, strict=True)) for k in kept):
-            kept.append(candidate)
-    return tuple(kept)
+        _, tail, other, weights, transient = candidate.amounts  # what is kept already is no slower
+        if not any(t <= tail and o <= other and w <= weights and m <= transient for (_, t, o, w, m), _ in kept):
+            kept.append((candidate.amounts, candidate))
+    return tuple(candidate for _, candidate in kept)
 
 
 def _undominated_by_layout(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

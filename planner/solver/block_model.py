@@ -74,11 +74,11 @@ def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
     return Relations(pick=pick, has=has, shares=_shares(model, problem, has, blocks), blocks=blocks)
 
 
-def add_times(model: cp_model.CpModel, problem: Problem, x: Relations) -> TaskVariables:
+def add_times(model: cp_model.CpModel, problem: Problem, x: Relations, latest: int) -> TaskVariables:
     """The variables of when tasks run, and the rules about it."""
-    times = add_task_variables(model, problem)
+    times = add_task_variables(model, problem, latest)
     _a_run_takes_its_options_ticks(model, problem, x, times)
-    _a_transfer_takes_its_shapes_ticks(model, problem, x, times)
+    _a_transfer_takes_its_shapes_ticks(model, problem, x, times, latest)
     add_order_constraints(model, problem, x.pick, times)
     _tasks_that_meet_take_turns(model, problem, x, times)
     _work_fits_between_its_neighbours(model, problem, x, times)
@@ -164,9 +164,12 @@ def _a_run_takes_its_options_ticks(
 
 
 def _a_transfer_takes_its_shapes_ticks(
-    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, latest: int
 ) -> None:
-    """A transfer lasts as long as two shapes and what they have in common say; none when its target shares a copy."""
+    """A transfer lasts as long as two shapes and what they have in common say; none when its target shares a copy.
+
+    Longer than until just after `latest` is not told apart: it is too long in any case.
+    """
     by_name = {call.name: call for call in problem.calls}
     for task in problem.tasks:
         if not isinstance(task, Transfer):
@@ -178,7 +181,7 @@ def _a_transfer_takes_its_shapes_ticks(
             for target in places(by_name[task.target]):
                 if ticks := task.ticks_between(source, target, source.overlap(target) if meets else 0):
                     shared = x.shares.get((task.target, target), 0)
-                    moved.append(ticks * (x.has[task.target, target] - shared))
+                    moved.append(min(ticks, latest + 1) * (x.has[task.target, target] - shared))
             if moved:
                 where = (x.has[task.source, source], meet if meets else ~meet)
                 model.add(times.ticks[task.name] >= sum(moved)).only_enforce_if(*where)
@@ -259,11 +262,11 @@ def _interval(model: cp_model.CpModel, times: TaskVariables, name: str) -> cp_mo
     return model.new_interval_var(times.start[name], times.ticks[name], times.end[name], f"run[{name}]")
 
 
-def block_makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
-    """All rules; what to minimise is left open."""
+def block_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
+    """All rules, for answers that end by the tick `latest`; what to minimise is left open."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
-    times = add_times(model, problem, x)
+    times = add_times(model, problem, x, latest)
     add_memory(model, problem, x, problem.device_blocks)
     return model, x, times
 

@@ -87,10 +87,13 @@ class _Best:
     def find(self, few: Problem) -> None:
         """Looks for a first answer among a few options, whatever time is left."""
         for target in (_FIRST_RANGE * self.bound, few.horizon):
-            if self.answer is None:
-                self._run(few, Steps.between(self.bound, max(target, self.bound), _FIRST_STEPS), _FIRST_TIME)
+            left = within(few, max(target, self.bound))
+            if self.answer is None and all(call.options for call in left.calls):
+                self._run(left, Steps.between(self.bound, max(target, self.bound), _FIRST_STEPS), _FIRST_TIME)
         if self.answer is not None and self.is_open:
-            self._run(few, Steps.between(self.bound, self.target, _FIRST_STEPS), self.left)
+            left = within(few, self.target)
+            if all(call.options for call in left.calls):
+                self._run(left, Steps.between(self.bound, self.target, _FIRST_STEPS), self.left)
 
     def improve(self, problem: Problem, target: int) -> None:
         """Looks for an answer within the target among all options that can be part of one, and learns the bound."""
@@ -100,7 +103,7 @@ class _Best:
         self.bound = max(self.bound, min(steps.proven(solved), target + 1))
 
     def _run(self, problem: Problem, steps: Steps, limit: float) -> Solved:
-        model, x, times = block_makespan_model(problem)
+        model, x, times = block_makespan_model(problem, steps.target)
         steps.minimise(model, times.makespan)
         solved = run(model, replace(self.limits, max_deterministic_time=limit))
         self.left -= max(solved.solver.deterministic_time, 1e-3)

@@ -52,17 +52,16 @@ def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
             for atom in range(len(problem.atoms))
         },
         shares=_shares(model, problem),
-        times=add_task_variables(model, problem),
+        times=add_task_variables(model, problem, problem.horizon),
     )
 
 
-def add_task_variables(model: cp_model.CpModel, problem: Problem) -> TaskVariables:
-    """The variables of when tasks run, without the rules that tie them."""
-    horizon = problem.horizon
+def add_task_variables(model: cp_model.CpModel, problem: Problem, horizon: int) -> TaskVariables:
+    """The variables of when tasks run, all by `horizon`, without the rules that tie them."""
     return TaskVariables(
         happens={t.name: model.new_bool_var(f"h[{t.name}]") for t in problem.tasks if isinstance(t, Transfer)},
         start={task.name: model.new_int_var(0, horizon, f"start[{task.name}]") for task in problem.tasks},
-        ticks={t.name: model.new_int_var(*_range(problem, t), f"ticks[{t.name}]") for t in problem.tasks},
+        ticks={t.name: model.new_int_var(*_range(problem, t, horizon), f"ticks[{t.name}]") for t in problem.tasks},
         end={task.name: model.new_int_var(0, horizon, f"end[{task.name}]") for task in problem.tasks},
         makespan=model.new_int_var(0, horizon, "makespan"),
     )
@@ -83,8 +82,8 @@ def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Place]
     }
 
 
-def _range(problem: Problem, task: Task) -> tuple[int, int]:
+def _range(problem: Problem, task: Task, horizon: int) -> tuple[int, int]:
     if isinstance(task, Run):
         ticks = [option.ticks for option in problem.options(task.call)]
         return min(ticks), max(ticks)
-    return 0, max(task.ticks.values(), default=0)
+    return 0, min(horizon, max(task.ticks.values(), default=0))
