@@ -4,6 +4,9 @@ Batches in flight: slots are refilled from the next prompt batches, and a turn e
 Overcommit: more prompts than a batch are in flight, and a turn ends when a batch's number of sequences has ended,
 those that are due included; the first to end are delivered and the others go on (Yan et al., OPPO, arXiv:2509.25762,
 inter-step overlap). Prompts arrive in one stream, so both differ only in when a turn ends.
+
+Every replica ends its turn by its own sequences, and the turn of all lasts as long as the slowest one's: the replica
+that draws the longest response of a batch has had no more of a head start than its own turn before took.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from meshwright.cost_models.rounds import (
     rounds_of,
 )
 from meshwright.profiles.workload import Workload
+
+_NUM_SEQUENCES, _FEWEST_TURNS, _MOST_TURNS = 8192, 8, 64
+"""The slowest replica is looked for among about so many sequences, in a number of turns within these bounds."""
 
 _OVERCOMMIT_STEPS = 8
 """Overcommit counts in whole eighths of a replica's rows, rounded down."""
@@ -56,6 +62,7 @@ class Turns:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._batches: dict[int, tuple[Batch, ...]] = {}
+        self._shares: dict[int, Integers] = {}
         self._known: dict[tuple[int, int, Overlap], Rounds] = {}
 
     def rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
@@ -80,7 +87,14 @@ class Turns:
         batches = self._batches_of(num_rows)
         if fewest.num_rounds <= int(batches[0].responses.sum()) / num_slots:
             return fewest
-        return min(fewest, _steady(self._workload, batches, num_slots, overlap), key=lambda rounds: rounds.num_rounds)
+        alone = _steady(self._workload, batches, num_slots, overlap)
+        slowest = _slowest_rounds(self._shares_of(num_rows), num_slots, overlap)
+        return min(fewest, _stretched(alone, slowest), key=lambda rounds: rounds.num_rounds)
+
+    def _shares_of(self, num_rows: int) -> Integers:
+        if num_rows not in self._shares:
+            self._shares[num_rows] = shares_of(self._workload, num_rows)
+        return self._shares[num_rows]
 
     def _batches_of(self, num_rows: int) -> tuple[Batch, ...]:
         if num_rows not in self._batches:
@@ -132,6 +146,39 @@ def _steady(workload: Workload, batches: tuple[Batch, ...], num_slots: int, over
         first=_prefill(workload, sum(one.num_first > 0 for one in passes) / count * admitting, first * admitting),
         refills=_prefill(workload, sum(one.num_refills for one in passes) / count * admitting, refilled * admitting),
     )
+
+
+def shares_of(workload: Workload, num_rows: int) -> Integers:
+    """Responses of several batches, [batch, replica, row]: equally likely parts of their distribution, dealt at random
+    from a fixed seed. Batches and replicas differ as drawn ones do."""
+    batch_size = workload.batch_size // num_rows * num_rows
+    num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
+    responses = np.array(workload.response_lengths.strata(num_batches * batch_size))
+    dealt: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, -1, num_rows)
+    return dealt
+
+
+def _slowest_rounds(shares: Integers, num_slots: int, overlap: Overlap) -> float:
+    """Rounds of the slowest replica's turn, on average over the turns; 0 for a replica that is alone."""
+    num_batches, num_replicas, _ = shares.shape
+    if num_replicas == 1:
+        return 0.0
+    warm_up = 2 * overlap.num_turns
+    num_turns = warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
+    bounds = [
+        play(tuple(Batch(rows, rows) for rows in shares[:, replica]), num_slots, num_turns, overlap).bounds[warm_up:]
+        for replica in range(num_replicas)
+    ]
+    return float(np.diff(bounds).max(axis=0).mean())
+
+
+def _stretched(rounds: Rounds, num_rounds: float) -> Rounds:
+    """The same work in more rounds, each with fewer sequences."""
+    factor = num_rounds / rounds.num_rounds
+    if factor <= 1:
+        return rounds
+    windows = tuple(w._replace(rounds=w.rounds * factor, live=w.live / factor) for w in rounds.windows)
+    return Rounds(num_rounds=num_rounds, windows=windows, first=rounds.first, refills=rounds.refills)
 
 
 def _prefill(workload: Workload, calls: float, rows: float) -> Prefill:

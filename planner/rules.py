@@ -184,12 +184,12 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) 
 
 def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...]:
     """How generation may run on from turn to turn, as the bound on staleness allows: batches in flight as powers of
-    two, an overcommit of a quarter, a half and the whole of a batch."""
+    two, an overcommit of an eighth, a quarter, a half and the whole of a batch."""
     deferral, batch_size = max_deferral(scope.leads, facts.staleness), facts.workload.batch_size
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
     if not deferral:
         return tuple(batches)
-    extras = [batch_size // part for part in (4, 2, 1) if batch_size % (part * layout.dp) == 0]
+    extras = [batch_size // part for part in (8, 4, 2, 1) if batch_size % (part * layout.dp) == 0]
     return (*batches, *(Schedule(overcommit=extra) for extra in extras))
 
 

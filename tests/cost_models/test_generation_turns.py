@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.rounds import batches_of, rounds_of
+from meshwright.cost_models.rounds import Batch, batches_of, rounds_of
 from meshwright.cost_models.turns import Overlap, Turns, play, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
@@ -124,10 +125,30 @@ def test_a_batch_overcommitted_in_whole_is_two_batches_in_flight_when_lengths_ar
 
 def test_a_tail_that_may_take_more_turns_no_longer_decides(long_tail: Workload) -> None:
     """With a slot for every row a turn is as long as the longest response, over the turns that it may take."""
-    turns = Turns(long_tail)
+    turns = Turns(long_tail.model_copy(update={"batch_size": 64}))
     longest = turns.rounds(64, 64, Overlap()).num_rounds
     for overlap in (Overlap(batches_in_flight=3), Overlap(overcommit=64, max_deferral=2)):
         assert turns.rounds(64, 320, overlap).num_rounds == pytest.approx(longest / 3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "overlap", [Overlap(batches_in_flight=2), Overlap(batches_in_flight=4), *OVERCOMMITS[:3]], ids=str
+)
+def test_a_turn_is_as_long_as_that_of_the_slowest_of_the_replicas(long_tail: Workload, overlap: Overlap) -> None:
+    """Lengths are drawn, 8 replicas play them side by side, and the next turn waits for the slowest."""
+    lengths = long_tail.response_lengths
+    drawn = np.random.default_rng(1).choice(lengths.tokens, p=lengths.probabilities, size=(60, 8, 64))
+    played = [
+        play(tuple(Batch(rows, rows) for rows in drawn[:, replica]), 64, 60, overlap).bounds for replica in range(8)
+    ]
+    slowest = np.diff(played).max(axis=0)[10:].mean()
+    assert Turns(long_tail).rounds(64, 64, overlap).num_rounds == pytest.approx(slowest, rel=0.1)
+
+
+def test_replicas_with_equal_lengths_do_not_wait_for_each_other(fixed: Workload) -> None:
+    overlap = Overlap(batches_in_flight=2)
+    alone = Turns(fixed.model_copy(update={"batch_size": 64})).rounds(64, 128, overlap)
+    assert Turns(fixed).rounds(64, 128, overlap).num_rounds == alone.num_rounds
 
 
 @pytest.fixture
