@@ -6,6 +6,7 @@ decides more than the stage's own cost. Positions of a pool do not matter here, 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,20 +92,27 @@ def frontier(
     rejected: Counter[str] = Counter()
     mine = [pin for pin in pins if pin.stage == stage.name]
     found = pools(facts, stage, mine)
-    smallest: Candidate | None = None
+    smallest, smallest_peak = None, math.inf
     candidates = {}
     for size in sorted({ranks.num_ranks for ranks in found}):
-        every = choices(facts, stage, size, mine, rejected, scope=scope)
-        costed = [costed_choice(facts, model, stage, choice, scope) for choice in every]
-        smallest = min((*costed, *([smallest] if smallest else [])), key=lambda c: c.peak_bytes, default=None)
-        hosted = [c for c in costed if c.host.total <= host_share(facts.cluster)]
-        fitting = [c for c in hosted if limit_bytes is None or c.peak_bytes <= limit_bytes]
+        fitting = []
+        for choice in choices(facts, stage, size, mine, rejected, scope=scope):
+            call = call_of(facts, stage, choice.layout, choice.schedule, max_deferral(scope.leads, facts.staleness))
+            memory = model.memory(call)  # asked first: what does not fit need not be timed
+            peak = memory.resident.total + memory.transient.total
+            if smallest is None or peak < smallest_peak:
+                smallest, smallest_peak = choice, peak
+            if memory.host.total > host_share(facts.cluster):
+                rejected[TOO_LARGE_FOR_HOST] += 1
+            elif limit_bytes is not None and peak > limit_bytes:
+                rejected[TOO_LARGE] += 1
+            else:
+                fitting.append(costed_choice(facts, model, stage, choice, scope))
         kept = _undominated_by_layout(fitting) if stage.role in TRAIN_STAGE else undominated(fitting)
-        rejected[TOO_LARGE_FOR_HOST] += len(costed) - len(hosted)
-        rejected[TOO_LARGE] += len(hosted) - len(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         candidates[size] = kept
-    return Frontier(stage=stage, pools=found, candidates=candidates, rejected=+rejected, smallest=smallest)
+    least = costed_choice(facts, model, stage, smallest, scope) if smallest else None
+    return Frontier(stage=stage, pools=found, candidates=candidates, rejected=+rejected, smallest=least)
 
 
 def frontiers(
