@@ -5,30 +5,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.planner.job import Job
+from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import version_of_generation
 from meshwright.planner.rules import in_flight
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
-from meshwright.runtime.admission import Admission, shared
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.chunked import ChunkedStage
 from meshwright.runtime.copies import WeightCopy
 from meshwright.runtime.data import PromptData
 from meshwright.runtime.experience import micro_batches, share
-from meshwright.runtime.generation import Generator
+from meshwright.runtime.generating import Generating
 from meshwright.runtime.learning import Learning, minibatches, training_loss
 from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.ppo import final_metrics
 from meshwright.runtime.scoring import ChunkScorer
-from meshwright.runtime.slots import Finish, Prompt, Response
-from meshwright.runtime.stream import Chunk, Listeners, Stream
-from meshwright.runtime.streaming import ChunkSender, Piece, Streaming
+from meshwright.runtime.streaming import Streaming
 
 
 class Actions:
@@ -49,17 +46,11 @@ class Actions:
         self._host_memory = host_memory
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
-        self._generator = self._build_generator()
-        generation = self._copies["actor_generate"]
-        self._admission = Admission(plan, data, generation.mesh.dp_rank, steps) if generation.model else None
-        self._version = steps.start
-        self._senders = [sending.sender for sending in streaming.sending]
-        self._streams = Listeners(
-            [
-                Stream(sending.chunk_tokens, functools.partial(_send_chunks, sending.sender, data.batch_size))
-                for sending in streaming.sending
-            ]
+        generation = self._copies[GENERATE]
+        self._generating = (
+            Generating(plan, job, data, generation, steps=steps, streaming=streaming) if generation.model else None
         )
+        self._version = steps.start
         self._chunked = {
             stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
             for stage, reader in streaming.readers.items()
@@ -77,34 +68,18 @@ class Actions:
 
     def _run(self, kind: Stage, batch: Batch) -> dict[str, float]:
         if kind.generates:
-            return self._generate(kind, batch)
+            assert self._generating is not None
+            return self._generating.run(batch, self._version)
         if kind.trains:
             return self._train(kind, batch)
         if kind.name in self._chunked and not batch.held_out:
             return self._score_chunks(kind, batch)
         return self._forward(kind, batch)
 
-    def _build_generator(self) -> Generator | None:
-        copy = self._copies["actor_generate"]
-        if copy.model is None:
-            return None
-        workload, schedule = self._plan.facts.workload, self._plan.placement("actor_generate").schedule
-        return Generator(
-            copy.model,
-            copy.spec,
-            copy.mesh,
-            num_slots=schedule.generation_slots,
-            max_tokens=workload.max_tokens,
-            max_response=workload.response.max,
-            eos_token=self._data.eos_token,
-            temperature=self._job.ppo.temperature,
-            seed=self._data.seed,
-        )
-
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)
         assert copy.model is not None
-        generation, workload = self._plan.placement("actor_generate").schedule, self._plan.facts.workload
+        generation, workload = self._plan.placement(GENERATE).schedule, self._plan.facts.workload
         # One replica may hold all that is beyond a batch: which sequences stay in flight is nobody's choice.
         dp = 1 if generation.overcommit else placement.layout.dp
         return ChunkScorer(
@@ -115,36 +90,6 @@ class Actions:
             micro_batch_size=placement.schedule.micro_batch_size,
             temperature=self._job.ppo.temperature,
         )
-
-    def _generate(self, stage: Stage, batch: Batch) -> dict[str, float]:
-        """Draws responses until this replica's rows are there; every rank of the replica holds all of them."""
-        assert self._generator is not None
-        assert self._admission is not None
-        if batch.held_out:
-            mesh = self._copies[stage.name].mesh
-            responses = self._generator.generate(shared(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp))
-            rows = tuple(response.row for response in responses)
-        else:
-            admitted = self._admission.of(batch.step)
-            for sender in self._senders:
-                sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
-            responses = self._generator.turn(
-                admitted.prompts, version=self._version, delivery=admitted.delivery, stream=self._streams
-            )
-            rows = self._admission.rows(responses)
-            delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
-            for sender in self._senders:
-                sender.end(delivered)
-        for row, response in zip(rows, responses, strict=True):
-            _put_response(batch, row, response)
-        return {
-            "num_tokens": float(sum(len(response.tokens) for response in responses)),
-            "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
-            "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
-        }
-
-    def _number(self, prompt: Prompt) -> int:
-        return _number(prompt, self._data.batch_size)
 
     def _forward(self, stage: Stage, batch: Batch) -> dict[str, float]:
         """Log-probabilities, values or scores of this replica's rows; ranks of the last pipeline stage hold them."""
@@ -202,15 +147,6 @@ class Actions:
         return share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
 
 
-def _number(prompt: Prompt, batch_size: int) -> int:
-    """The place of a prompt in the batches laid end to end."""
-    return prompt.step * batch_size + prompt.row
-
-
-def _send_chunks(sender: ChunkSender, batch_size: int, chunks: Sequence[Chunk]) -> None:
-    sender.send(Piece(_number(c.prompt, batch_size), c.tokens, is_last=c.finish is not None) for c in chunks)
-
-
 def _put_answers(batch: Batch, stage: Stage, row: int, values: Tensor) -> None:
     """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""
     last = len(values) - 1
@@ -219,15 +155,3 @@ def _put_answers(batch: Batch, stage: Stage, row: int, values: Tensor) -> None:
     elif stage.name != "critic_value":
         values = F.pad(values[:last], (0, 1))
     batch.experience.put(stage.writes[0], row, values.clone())
-
-
-def _put_response(batch: Batch, row: int, response: Response) -> None:
-    """Fields with a value per token have it where the token is predicted: one position before its own."""
-    prompt = response.prompt.tokens
-    before, after = len(prompt) - 1, 1
-    logprobs = [0.0] * before + list(response.logprobs) + [0.0] * after
-    versions = [0] * before + list(response.versions) + [0] * after
-    batch.experience.put("tokens", row, torch.tensor(prompt + response.tokens))
-    batch.experience.put("prompt_lengths", row, torch.tensor([len(prompt)]))
-    batch.experience.put("behaviour_logprobs", row, torch.tensor(logprobs))
-    batch.experience.put("versions", row, torch.tensor(versions, dtype=torch.int32))

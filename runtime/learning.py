@@ -101,11 +101,14 @@ def _staleness(batch: Batch, mask: Tensor, most: int) -> Tensor:
 
 
 def _generator_gap(batch: Batch, behaviour: Tensor, proximal: Tensor, mask: Tensor) -> Tensor:
-    """Of every token that the policy before the update drew: how far the log-probabilities of the generator and of the
-    trainer lie apart."""
+    """Of the responses that the policy before the update drew: how far the log-probabilities of the generator and of
+    the trainer lie apart at each token.
+
+    A response that an older policy began is left out, for it goes on from keys and values that it has of that one.
+    """
     versions = batch.experience.padded("versions", batch.rows, mask.shape[1])
-    fresh = mask.bool() & (versions == batch.step)
-    return (behaviour - proximal)[fresh].abs().double()
+    fresh = (versions == batch.step) | ~mask.bool()
+    return (behaviour - proximal)[mask.bool() & fresh.all(dim=1, keepdim=True)].abs().double()
 
 
 def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], Share]:

@@ -105,11 +105,12 @@ class HostMemory:
         facts["offload_seconds"] = _now() - start
 
     @contextmanager
-    def all_reloaded(self) -> Iterator[None]:
-        """Within it all state is on the device, as it must be to save it."""
+    def trainers_reloaded(self) -> Iterator[None]:
+        """Within it the state of all trainers is on the device, as it must be to save it."""
         with ExitStack() as stack:
-            for stage in self._hosted:
-                stack.enter_context(self.reloaded(stage))
+            for stage, hosted in self._hosted.items():
+                if isinstance(hosted, HostedOptimizer):
+                    stack.enter_context(self.reloaded(stage))
             yield
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from meshwright.planner.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.train import Run, RunRequest
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
@@ -96,12 +99,33 @@ PLANS: dict[str, dict[str, Where]] = {
     },
 }
 
+CARRYING = {"two batches in flight": {"batches_in_flight": 2}, "overcommit": {"overcommit": 8}}
+"""Generations that keep sequences in flight from turn to turn. What they deliver does not depend on the clock."""
+
+
+def carrying(generation: dict[str, int], chunk_tokens: int) -> dict[str, Where]:
+    """Untrained models score what two replicas generate, in chunks or whole."""
+    return {
+        "actor_generate": Where("0:2", "dp2", Schedule(generation_slots=8, **generation)),
+        "reward_score": Where("2:2", "tp2", rows(4, chunk_tokens=chunk_tokens)),
+        "ref_logprob": Where("2:2", "dp2", rows(4, chunk_tokens=chunk_tokens)),
+        "other": Where("0:2", "dp2", rows(4)),
+    }
+
+
 Rows = dict[int, Tensor]
 Held = list[dict[str, Rows]]
 
 
-def follow(asked: RunRequest) -> Held:
-    """Per step, what this rank holds of the experience."""
+@dataclass(frozen=True)
+class Followed:
+    """What a rank saw of a run: by step what it held of the experience, and the caches alive after the last turn."""
+
+    held: Held
+    num_caches: int
+
+
+def follow(asked: RunRequest) -> Followed:
     run = Run(asked)
     run.recorder.open(0)
     held = []
@@ -110,26 +134,38 @@ def follow(asked: RunRequest) -> Held:
         held.append({field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS})
     run.finish()
     run.recorder.close()
-    return held
+    gc.collect()
+    return Followed(held, sum(type(found) is SlotCache for found in gc.get_objects()))
 
 
-def follow_all(requests: list[RunRequest]) -> list[Held]:
+def follow_all(requests: list[RunRequest]) -> list[Followed]:
     return [follow(asked) for asked in requests]
 
 
-Outcome = tuple[Held, list[dict[str, Any]]]
+@dataclass(frozen=True)
+class Outcome:
+    """A run as all ranks saw it together."""
+
+    steps: Held
+    lines: list[dict[str, Any]]
+    num_caches: int
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Of each plan, the experience of all ranks together by step, and the metrics."""
+    """Of each plan, in one launch of the ranks."""
     directory = tmp_path_factory.mktemp("job")
     path = write_job(directory, num_ranks=NUM_RANKS)
     job = read_job(path)
     facts = resolve(job, directory)
+    plans = {name: plan_by_hand(facts, where) for name, where in PLANS.items()}
+    stale = facts.model_copy(update={"staleness": 2})
+    for name, generation in CARRYING.items():
+        plans[name] = plan_by_hand(stale, carrying(generation, 0))
+        plans[f"{name}, streaming"] = plan_by_hand(stale, carrying(generation, 5))
     requests = [
-        RunRequest(plan=plan_by_hand(facts, where), job=job, directory=directory, out=directory / name, steps=STEPS)
-        for name, where in PLANS.items()
+        RunRequest(plan=plan, job=job, directory=directory, out=directory / name, steps=STEPS)
+        for name, plan in plans.items()
     ]
     for asked in requests:
         asked.out.mkdir()
@@ -137,24 +173,51 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     found = {}
     for index, asked in enumerate(requests):
         steps: Held = [{field: {} for field in FIELDS} for _ in range(STEPS)]
-        for held in of_ranks:
-            for step, fields in enumerate(held[index]):
+        for followed in of_ranks:
+            for step, fields in enumerate(followed[index].held):
                 for field, of_rows in fields.items():
                     steps[step][field] |= of_rows
         lines = (asked.out / "metrics.jsonl").read_text().splitlines()
-        found[asked.out.name] = steps, [json.loads(line) for line in lines]
+        found[asked.out.name] = Outcome(
+            steps, [json.loads(line) for line in lines], sum(followed[index].num_caches for followed in of_ranks)
+        )
     return found
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if name != "one rank"])
 def test_a_plan_gives_the_experience_and_the_losses_of_one_rank(outcomes: dict[str, Outcome], name: str) -> None:
-    (steps, lines), (of_one, lines_of_one) = outcomes[name], outcomes["one rank"]
-    for step, alone in zip(steps, of_one, strict=True):
+    assert_same(outcomes[name], outcomes["one rank"])
+
+
+@pytest.mark.parametrize("name", CARRYING)
+def test_sequences_that_stay_in_flight_are_scored_in_chunks_as_they_are_whole(
+    outcomes: dict[str, Outcome], name: str
+) -> None:
+    assert_same(outcomes[f"{name}, streaming"], outcomes[name])
+    assert max(line["max_staleness"] for line in outcomes[name].lines) >= 1
+
+
+def test_the_generator_draws_with_the_trainers_weights(outcomes: dict[str, Outcome]) -> None:
+    of_plans = [outcomes[name].lines for name in PLANS]
+    assert max(line["max_generator_gap"] for lines in of_plans for line in lines) < TOLERANCE
+    # What other sequences stay in flight beside a response changes nothing for it.
+    lines = [line for name in CARRYING for line in outcomes[name].lines if "max_generator_gap" in line]
+    assert 0 < len(lines) < len(CARRYING) * STEPS
+    assert max(line["max_generator_gap"] for line in lines) < TOLERANCE
+
+
+def test_no_keys_and_values_are_kept_when_nothing_is_in_flight(outcomes: dict[str, Outcome]) -> None:
+    assert {name: outcome.num_caches for name, outcome in outcomes.items()} == dict.fromkeys(outcomes, 0)
+
+
+def assert_same(one: Outcome, other: Outcome) -> None:
+    for held, also_held in zip(one.steps, other.steps, strict=True):
         for field in FIELDS:
-            assert sorted(step[field]) == sorted(alone[field]) == list(range(16))
-            for row, values in alone[field].items():
-                torch.testing.assert_close(step[field][row], values, atol=TOLERANCE, rtol=0)
-    assert len(lines) == STEPS
-    for line, line_of_one in zip(lines, lines_of_one, strict=True):
-        for metric in line_of_one.keys() - OF_TIME:
-            assert line[metric] == pytest.approx(line_of_one[metric], abs=TOLERANCE), metric
+            assert sorted(held[field]) == sorted(also_held[field]) == list(range(16))
+            for row, values in held[field].items():
+                torch.testing.assert_close(also_held[field][row], values, atol=TOLERANCE, rtol=0)
+    assert len(one.lines) == STEPS
+    for line, also_line in zip(one.lines, other.lines, strict=True):
+        assert line.keys() == also_line.keys()
+        for metric in line.keys() - OF_TIME:
+            assert also_line[metric] == pytest.approx(line[metric], abs=TOLERANCE), metric

@@ -32,13 +32,13 @@ def test_the_order_depends_on_seed_step_and_epoch() -> None:
 
 
 def test_the_generator_is_compared_with_the_trainer_on_tokens_of_the_same_weights() -> None:
-    batch = Batch(step=3, rows=range(2))
-    for row, (version, apart) in enumerate([(3, 0.25), (2, 9.0)]):
+    batch = Batch(step=3, rows=range(3))
+    for row, (first, then, apart) in enumerate([(3, 3, 0.25), (2, 2, 9.0), (2, 3, 9.0)]):
         proximal = torch.tensor([0.0, -1.0, -2.0, 0.0])
         fields = {
             "tokens": torch.tensor([5, 6, 7, 8]),
             "prompt_lengths": torch.tensor([2]),
-            "versions": torch.tensor([0, version, version, 0], dtype=torch.int32),
+            "versions": torch.tensor([0, first, then, 0], dtype=torch.int32),
             "behaviour_logprobs": proximal + torch.tensor([0.0, apart, 0.0, 0.0]),
             "proximal_logprobs": proximal,
             "ref_logprobs": proximal,
@@ -50,7 +50,7 @@ def test_the_generator_is_compared_with_the_trainer_on_tokens_of_the_same_weight
     metrics = Learning(PPO(), batch, eos_token=1, max_staleness=1).metrics()
     assert (metrics["generator_gap"], metrics["max_generator_gap"]) == (0.125, 0.25)
     assert metrics["max_staleness"] == 1
-    for row in range(2):
+    for row in batch.rows:
         batch.experience.put("versions", row, torch.full((4,), 2, dtype=torch.int32))
     assert "generator_gap" not in Learning(PPO(), batch, eos_token=1, max_staleness=1).metrics()
 

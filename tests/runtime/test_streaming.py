@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.mail import Mail
-from meshwright.runtime.streaming import ChunkReader, ChunkSender, Letter, Piece
+from meshwright.runtime.streaming import ChunkReader, ChunkSender, Letter, Piece, streaming_violations
+from tests.planner.jobs import small_facts
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
-
-pytestmark = pytest.mark.slow
 
 OWNERS, REPLICA = (0, 1), (2, 3)
 NUM_SEQUENCES = 6
@@ -40,6 +41,7 @@ def turns(num_turns: int) -> list[list[Letter]]:
     return read
 
 
+@pytest.mark.slow
 def test_all_ranks_of_a_replica_read_every_piece_once_and_in_the_same_order() -> None:
     of_ranks = run_on_ranks(4, turns, 3)
     assert of_ranks[2] == of_ranks[3]
@@ -68,7 +70,25 @@ def shares() -> list[tuple[int, int]]:
     return [(p.sequence, p.tokens[0]) for letter in read for p in letter.pieces]
 
 
+@pytest.mark.slow
 def test_a_sequence_goes_to_one_replica() -> None:
     _, _, one, other = run_on_ranks(4, shares)
     assert one == [(0, 0), (2, 2), (4, 4)]
     assert other == [(1, 1), (3, 3), (5, 5)]
+
+
+def test_a_model_that_is_trained_between_the_chunks_of_a_response_cannot_stream() -> None:
+    facts = small_facts(ranks_per_node=2).model_copy(update={"staleness": 1})
+    chunked = Schedule(chunk_tokens=32)
+    where = {
+        "other": Where("0:1"),
+        "actor_generate": Where("0:1", schedule=Schedule(generation_slots=8, batches_in_flight=2)),
+        "critic_value": Where("1:1", schedule=chunked),
+        "ref_logprob": Where("1:1", schedule=chunked),
+    }
+    (sentence,) = streaming_violations(plan_by_hand(facts, where))
+    assert sentence.startswith("critic_value: chunk_tokens=32 while actor_generate keeps sequences in flight")
+    assert sentence.endswith("use chunk_tokens=0.")
+    assert streaming_violations(plan_by_hand(facts, where | {"critic_value": Where("1:1")})) == ()
+    waiting = where | {"actor_generate": Where("0:1", schedule=Schedule(generation_slots=8))}
+    assert streaming_violations(plan_by_hand(facts, waiting)) == ()

@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.planner.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.launch import launch
 from meshwright.runtime.train import Run, RunRequest, run_plan
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import OF_TIME, request, write_job
 
 pytestmark = pytest.mark.slow
@@ -121,12 +124,25 @@ def test_the_first_update_starts_from_the_policy_that_sampled(
 
 def test_a_resumed_run_equals_one_that_was_never_stopped(directory: Path) -> None:
     path = write_job(directory, num_ranks=2)
-    pins = ("actor_train.layout=tp1,dp2", "critic_train.pool=1:1")
-    whole = request(path, directory / "whole", *pins, steps=3)
+    job = read_job(path)
+    away = Schedule(micro_batch_size=4, offload=Offload.OPTIMIZER)
+    where = {
+        "other": Where("0:2", "dp2"),
+        "actor_train": Where("0:2", "dp2", away),
+        "critic_train": Where("1:1", schedule=away),
+        "ref_logprob": Where("0:1", schedule=replace(away, offload=Offload.WEIGHTS)),
+    }
+    plan = plan_by_hand(resolve(job, directory), where)
+    whole = RunRequest(plan=plan, job=job, directory=directory, out=directory / "whole", steps=3)
     parts = replace(whole, out=directory / "parts", steps=2)
     run_plan(whole)
     run_plan(parts)
     summary = run_plan(replace(parts, steps=3, resume=True))
+    assert {s.instruction for s in read_spans(whole.out / "trace.jsonl") if "reload_seconds" in s.facts} == {
+        "actor_train",
+        "critic_train",
+        "ref_logprob",
+    }
     for one, other in zip(
         read_lines(whole.out / "metrics.jsonl"), read_lines(parts.out / "metrics.jsonl"), strict=True
     ):

@@ -1,0 +1,132 @@
+"""The generation stage on one rank: what a turn admits, draws, streams to other stages and puts into the batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from meshwright.planner.job import Job
+from meshwright.planner.leads import GENERATE
+from meshwright.planner.plan import Plan
+from meshwright.profiles.trace import LIVE
+from meshwright.runtime.admission import Admission, shared
+from meshwright.runtime.batch import Batch
+from meshwright.runtime.copies import WeightCopy
+from meshwright.runtime.data import PromptData
+from meshwright.runtime.generation import Generator
+from meshwright.runtime.slots import Finish, LiveSequence, Prompt, Response
+from meshwright.runtime.stream import Chunk, Listeners, Stream
+from meshwright.runtime.streaming import ChunkSender, Piece, Streaming
+
+
+class Generating:
+    """One rank of the stage; every rank of its replica does the same.
+
+    A generator, and its keys and values with it, lives for as long as it has sequences in flight. Nothing that was
+    cached under older weights can then reach a later sequence, and between turns its memory is free.
+    """
+
+    def __init__(
+        self, plan: Plan, job: Job, data: PromptData, copy: WeightCopy, *, steps: range, streaming: Streaming
+    ) -> None:
+        self._plan, self._job, self._data, self._copy = plan, job, data, copy
+        self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
+        self._generator: Generator | None = None
+        self._senders = [sending.sender for sending in streaming.sending]
+        self._streams = [
+            Stream(sending.chunk_tokens, functools.partial(self._send_chunks, sending.sender))
+            for sending in streaming.sending
+        ]
+
+    def run(self, batch: Batch, version: int) -> dict[str, float]:
+        """Draws responses with policy `version` until this replica's rows are there; returns what is worth recording.
+
+        Every rank of the replica then holds all of its rows.
+        """
+        if batch.held_out:
+            mesh = self._copy.mesh
+            prompts = shared(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp)
+            responses = self._new_generator().generate(prompts)
+            facts: dict[str, float] = {}
+            rows = tuple(response.row for response in responses)
+        else:
+            responses, facts = self._turn(batch.step, version)
+            rows = self._admission.rows(responses)
+            delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
+            for sender in self._senders:
+                sender.end(delivered)
+        for row, response in zip(rows, responses, strict=True):
+            _put_response(batch, row, response)
+        return {
+            "num_tokens": float(sum(len(response.tokens) for response in responses)),
+            "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
+            "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
+            **facts,
+        }
+
+    def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
+        """What the turn that delivers `step` delivers, and how many sequences were live in it."""
+        admitted, generator, rounds = self._admission.of(step), self._generator or self._new_generator(), _Rounds()
+        for sender in self._senders:
+            sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
+        responses = generator.turn(
+            admitted.prompts,
+            version=version,
+            delivery=admitted.delivery,
+            stream=Listeners((*self._streams, rounds)),
+        )
+        self._generator = generator if generator.in_flight else None
+        slots = self._plan.placement(GENERATE).schedule.generation_slots
+        return responses, {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
+
+    def _new_generator(self) -> Generator:
+        assert self._copy.model is not None
+        workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule
+        return Generator(
+            self._copy.model,
+            self._copy.spec,
+            self._copy.mesh,
+            num_slots=schedule.generation_slots,
+            max_tokens=workload.max_tokens,
+            max_response=workload.response.max,
+            eos_token=self._data.eos_token,
+            temperature=self._job.ppo.temperature,
+            seed=self._data.seed,
+        )
+
+    def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk]) -> None:
+        sender.send(Piece(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
+
+    def _number(self, prompt: Prompt) -> int:
+        """The place of a prompt in the batches laid end to end."""
+        return prompt.step * self._data.batch_size + prompt.row
+
+
+class _Rounds:
+    """Counts the token rounds of groups of slots, and what was live in them."""
+
+    def __init__(self) -> None:
+        self._num_rounds = self._num_tokens = 0
+
+    def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        self._num_rounds += 1
+        self._num_tokens += len(live) + len(ended)
+
+    @property
+    def live_in_a_group(self) -> float:
+        """Sequences of a group that got a token, on average over its rounds; 0 without any."""
+        return self._num_tokens / max(self._num_rounds, 1)
+
+
+def _put_response(batch: Batch, row: int, response: Response) -> None:
+    """Fields with a value per token have it where the token is predicted: one position before its own."""
+    prompt = response.prompt.tokens
+    before, after = len(prompt) - 1, 1
+    logprobs = [0.0] * before + list(response.logprobs) + [0.0] * after
+    versions = [0] * before + list(response.versions) + [0] * after
+    batch.experience.put("tokens", row, torch.tensor(prompt + response.tokens))
+    batch.experience.put("prompt_lengths", row, torch.tensor([len(prompt)]))
+    batch.experience.put("behaviour_logprobs", row, torch.tensor(logprobs))
+    batch.experience.put("versions", row, torch.tensor(versions, dtype=torch.int32))
