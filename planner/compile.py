@@ -10,8 +10,9 @@ no plan    = when nothing fits: what binds, and the smallest changes that would 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
@@ -130,15 +131,24 @@ class _Asked:
     progress: Progress | None
 
     def search_all(self) -> list[_Searched]:
-        """Every pattern of leads, offload included: state that waits in the host makes room for what is faster."""
-        return [self.search(Scope(leads=leads, offload=True)) for leads in self.leads]
+        """Every pattern of leads, offload included: state that waits in the host makes room for what is faster.
 
-    def search(self, scope: Scope) -> _Searched:
+        Stages work further ahead only where that makes the turn shorter by more than the gap.
+        """
+        searched: list[_Searched] = []
+        for leads in self.leads:
+            answered = [one.objective_seconds for one in searched if one.result.answer is not None]
+            searched.append(self.search(Scope(leads=leads, offload=True), min(answered, default=None)))
+        return searched
+
+    def search(self, scope: Scope, best_seconds: float | None) -> _Searched:
         limit = self.facts.cluster.device.usable_bytes
         found = frontiers(self.facts, self.model, self.pins, limit, scope=scope)
         edges = handovers(self.facts, self.model)
         posed = pose(self.facts, self.model, found, edges, scope.leads)
-        result = solve(posed.problem, self.limits, _in_seconds(self.progress, posed.tick_seconds))
+        below = None if best_seconds is None else math.ceil(best_seconds / posed.tick_seconds)
+        limits = replace(self.limits, below=below)
+        result = solve(posed.problem, limits, _in_seconds(self.progress, posed.tick_seconds))
         return _Searched(scope=scope, edges=edges, posed=posed, result=result)
 
 
@@ -162,13 +172,14 @@ def _record(searched: Sequence[_Searched], limits: Limits) -> Solver:
     A bound on every scope is one on all plans.
     """
     possible = [one for one in searched if one.result.status != "infeasible"]
+    exact = {"optimal"} if limits.gap else {"optimal", "beaten"}
     return Solver(
         name=NAME,
         version=VERSION,
         seed=limits.seed,
         num_workers=limits.num_workers,
         max_deterministic_time=limits.max_deterministic_time,
-        status="optimal" if all(one.result.status == "optimal" for one in possible) else "feasible",
+        status="optimal" if all(one.result.status in exact for one in possible) else "feasible",
         objective_seconds=0.0,
         bound_seconds=min(one.bound_seconds for one in possible),
         gap=0.0,

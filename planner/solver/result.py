@@ -22,6 +22,7 @@ class Limits:
     """What the search may use. The same limits give the same answer on every machine.
 
     The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof.
+    It may end without an answer when none is shorter than `below` ticks by more than the gap.
 
     More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
     """
@@ -30,6 +31,7 @@ class Limits:
     num_workers: int = 1
     max_deterministic_time: float = 60.0
     gap: float = 0.0
+    below: int | None = None
 
     def target(self, makespan: int) -> int:
         """The largest makespan that is shorter than this one by more than the gap."""
@@ -47,9 +49,10 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """`out_of_limit` means that the limit passed before any answer was found; `objective` is then None."""
+    """`out_of_limit` means that the limit passed before any answer was found, and `beaten` that every answer takes at
+    least `bound`, which is too long; `objective` is then None."""
 
-    status: Literal["optimal", "feasible", "infeasible", "out_of_limit"]
+    status: Literal["optimal", "feasible", "infeasible", "out_of_limit", "beaten"]
     answer: Answer | None
     objective: int | None
     bound: int

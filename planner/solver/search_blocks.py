@@ -47,7 +47,7 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
     while best.is_open:
-        target = best.target if best.answer else remaining.horizon
+        target = remaining.horizon if best.target is None else best.target
         remaining = within(remaining, target)
         if any(not call.options for call in remaining.calls):
             best.bound = target + 1
@@ -75,25 +75,30 @@ class _Best:
         self.left = self.limits.max_deterministic_time
 
     @property
-    def target(self) -> int:
-        """The largest makespan that is better by more than the gap asked."""
-        return self.limits.target(self.makespan)
+    def target(self) -> int | None:
+        """The largest makespan that is better by more than the gap asked, than the answer or than what is asked."""
+        known = self.limits.below if self.answer is None else self.makespan
+        return None if known is None else self.limits.target(known)
 
     @property
     def is_open(self) -> bool:
         """Whether there is time, and an answer within the target is not excluded."""
-        return self.left > 0 and not self.is_infeasible and (self.answer is None or self.bound <= self.target)
+        return self.left > 0 and not self.is_infeasible and (self.target is None or self.bound <= self.target)
 
     def find(self, few: Problem) -> None:
         """Looks for a first answer among a few options, whatever time is left."""
-        for target in (_FIRST_RANGE * self.bound, few.horizon):
-            left = within(few, max(target, self.bound))
-            if self.answer is None and all(call.options for call in left.calls):
-                self._run(left, Steps.between(self.bound, max(target, self.bound), _FIRST_STEPS), _FIRST_TIME)
-        if self.answer is not None and self.is_open:
-            left = within(few, self.target)
-            if all(call.options for call in left.calls):
-                self._run(left, Steps.between(self.bound, self.target, _FIRST_STEPS), self.left)
+        most = few.horizon if self.target is None else self.target
+        for target in (min(_FIRST_RANGE * self.bound, most), most):
+            if self.answer is None and self.is_open:
+                self._look(few, max(target, self.bound), _FIRST_TIME)
+        if self.answer is not None and self.target is not None and self.is_open:
+            self._look(few, self.target, self.left)
+
+    def _look(self, few: Problem, target: int, limit: float) -> None:
+        """Looks for an answer within the target, without a proof."""
+        left = within(few, target)
+        if all(call.options for call in left.calls):
+            self._run(left, Steps.between(self.bound, target, _FIRST_STEPS), limit)
 
     def improve(self, problem: Problem, target: int) -> None:
         """Looks for an answer within the target among all options that can be part of one, and learns the bound."""
@@ -124,9 +129,7 @@ class _Best:
 
     def result(self) -> Result:
         if self.answer is None:
-            return Result(
-                status="infeasible" if self.is_infeasible else "out_of_limit", answer=None, objective=None, bound=0
-            )
+            return self._nothing()
         bound = min(self.bound, self.makespan)
         return Result(
             status="optimal" if bound == self.makespan else "feasible",
@@ -134,6 +137,14 @@ class _Best:
             objective=self.makespan,
             bound=bound,
         )
+
+    def _nothing(self) -> Result:
+        """No answer: none is short enough, none exists, or none was found in time."""
+        if self.target is not None and (self.is_infeasible or self.bound > self.target):
+            return Result(status="beaten", answer=None, objective=None, bound=self.target + 1)
+        if self.is_infeasible:
+            return Result(status="infeasible", answer=None, objective=None, bound=0)
+        return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
 
 
 def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
