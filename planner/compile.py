@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import Handover, handovers
-from meshwright.planner.frontier import frontiers
+from meshwright.planner.frontier import Frontier, frontier
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import Leads, Scope, patterns
 from meshwright.planner.pins import Pin, Ranks, parse_pins
@@ -30,6 +30,7 @@ from meshwright.planner.solver.result import Answer, Limits, Result
 from meshwright.planner.solver.solve import solve
 from meshwright.planner.space import check_pins
 from meshwright.planner.verify import verify
+from meshwright.profiles.stages import STAGES, Stage
 
 Progress = Callable[[float, float], None]
 """Called with the period and the bound, in seconds, of each better plan that the search finds."""
@@ -129,6 +130,7 @@ class _Asked:
     leads: Sequence[Leads]
     limits: Limits
     progress: Progress | None
+    known: dict[tuple[str, tuple[bool, bool, int]], Frontier] = field(default_factory=dict)
 
     def search_all(self) -> list[_Searched]:
         """Every pattern of leads, offload included: state that waits in the host makes room for what is faster.
@@ -142,14 +144,19 @@ class _Asked:
         return searched
 
     def search(self, scope: Scope, best_seconds: float | None) -> _Searched:
-        limit = self.facts.cluster.device.usable_bytes
-        found = frontiers(self.facts, self.model, self.pins, limit, scope=scope)
+        found = [self._frontier(stage, scope) for stage in STAGES]
         edges = handovers(self.facts, self.model)
         posed = pose(self.facts, self.model, found, edges, scope.leads)
         below = None if best_seconds is None else math.ceil(best_seconds / posed.tick_seconds)
         limits = replace(self.limits, below=below)
         result = solve(posed.problem, limits, _in_seconds(self.progress, posed.tick_seconds))
         return _Searched(scope=scope, edges=edges, posed=posed, result=result)
+
+    def _frontier(self, stage: Stage, scope: Scope) -> Frontier:
+        key, limit = (stage.name, scope.of(stage.name)), self.facts.cluster.device.usable_bytes
+        if key not in self.known:
+            self.known[key] = frontier(self.facts, self.model, stage, self.pins, limit, scope=scope)
+        return self.known[key]
 
 
 def _picks(posed: Posed, answer: Answer) -> dict[str, Pick]:

@@ -38,6 +38,10 @@ class Scope:
         """Whether the stage could read responses while they are generated: if it works on the same step."""
         return stage in STREAMING_STAGES and self.leads[stage] == self.leads[GENERATE]
 
+    def of(self, stage: str) -> tuple[bool, bool, int]:
+        """What of the scope the choices of a stage depend on: scopes that agree in it offer the stage the same."""
+        return self.offload, self.streams(stage), self.leads[GENERATE] if stage == GENERATE else 0
+
 
 PLAIN = Scope(leads=SYNCHRONOUS)
 """Synchronous, with nothing offloaded."""
