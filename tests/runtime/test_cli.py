@@ -313,7 +313,7 @@ def test_the_command_line_starts_without_torch() -> None:
 
 
 def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
-    commands = "profile plan verify explain simulate whatif rehearse run calibrate report schema"
+    commands = "profile plan verify explain simulate whatif rehearse run calibrate report export schema"
     for command in commands.split():
         outcome = call(command, "--help")
         assert outcome.code == 0
@@ -324,3 +324,29 @@ def test_the_schema_of_each_document_is_json(call: Call) -> None:
     for document in ("job", "plan", "table"):
         outcome = call("schema", document)
         assert json.loads(outcome.out)["type"] == "object"
+
+
+def test_an_export_of_a_plan_for_another_job_or_into_a_directory_that_exists_is_refused(
+    call: Call, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    other = edited_job(job, "workload", batch_size=32)
+    outcome = call("export", plan, other, "--to", "slurm", "-o", tmp_path / "scripts")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "made for another job: its workload differ" in outcome.err
+    outcome = call("export", plan, job, "--to", "slurm", "-o", tmp_path)
+    assert outcome.code == 2
+    assert "overwrites nothing" in outcome.err
+    outcome = call("export", plan, job, "--to", "slurm", "-o", tmp_path / "scripts", "--json")
+    assert json.loads(outcome.out) == {"scripts": [str(tmp_path / "scripts" / "run.sbatch")]}
+    assert (tmp_path / "scripts" / "run.sbatch").stat().st_mode & 0o111
+
+
+def test_a_plan_for_one_node_is_not_run_on_two_nor_as_its_second(
+    call: Call, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--nodes", "2")
+    assert outcome.code == 2
+    assert "--nodes 2 does not match the 1 nodes of the plan's cluster" in outcome.err
+    outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--node-rank", "1")
+    assert outcome.code == 2
+    assert "--node-rank 1 is not one of the plan's 1 nodes; they count from 0" in outcome.err
