@@ -43,7 +43,7 @@ def plan_by_hand(facts: Facts, where: Mapping[str, Where], leads: Leads = SYNCHR
         place = where[stage.name if stage.name in where else "other"]
         schedule = place.schedule
         if stage.generates and not schedule.generation_slots:
-            schedule = Schedule(generation_slots=8)
+            schedule = Schedule(generation_slots=facts.workload.batch_size // Layout.parse(place.layout).dp)
         choice = Choice(Layout.parse(place.layout), schedule)
         picks[stage.name] = Pick(place.pool, costed_choice(facts, model, STAGE_BY_NAME[stage.name], choice, scope))
     solver = Solver(

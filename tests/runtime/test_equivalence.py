@@ -33,14 +33,14 @@ def rows(number: int, **schedule: Any) -> Schedule:
 
 PLANS: dict[str, dict[str, Where]] = {
     "one rank": {"other": Where("0:1", schedule=rows(4))},
-    "tp2": {"other": Where("0:2", "tp2", rows(2))},
+    "tp2": {"other": Where("0:2", "tp2", rows(8))},
     "pp2": {
         "other": Where("1:1"),
         **dict.fromkeys(("actor_generate", "actor_train", "actor_logprob"), Where("2:2", "pp2")),
     },
     "dp2": {"other": Where("2:2", "dp2", rows(4))},
-    "tp2 pp2": {"other": Where("0:4", "tp2,pp2", rows(2))},
-    "sequence parallel": {"other": Where("0:2", "tp2,sp", rows(4)), "actor_generate": Where("0:2", "tp2")},
+    "tp2 pp2": {"other": Where("0:4", "tp2,pp2", rows(4))},
+    "sequence parallel": {"other": Where("0:2", "tp2,sp", rows(8)), "actor_generate": Where("0:2", "dp2")},
     "every stage of its own": {
         "actor_generate": Where("0:4", "pp2,dp2"),
         "reward_score": Where("0:4", "dp4", rows(2)),
@@ -61,20 +61,19 @@ PLANS: dict[str, dict[str, Where]] = {
     },
     "streaming": {
         "actor_generate": Where("0:1"),
-        "reward_score": Where("1:1", schedule=rows(4, chunk_tokens=5)),
-        "ref_logprob": Where("2:2", "dp2", rows(4, chunk_tokens=3)),
-        "critic_value": Where("2:2", "tp2,sp", rows(8, chunk_tokens=7)),
+        "reward_score": Where("1:1", schedule=rows(16, chunk_tokens=5)),
+        "ref_logprob": Where("2:2", "dp2", rows(8, chunk_tokens=3)),
+        "critic_value": Where("2:2", "tp2,sp", rows(16, chunk_tokens=7)),
         "other": Where("2:2", "dp2", rows(4)),
     },
     "streaming from two owners into pipelines": {
         "actor_generate": Where("0:2", "dp2"),
-        "reward_score": Where("2:2", "pp2", rows(4, chunk_tokens=4)),
-        "ref_logprob": Where("2:2", "tp2", rows(4, chunk_tokens=4)),
-        "other": Where("0:2", "tp2", rows(4)),
+        "reward_score": Where("2:2", "pp2", rows(8, chunk_tokens=8)),
+        "ref_logprob": Where("2:2", "tp2", rows(8, chunk_tokens=8)),
+        "other": Where("0:2", "dp2", rows(4)),
     },
     "selective recomputation": {
-        "other": Where("0:2", "tp2", rows(4)),
-        "actor_generate": Where("0:2", "dp2"),
+        "other": Where("0:2", "dp2", rows(4)),
         "actor_train": Where("0:2", "dp2", rows(2, recompute=Recompute.SELECTIVE)),
         "critic_train": Where("2:2", "pp2", rows(2, recompute=Recompute.SELECTIVE)),
     },
@@ -86,7 +85,7 @@ PLANS: dict[str, dict[str, Where]] = {
     "offload": {
         "other": Where("0:2", "dp2", rows(4)),
         "reward_score": Where("0:2", "dp2", rows(4, offload=Offload.WEIGHTS)),
-        "ref_logprob": Where("0:2", "tp2", rows(4, offload=Offload.WEIGHTS)),
+        "ref_logprob": Where("0:2", "tp2", rows(8, offload=Offload.WEIGHTS)),
         "actor_train": Where("0:2", "dp2", rows(4, offload=Offload.OPTIMIZER)),
         "critic_train": Where("0:2", "tp2,sp", rows(4, offload=Offload.OPTIMIZER)),
     },
@@ -107,8 +106,8 @@ def carrying(generation: dict[str, int], chunk_tokens: int) -> dict[str, Where]:
     """Untrained models score what two replicas generate, in chunks or whole."""
     return {
         "actor_generate": Where("0:2", "dp2", Schedule(generation_slots=8, **generation)),
-        "reward_score": Where("2:2", "tp2", rows(4, chunk_tokens=chunk_tokens)),
-        "ref_logprob": Where("2:2", "dp2", rows(4, chunk_tokens=chunk_tokens)),
+        "reward_score": Where("2:2", "tp2", rows(16, chunk_tokens=chunk_tokens)),
+        "ref_logprob": Where("2:2", "dp2", rows(8, chunk_tokens=chunk_tokens)),
         "other": Where("0:2", "dp2", rows(4)),
     }
 
@@ -162,7 +161,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     stale = facts.model_copy(update={"staleness": 2})
     for name, generation in CARRYING.items():
         plans[name] = plan_by_hand(stale, carrying(generation, 0))
-        plans[f"{name}, streaming"] = plan_by_hand(stale, carrying(generation, 5))
+        plans[f"{name}, streaming"] = plan_by_hand(stale, carrying(generation, 8))
     requests = [
         RunRequest(plan=plan, job=job, directory=directory, out=directory / name, steps=STEPS)
         for name, plan in plans.items()
