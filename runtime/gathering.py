@@ -7,6 +7,7 @@ many came, and one that falls silent later ends the run on the others.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -40,6 +41,7 @@ class Gathering(DynamicRendezvousHandler):
     rendezvous: Rendezvous
     arrival: Arrival
     store: Store
+    watch: Watch | None = None
 
     def get_backend(self) -> str:
         return BACKEND
@@ -62,24 +64,31 @@ class Gathering(DynamicRendezvousHandler):
             self.store.add("came", -1)
             raise
         order = node_order(arrivals)
-        hosts = [arrivals[order.index(node)].host for node in range(place.nodes)]
-        self._pulse = Pulse(found.store, order[found.rank], hosts)
+        if place.nodes > 1:
+            hosts = [arrivals[order.index(node)].host for node in range(place.nodes)]
+            self.watch = Watch(Pulse(found.store, order[found.rank], hosts))
         meeting = found.bootstrap_store_info
         assert meeting is not None, "nodes that have met share a store"
         return RendezvousInfo(found.store, order[found.rank], found.world_size, meeting)
 
     def num_nodes_waiting(self) -> int:
         """Asked by the agent while the ranks work. No node may join later; RunFailed when one has fallen silent."""
-        try:
-            silent = self._pulse.silent()
-        except DistError:
-            raise RunFailed(_have_left(self.rendezvous)) from None
-        if silent:
+        if self.watch and self.watch.is_cut_off():
+            raise RunFailed(_have_left(self.rendezvous))
+        if self.watch and self.watch.silent:
             raise RunFailed(
-                f"{' and '.join(silent)} have sent no sign of life for {_SILENCE_SECONDS:.0f} s; see what happened "
-                "there, then run again with --resume."
+                f"no sign of life for {_SILENCE_SECONDS:.0f} s from {' and '.join(self.watch.silent)}; see what "
+                "happened there, then run again with --resume."
             )
         return 0
+
+    def shutdown(self) -> bool:
+        """Tells the others that this node is done, unless it is cut off from them, when that would take minutes."""
+        if self.watch:
+            self.watch.end()
+            if self.watch.is_cut_off():
+                return False
+        return super().shutdown()
 
 
 class Pulse:
@@ -87,15 +96,12 @@ class Pulse:
 
     def __init__(self, store: Store, node: int, hosts: Sequence[str]) -> None:
         self._store, self._node, self._hosts = store, node, hosts
-        self._count, self._next = 0, 0.0
+        self._count = 0
         self._seen = {other: (b"", time.monotonic()) for other in range(len(hosts)) if other != node}
 
-    def silent(self) -> list[str]:
-        """Nodes whose count has not moved for too long, by number and host. Says nothing new between two beats."""
+    def beat(self) -> list[str]:
+        """Gives a sign of life; the nodes whose count has not moved for too long, by number and host."""
         now = time.monotonic()
-        if not self._seen or now < self._next:
-            return []
-        self._next = now + _PULSE_SECONDS
         self._count += 1
         self._store.set(f"pulse/{self._node}", str(self._count))
         for other, (before, _) in self._seen.items():
@@ -105,6 +111,28 @@ class Pulse:
                 self._seen[other] = (count, now)
         lost = [other for other, (_, since) in self._seen.items() if now - since > _SILENCE_SECONDS]
         return [f"node {other} ({self._hosts[other]})" for other in lost]
+
+
+class Watch:
+    """Keeps a pulse in a thread of its own, for a store behind a cut cable answers nothing for minutes."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.silent: list[str] = []
+        self._pulse, self._answered, self._over = pulse, time.monotonic(), threading.Event()
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def _keep(self) -> None:
+        with contextlib.suppress(DistError):  # a store that is gone answers nothing any more
+            while not self._over.wait(_PULSE_SECONDS):
+                self.silent = self._pulse.beat()
+                self._answered = time.monotonic()
+
+    def is_cut_off(self) -> bool:
+        """Whether the store has answered nothing for too long."""
+        return time.monotonic() - self._answered > _SILENCE_SECONDS
+
+    def end(self) -> None:
+        self._over.set()
 
 
 def _exchange(store: Store, index: int, nodes: int, arrival: Arrival) -> list[Arrival]:

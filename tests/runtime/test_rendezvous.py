@@ -88,14 +88,13 @@ def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pyte
 
 
 def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_PULSE_SECONDS", 0.0)
     store, clock = HashStore(), [0.0]
     monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
     pulses = [Pulse(store, node, ["a", "b", "c"]) for node in range(3)]
     for clock[0] in range(0, 200, 20):
-        assert [pulse.silent() for pulse in pulses] == [[], [], []]
+        assert [pulse.beat() for pulse in pulses] == [[], [], []]
     for clock[0] in range(200, 281, 20):  # the last beat of the third was at 180, heard at 200
-        found = [pulse.silent() for pulse in pulses[:2]]
+        found = [pulse.beat() for pulse in pulses[:2]]
     assert found == [["node 2 (c)"], ["node 2 (c)"]]
 
 
