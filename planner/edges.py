@@ -13,7 +13,7 @@ from meshwright.profiles.workload import Workload
 _TOKEN_BYTES = {"tokens": 8}
 """Token ids travel as int64; every other field that has a value per token takes four bytes of it."""
 
-_PER_SEQUENCE = {"scores": 4, "prompt_lengths": 8}
+_PER_SEQUENCE = {"scores": 4, "prompt_lengths": 8, "truncated": 1}
 """Fields with one value per sequence, and its bytes."""
 
 

@@ -44,7 +44,7 @@ class Stage:
         return Mode.DECODE in self.modes
 
 
-_SCORED = ("tokens", "prompt_lengths", "scores", "ref_logprobs", "values", "proximal_logprobs")
+_SCORED = ("tokens", "prompt_lengths", "truncated", "scores", "ref_logprobs", "values", "proximal_logprobs")
 
 STAGES: tuple[Stage, ...] = (
     Stage(
@@ -52,7 +52,7 @@ STAGES: tuple[Stage, ...] = (
         role=Role.ACTOR,
         modes=(Mode.PREFILL, Mode.DECODE),
         reads=(),
-        writes=("tokens", "prompt_lengths", "behaviour_logprobs", "versions"),
+        writes=("tokens", "prompt_lengths", "truncated", "behaviour_logprobs", "versions"),
     ),
     Stage(name="reward_score", role=Role.REWARD, modes=(Mode.FORWARD,), reads=("tokens",), writes=("scores",)),
     Stage(name="ref_logprob", role=Role.REF, modes=(Mode.FORWARD,), reads=("tokens",), writes=("ref_logprobs",)),

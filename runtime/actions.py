@@ -123,7 +123,7 @@ class Actions:
         copy, workload, ppo = self._copies[stage.name], self._plan.facts.workload, self._job.ppo
         assert copy.trainer is not None
         staleness = 0 if copy.spec.scalar_head else self._plan.staleness
-        learning = Learning(ppo, batch, self._data.eos_token, max_staleness=staleness)
+        learning = Learning(ppo, batch, max_staleness=staleness)
         updates = []
         for rows in minibatches(
             batch.rows,

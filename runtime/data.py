@@ -15,15 +15,17 @@ from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
 from meshwright.runtime.slots import Prompt
+from meshwright.runtime.stopping import StopStrings
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptData:
-    """Encoded prompts of a job, the end token and the seed."""
+    """Encoded prompts of a job, the end token, the strings that end a response too, and the seed."""
 
     train: tuple[tuple[int, ...], ...]
     held_out: tuple[tuple[int, ...], ...]
     eos_token: int
+    stop: StopStrings | None
     batch_size: int
     seed: int
 
@@ -65,6 +67,7 @@ def read_data(job: Job, directory: Path) -> PromptData:
         train=_read_prompts(directory / job.data.prompts, tokenizer, longest),
         held_out=_read_prompts(directory / job.data.held_out, tokenizer, longest) if job.data.held_out else (),
         eos_token=_eos_token(directory / job.models.source(Role.ACTOR).path),
+        stop=StopStrings(tokenizer, job.ppo.stop) if job.ppo.stop else None,
         batch_size=job.workload.batch_size,
         seed=job.ppo.seed,
     )

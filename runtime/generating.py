@@ -93,6 +93,9 @@ class Generating:
             max_response=workload.response.max,
             eos_token=self._data.eos_token,
             temperature=self._job.ppo.temperature,
+            top_k=self._job.ppo.top_k,
+            top_p=self._job.ppo.top_p,
+            stop_strings=self._data.stop,
             seed=self._data.seed,
         )
 
@@ -128,5 +131,6 @@ def _put_response(batch: Batch, row: int, response: Response) -> None:
     versions = [0] * before + list(response.versions) + [0] * after
     batch.experience.put("tokens", row, torch.tensor(prompt + response.tokens))
     batch.experience.put("prompt_lengths", row, torch.tensor([len(prompt)]))
+    batch.experience.put("truncated", row, torch.tensor([response.finish is Finish.LENGTH], dtype=torch.uint8))
     batch.experience.put("behaviour_logprobs", row, torch.tensor(logprobs))
     batch.experience.put("versions", row, torch.tensor(versions, dtype=torch.int32))

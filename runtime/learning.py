@@ -33,17 +33,16 @@ class Learning:
     against the one that drew them. Raises RunFailed for a token that is more stale than the bound.
     """
 
-    def __init__(self, ppo: PPO, batch: Batch, eos_token: int, *, max_staleness: int = 0) -> None:
+    def __init__(self, ppo: PPO, batch: Batch, *, max_staleness: int = 0) -> None:
         rows, lengths = batch.rows, batch.lengths()
         width = max(lengths.values())
         experience = batch.experience
         prompts = torch.tensor([batch.prompt_length(row) for row in rows])
         totals = torch.tensor([lengths[row] for row in rows])
-        ended = torch.tensor([int(experience.get("tokens", row)[-1]) == eos_token for row in rows])
         self._ppo, self._lengths = ppo, lengths
         self._tokens = experience.padded("tokens", rows, width)
         self._scores = torch.cat([experience.get("scores", row) for row in rows])
-        self._truncated = ~ended
+        self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
         self._fields = {name: experience.padded(name, rows, width) for name in ("ref_logprobs", "values")}
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)

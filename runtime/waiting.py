@@ -23,10 +23,10 @@ from meshwright.runtime.experience import share
 from meshwright.runtime.meeting import Meetings
 from meshwright.runtime.streaming import Piece, Streaming
 
-_DTYPES = {"tokens": torch.int64, "prompt_lengths": torch.int64, "versions": torch.int32}
+_DTYPES = {"tokens": torch.int64, "prompt_lengths": torch.int64, "truncated": torch.uint8, "versions": torch.int32}
 """All other fields are fp32."""
 
-_ONE_VALUE = ("scores", "prompt_lengths")
+_ONE_VALUE = ("scores", "prompt_lengths", "truncated")
 """Fields with one value for each sequence."""
 
 

@@ -24,7 +24,7 @@ OF_TIME = {"seconds", "tokens_per_second", "overhead"}
 """Metrics that tell how fast a run was, and nothing of what was learned."""
 
 
-def write_job(directory: Path, *, num_ranks: int, nodes: int = 1, **ppo: float) -> Path:
+def write_job(directory: Path, *, num_ranks: int, nodes: int = 1, **ppo: object) -> Path:
     """A job with an actor, a reward model and prompts; the other two roles start from their weights.
 
     With several nodes it has `num_ranks` on each, and TCP between them.

@@ -14,7 +14,7 @@ from tests.runtime.small_job import EOS, write_job
 
 def data(seed: int = 0) -> PromptData:
     prompts = tuple((number,) for number in range(10))
-    return PromptData(train=prompts, held_out=prompts[:3], eos_token=1, batch_size=4, seed=seed)
+    return PromptData(train=prompts, held_out=prompts[:3], eos_token=1, stop=None, batch_size=4, seed=seed)
 
 
 def rows(found: PromptData, steps: range) -> list[tuple[int, ...]]:

@@ -38,6 +38,7 @@ def test_the_generator_is_compared_with_the_trainer_on_tokens_of_the_same_weight
         fields = {
             "tokens": torch.tensor([5, 6, 7, 8]),
             "prompt_lengths": torch.tensor([2]),
+            "truncated": torch.zeros(1, dtype=torch.uint8),
             "versions": torch.tensor([0, first, then, 0], dtype=torch.int32),
             "behaviour_logprobs": proximal + torch.tensor([0.0, apart, 0.0, 0.0]),
             "proximal_logprobs": proximal,
@@ -47,12 +48,12 @@ def test_the_generator_is_compared_with_the_trainer_on_tokens_of_the_same_weight
         }
         for field, values in fields.items():
             batch.experience.put(field, row, values)
-    metrics = Learning(PPO(), batch, eos_token=1, max_staleness=1).metrics()
+    metrics = Learning(PPO(), batch, max_staleness=1).metrics()
     assert (metrics["generator_gap"], metrics["max_generator_gap"]) == (0.125, 0.25)
     assert metrics["max_staleness"] == 1
     for row in batch.rows:
         batch.experience.put("versions", row, torch.full((4,), 2, dtype=torch.int32))
-    assert "generator_gap" not in Learning(PPO(), batch, eos_token=1, max_staleness=1).metrics()
+    assert "generator_gap" not in Learning(PPO(), batch, max_staleness=1).metrics()
 
 
 def test_a_large_allocation_shows_in_the_peak_and_is_forgotten_by_a_reset() -> None:

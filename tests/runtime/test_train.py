@@ -171,3 +171,12 @@ def test_a_plan_of_another_job_is_refused(directory: Path, tmp_path: Path) -> No
     workload = asked.job.workload.model_copy(update={"batch_size": 8})
     with pytest.raises(BadInput, match="its workload differ"):
         run_plan(replace(asked, job=asked.job.model_copy(update={"workload": workload})))
+
+
+def test_a_run_samples_and_stops_as_its_job_says(tmp_path: Path) -> None:
+    """The likeliest token is drawn with certainty, and the first word ends a response that is then not cut off."""
+    job = write_job(tmp_path, num_ranks=1, top_k=1, stop=["w"])
+    held, lines = run_steps(request(job, tmp_path / "run", steps=1))
+    assert all(not values.any() for values in held[0]["behaviour_logprobs"].values())
+    assert lines[0]["response_tokens"] <= 2
+    assert lines[0]["truncated_fraction"] == 0
