@@ -20,7 +20,7 @@ from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import Handover, handovers
 from meshwright.planner.frontier import Frontier, frontier
 from meshwright.planner.job import Facts
-from meshwright.planner.leads import Leads, Scope, patterns
+from meshwright.planner.leads import Leads, Scope, patterns, scopes
 from meshwright.planner.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
@@ -130,7 +130,7 @@ class _Asked:
     leads: Sequence[Leads]
     limits: Limits
     progress: Progress | None
-    known: dict[tuple[str, tuple[bool, bool, int]], Frontier] = field(default_factory=dict)
+    known: dict[tuple[str, tuple[bool, bool, int, bool]], Frontier] = field(default_factory=dict)
 
     def search_all(self) -> list[_Searched]:
         """Every pattern of leads, offload included: state that waits in the host makes room for what is faster.
@@ -138,9 +138,9 @@ class _Asked:
         Stages work further ahead only where that makes the turn shorter by more than the gap.
         """
         searched: list[_Searched] = []
-        for leads in self.leads:
+        for scope in (scope for leads in self.leads for scope in scopes(leads, self.facts.staleness)):
             answered = [one.objective_seconds for one in searched if one.result.answer is not None]
-            searched.append(self.search(Scope(leads=leads, offload=True), min(answered, default=None)))
+            searched.append(self.search(scope, min(answered, default=None)))
         return searched
 
     def search(self, scope: Scope, best_seconds: float | None) -> _Searched:

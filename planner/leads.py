@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from meshwright.cost_models.streaming import STREAMING_STAGES
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE
 
 Leads: TypeAlias = Mapping[str, int]
 """The lead of every stage by its name."""
@@ -29,18 +29,26 @@ SYNCHRONOUS: Leads = dict.fromkeys((stage.name for stage in STAGES), 0)
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What a search covers beside layouts and pools: how far stages work ahead, and whether state is offloaded."""
+    """What a search covers beside layouts and pools: how far stages work ahead, whether state is offloaded, and whether
+    sequences run on from turn to turn."""
 
     leads: Leads
     offload: bool = False
+    runs_on: bool = False
 
     def streams(self, stage: str) -> bool:
-        """Whether the stage could read responses while they are generated: if it works on the same step."""
-        return stage in STREAMING_STAGES and self.leads[stage] == self.leads[GENERATE]
+        """Whether the stage could read responses while they are generated: if it works on the same step.
 
-    def of(self, stage: str) -> tuple[bool, bool, int]:
+        The critic learns between the chunks of a sequence that runs on, so it then waits for whole ones.
+        """
+        is_trained = STAGE_BY_NAME[stage].role in TRAIN_STAGE
+        same_step = self.leads[stage] == self.leads[GENERATE]
+        return stage in STREAMING_STAGES and same_step and not (is_trained and self.runs_on)
+
+    def of(self, stage: str) -> tuple[bool, bool, int, bool]:
         """What of the scope the choices of a stage depend on: scopes that agree in it offer the stage the same."""
-        return self.offload, self.streams(stage), self.leads[GENERATE] if stage == GENERATE else 0
+        generates = stage == GENERATE
+        return self.offload, self.streams(stage), self.leads[GENERATE] * generates, self.runs_on and generates
 
 
 PLAIN = Scope(leads=SYNCHRONOUS)
@@ -62,9 +70,12 @@ def patterns(staleness: int) -> tuple[Leads, ...]:
     return tuple(found)
 
 
-def scopes(staleness: int) -> tuple[Scope, ...]:
-    """All that a bound on the staleness allows, with and without offload."""
-    return tuple(Scope(leads=leads, offload=offload) for leads in patterns(staleness) for offload in (False, True))
+def scopes(leads: Leads, staleness: int) -> tuple[Scope, ...]:
+    """All that a bound on the staleness allows under these leads, offload included."""
+    whole, running = Scope(leads=leads, offload=True), Scope(leads=leads, offload=True, runs_on=True)
+    if max_deferral(leads, staleness) == 0:
+        return (whole,)
+    return (whole, running) if leads[GENERATE] == 0 else (running,)
 
 
 def max_deferral(leads: Leads, bound: int) -> int:

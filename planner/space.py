@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.job import Facts
-from meshwright.planner.leads import PLAIN, Scope, scopes
+from meshwright.planner.leads import PLAIN, Scope, patterns, scopes
 from meshwright.planner.pins import Pin, Ranks
 from meshwright.planner.rules import (
     first_ranks,
@@ -81,7 +81,8 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
     every = left = [
         choice
-        for scope in scopes(facts.staleness)
+        for leads in patterns(facts.staleness)
+        for scope in scopes(leads, facts.staleness)
         for size in sizes
         for choice in choices(facts, stage, size, (), Counter(), scope=scope)
     ]

@@ -92,6 +92,17 @@ def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
             )
 
 
+def _what_runs_on_is_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
+    schedule = plan.placement(GENERATE).schedule
+    runs_on = schedule.overcommit > 0 or schedule.batches_in_flight > 1
+    for placement in plan.placements:
+        if runs_on and placement.schedule.chunk_tokens and placement.role in TRAIN_STAGE:
+            yield (
+                f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens}, and its weights change between "
+                f"the chunks of a sequence that is in flight for several turns; use chunk_tokens=0."
+            )
+
+
 def _staleness_keeps_its_bound(plan: Plan) -> Iterator[str]:
     generation, bound = plan.placement(GENERATE), plan.facts.staleness
     used = staleness_of(generation.lead, generation.schedule, bound)
@@ -256,6 +267,7 @@ _CHOICES: tuple[Check, ...] = (
     _leads_fall_along_the_edges,
     _staleness_keeps_its_bound,
     _streams_are_of_one_turn,
+    _what_runs_on_is_scored_by_fixed_weights,
     _pools_are_legal,
     _layouts_are_legal,
     _schedules_are_legal,

@@ -30,7 +30,7 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.edges import handovers
 from meshwright.planner.frontier import frontiers
 from meshwright.planner.job import Facts, RoleModels, read_job, resolve
-from meshwright.planner.leads import Leads, Scope, patterns
+from meshwright.planner.leads import Leads, patterns, scopes
 from meshwright.planner.plan import Plan
 from meshwright.planner.pose import Posed, pose
 from meshwright.planner.solver.greedy import Greedy
@@ -184,7 +184,7 @@ def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> F
 
 def _posed(facts: Facts, model: CostModel, leads: Leads) -> Posed:
     """The whole space of one pattern of leads, with options of its own for every pool."""
-    scope = Scope(leads=leads, offload=True)
+    scope = scopes(leads, facts.staleness)[-1]
     found = frontiers(facts, model, (), facts.cluster.device.usable_bytes, scope=scope)
     return pose(facts, model, found, handovers(facts, model), leads, by_pool=True)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshwright.planner.check_program import check_program
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.evaluate import items, ranks_of
-from meshwright.planner.leads import SYNCHRONOUS, max_deferral, patterns, staleness_of
+from meshwright.planner.leads import SYNCHRONOUS, max_deferral, patterns, scopes, staleness_of
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import MoveWeights, Receive, RunStage, Send, lower, takes_part
 from meshwright.planner.simulate import simulate
@@ -115,3 +115,21 @@ def test_a_larger_bound_on_staleness_never_makes_a_slower_plan() -> None:
         assert plan.staleness <= staleness
         periods.append(plan.period_seconds)
     assert periods == sorted(periods, reverse=True)
+
+
+def test_the_critic_reads_no_chunks_of_sequences_that_run_on() -> None:
+    whole, running = scopes(SYNCHRONOUS, 1)
+    assert whole.streams("critic_value")
+    assert not running.streams("critic_value")
+    assert running.streams("ref_logprob")
+    assert not any(scope.streams("ref_logprob") for scope in scopes(AHEAD[1], 2))
+
+
+def test_a_critic_that_streams_from_sequences_that_run_on_is_told() -> None:
+    plan = random_plan(3, leads=SYNCHRONOUS)
+    changed = {"actor_generate": {"batches_in_flight": 2}, "critic_value": {"chunk_tokens": 8}}
+    placements = tuple(
+        p.model_copy(update={"schedule": replace(p.schedule, **changed.get(p.stage, {}))}) for p in plan.placements
+    )
+    found = verify(plan.model_copy(update={"placements": placements}))
+    assert any(sentence.startswith("critic_value: chunk_tokens=8, and its weights change") for sentence in found)
