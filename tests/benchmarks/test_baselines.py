@@ -66,7 +66,8 @@ def test_the_rules_of_thumb_cut_no_further_than_they_must() -> None:
     tight = facts_of("7b-8xa100-40gb")
     plan = by_hand.heuristic(tight, cost_model(tight.cluster, tight.workload, tight.precision))
     assert plan is not None
-    assert all(placement.layout.tp > 1 for placement in plan.placements)
+    cut = {placement.stage for placement in plan.placements if placement.layout.tp > 1}
+    assert cut == {stage.name for stage in STAGES} - {"ref_logprob", "reward_score"}  # these wait in host memory
 
 
 @pytest.mark.slow
