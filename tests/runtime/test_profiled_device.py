@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from meshwright.planner.job import Facts
