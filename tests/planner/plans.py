@@ -49,12 +49,12 @@ def random_plan(
     facts = facts or small_facts(memory_bytes=2**50)
     facts = facts.model_copy(update={"staleness": leads[GENERATE] + deferral})
     model = model or RandomModel(seed, memory_scale=1.0)
-    draw = random.Random(seed)
+    draw, scope = random.Random(seed), Scope(leads=leads, runs_on=deferral > 0)
     return assemble(
         facts,
         model,
         handovers=handovers(facts, model),
-        picks={stage.name: _pick(draw, facts, model, stage, Scope(leads=leads)) for stage in STAGES},
+        picks={stage.name: _pick(draw, facts, model, stage, scope) for stage in STAGES},
         order=_order(draw, leads),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
         leads=leads,
