@@ -18,7 +18,8 @@ def test_every_field_that_is_read_is_written_by_exactly_one_stage() -> None:
 def test_edges_carry_what_the_consumer_reads() -> None:
     graph = stage_graph()
     assert graph.edges["actor_generate", "reward_score"]["fields"] == ("tokens",)
-    assert graph.edges["actor_generate", "actor_train"]["fields"] == ("tokens", "behaviour_logprobs")
+    fields = graph.edges["actor_generate", "actor_train"]["fields"]
+    assert fields == ("tokens", "prompt_lengths", "truncated", "behaviour_logprobs", "versions")
     assert not graph.has_edge("actor_logprob", "reward_score")
 
 

@@ -1,0 +1,168 @@
+"""Measured tokens per second of whole PPO steps on this machine: our plan against the best synchronous single layout.
+
+    python -m benchmarks.end_to_end --out benchmarks/end_to_end/end_to_end_<cpu>_<date>.md
+
+The job is `examples/tiny` with its long tail left uncut, on the same ranks for every plan; learning rates are so small
+that lengths stay what they are. The machine is profiled once, each plan is found on that profile, and the plans run in
+turns: a pair is one run of each, and a figure is the median over the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from benchmarks.search import by_hand
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.compile import best_plan
+from meshwright.planner.job import Facts, Job, read_job, resolve
+from meshwright.planner.pins import parse_pins
+from meshwright.planner.plan import Plan
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.table import Table, read_table
+from meshwright.runtime.train import RunRequest, run_plan
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny"
+LENGTHS = {"max": 384, "median": 35, "p99": 237}
+STALENESS = 4
+WARM_UP = 2
+"""Steps left out of a run's median: the first ones fill what is in flight."""
+
+_NOTHING_RUNS_ON = ("actor_generate.overcommit=0", "actor_generate.batches_in_flight=1")
+_NOTHING_STREAMS = tuple(f"{stage}.chunk_tokens=0" for stage in ("reward_score", "ref_logprob", "critic_value"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One plan over all pairs; tokens are response tokens."""
+
+    name: str
+    tokens_per_second: tuple[float, ...]
+    predicted_step_seconds: float
+    step_seconds: float
+    max_staleness: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.tokens_per_second)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--table", type=Path, help="a profile of the job, instead of a new one")
+    parser.add_argument("--out", type=Path, help="where the report goes; printed in any case")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        text = _report(measure(Path(scratch), asked.pairs, asked.steps, asked.table), asked.pairs, asked.steps)
+    print(text)
+    if asked.out:
+        asked.out.write_text(text, encoding="utf-8")
+
+
+def measure(scratch: Path, pairs: int, steps: int, table_path: Path | None) -> list[Measured]:
+    """Every plan in turns, `pairs` times."""
+    path = scratch / "job.yaml"
+    path.write_text(yaml.safe_dump(long_tailed(yaml.safe_load((TINY / "job.yaml").read_text()))))
+    if table_path is None:
+        table_path = scratch / "table.json"
+        command = Path(sys.executable).with_name("meshwright")
+        subprocess.run([command, "profile", path, "-o", table_path], check=True)
+    job = read_job(path)
+    plans = plans_of(resolve(job, path.parent), read_table(table_path))
+    lines: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in plans}
+    for pair in range(pairs):
+        for name, plan in plans.items():
+            lines[name].append(_run(plan, job, path.parent, scratch / f"{pair} {name}", steps))
+    return [_measured(name, plan, lines[name]) for name, plan in plans.items()]
+
+
+def long_tailed(job: dict[str, Any]) -> dict[str, Any]:
+    """The tiny job with its tail uncut, one that hardly learns."""
+    build = TINY / "build"
+    job["models"] = {
+        role: {"path": str(build / source["path"].split("/")[-1])} for role, source in job["models"].items()
+    }
+    job["data"] = {"prompts": str(build / "prompts.jsonl"), "tokenizer": str(build / "tokenizer")}
+    job["workload"]["response"] = LENGTHS
+    job["ppo"] |= {"actor_learning_rate": 1e-9, "critic_learning_rate": 1e-9}
+    return job | {"staleness": STALENESS}
+
+
+def plans_of(facts: Facts, table: Table) -> Mapping[str, Plan]:
+    """The plans that are compared, each the best of what it may use."""
+    model = cost_model(facts.cluster, facts.workload, facts.precision, table)
+    fresh = facts.model_copy(update={"staleness": 0})
+    single = by_hand.single_layout(facts, model)
+    assert single is not None
+    return {
+        "single layout, synchronous": single,
+        "a layout per stage, synchronous": _best(fresh, model, *_NOTHING_STREAMS),
+        "and streaming": _best(fresh, model),
+        "and working ahead": _best(facts, model, *_NOTHING_RUNS_ON),
+        "and overcommit or batches in flight: our plan": _best(facts, model),
+    }
+
+
+def _best(facts: Facts, model: CostModel, *pins: str) -> Plan:
+    plan = best_plan(facts, model, pins=parse_pins(pins), limits=Limits(gap=0.01, max_deterministic_time=20.0))
+    assert isinstance(plan, Plan), plan
+    return plan
+
+
+def _run(plan: Plan, job: Job, directory: Path, out: Path, steps: int) -> list[dict[str, Any]]:
+    used = job.model_copy(update={"staleness": plan.facts.staleness})
+    run_plan(RunRequest(plan=plan, job=used, directory=directory, out=out, steps=steps))
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def _measured(name: str, plan: Plan, runs: list[list[dict[str, Any]]]) -> Measured:
+    kept = [run[WARM_UP:] for run in runs]
+    tokens = plan.facts.workload.batch_size
+    return Measured(
+        name=name,
+        tokens_per_second=tuple(
+            sum(line["response_tokens"] * tokens for line in run) / sum(line["seconds"] for line in run) for run in kept
+        ),
+        predicted_step_seconds=plan.period_seconds,
+        step_seconds=statistics.median(line["seconds"] for run in kept for line in run),
+        max_staleness=max(line.get("max_staleness", 0.0) for run in kept for line in run),
+    )
+
+
+def _report(found: list[Measured], pairs: int, steps: int) -> str:
+    first, machine = found[0], f"{psutil.cpu_count()} shared cores"
+    lines = [
+        "# End to end: response tokens per second of PPO steps",
+        "",
+        f"Measured on {machine}, {datetime.date.today()}: `python -m benchmarks.end_to_end --pairs {pairs} "
+        f"--steps {steps}`. Medians of {pairs} paired runs; the ratio is the median of the pairs' ratios.",
+        "",
+        "| plan | tokens/s | of the first | step s | predicted s | oldest token, updates |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        ratio = statistics.median(a / b for a, b in zip(one.tokens_per_second, first.tokens_per_second, strict=True))
+        lines.append(
+            f"| {one.name} | {one.median:.0f} | {ratio:.2f} | {one.step_seconds:.3f} | "
+            f"{one.predicted_step_seconds:.3f} | {one.max_staleness:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
