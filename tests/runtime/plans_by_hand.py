@@ -70,5 +70,5 @@ def plan_by_hand(facts: Facts, where: Mapping[str, Where], leads: Leads = SYNCHR
     period = plan.period_seconds
     solver = solver.model_copy(update={"objective_seconds": period, "gap": 1.0})
     plan = plan.model_copy(update={"solver": solver})
-    assert verify(plan) == ()
+    assert verify(plan) == (), verify(plan)
     return plan
