@@ -9,7 +9,7 @@ network adapters side by side, so a group moves `per_node` times one rank's shar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from meshwright.cost_models.interpolation import Curve
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, Protocol
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.table import Table
+from meshwright.profiles.table import Collective
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE = "all_reduce", "all_gather", "reduce_scatter", "send_receive"
 
@@ -48,14 +48,19 @@ def groups_of(layout: Layout, cluster: Cluster) -> Groups:
 
 
 class Network:
-    """Collective times on one cluster, measured where `table` covers the group and analytic elsewhere."""
+    """Collective times on one cluster, measured where the group is among `measured` and analytic elsewhere."""
 
     def __init__(
-        self, cluster: Cluster, efficiency: Efficiency, table: Table | None = None, *, peer_reductions: bool = False
+        self,
+        cluster: Cluster,
+        efficiency: Efficiency,
+        measured: Iterable[Collective] = (),
+        *,
+        peer_reductions: bool = False,
     ) -> None:
         self._cluster, self._efficiency = cluster, efficiency
         self._peer = efficiency.peer if peer_reductions else None
-        self._curves = _curves(table) if table else {}
+        self._curves = _curves(measured)
         self._lines: dict[tuple[str, Group], tuple[tuple[float, float], ...]] = {}
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
@@ -95,11 +100,11 @@ class Network:
         return protocol.start_seconds + passes * hops, passes * (group.size - 1) / group.size / bandwidth
 
 
-def _curves(table: Table) -> dict[tuple[str, int], Curve]:
+def _curves(measured: Iterable[Collective]) -> dict[tuple[str, int], Curve]:
     """Seconds by bytes for each measured operation and group size."""
     found: dict[tuple[str, int], dict[float, float]] = {}
-    for measured in table.collectives:
-        if measured.seconds is not None:
-            key = (measured.exchange.operation, measured.exchange.num_ranks)
-            found.setdefault(key, {})[measured.exchange.num_bytes] = measured.seconds
+    for collective in measured:
+        if collective.seconds is not None:
+            key = (collective.exchange.operation, collective.exchange.num_ranks)
+            found.setdefault(key, {})[collective.exchange.num_bytes] = collective.seconds
     return {key: Curve(values) for key, values in found.items()}

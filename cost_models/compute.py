@@ -56,7 +56,8 @@ class Shard(Protocol):
 
 class AnalyticShard:
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
-    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. `kernels` replace the laws."""
+    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. `kernels` replace the laws, and
+    `head_kernels` those of the head where it computes in another format."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class AnalyticShard:
         *,
         framework: Framework | None = None,
         kernels: Kernels | None = None,
+        head_kernels: Kernels | None = None,
     ) -> None:
         numbers = precision_named(precision, device)
         self._model, self._size, self._efficiency = model, numbers.size, efficiency
@@ -78,12 +80,16 @@ class AnalyticShard:
         self._kernels = kernels or Kernels(
             device, efficiency, flops_per_second=flops, weight_bytes=numbers.weight_bytes, size=numbers.size
         )
-        self._head_kernels = kernels or Kernels(
-            device,
-            efficiency,
-            flops_per_second=device.flops_per_second[numbers.head] * efficiency.sustained,
-            weight_bytes=numbers.size,
-            size=numbers.size,
+        self._head_kernels = (
+            head_kernels
+            or kernels
+            or Kernels(
+                device,
+                efficiency,
+                flops_per_second=device.flops_per_second[numbers.head] * efficiency.sustained,
+                weight_bytes=numbers.size,
+                size=numbers.size,
+            )
         )
         self._heads, self._cached_heads = _heads(model)
         hidden = model.hidden_size

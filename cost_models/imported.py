@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.operators import MeasuredKernels
-from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, Message, Operators
+from meshwright.profiles.aiconfigurator import PACKAGE, Message, Operators
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -37,8 +37,9 @@ def imported_points(
 
 def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Cluster, precision: str, date: str) -> Table:
     """The table of these points. Raises BadInput for a job in another precision than the operators'."""
-    if precision != PRECISION:
-        raise BadInput(f"the operators of {PACKAGE} are in {PRECISION} and the job runs in {precision}; profile it.")
+    if precision != operators.precision:
+        known = operators.precision
+        raise BadInput(f"the operators of {PACKAGE} are in {known} and the job runs in {precision}; profile it.")
     efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
     kernels = MeasuredKernels(operators, cluster.device, efficiency)
     shards: dict[Shape, AnalyticShard] = {}
@@ -48,9 +49,13 @@ def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Clust
             model = point.shape.model(num_layers=1, max_positions=1)
             shards[point.shape] = AnalyticShard(model, cluster.device, precision, efficiency, 1.0, kernels=kernels)
         rows.append(_measurement(shards[point.shape], point))
-    collectives = tuple(_collective(message, seconds) for message, seconds in operators.collectives.items())
     provenance = imported_provenance(operators, precision, date)
-    return Table(provenance=provenance, measurements=tuple(rows), collectives=collectives)
+    return Table(provenance=provenance, measurements=tuple(rows), collectives=imported_collectives(operators))
+
+
+def imported_collectives(operators: Operators) -> tuple[Collective, ...]:
+    """The collectives between devices, as a table has them."""
+    return tuple(_collective(message, seconds) for message, seconds in operators.collectives.items())
 
 
 def imported_provenance(operators: Operators, precision: str, date: str) -> Provenance:

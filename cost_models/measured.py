@@ -117,7 +117,7 @@ class _CorrectedNetwork(Network):
     """Collectives as the table's runs correct them."""
 
     def __init__(self, cluster: Cluster, efficiency: Efficiency, table: Table, *, peer_reductions: bool) -> None:
-        super().__init__(cluster, efficiency, table, peer_reductions=peer_reductions)
+        super().__init__(cluster, efficiency, table.collectives, peer_reductions=peer_reductions)
         self._table = table
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:

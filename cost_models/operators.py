@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from meshwright.cost_models.kernels import Heads, Kernels
+from meshwright.cost_models.precision import PRECISIONS
 from meshwright.profiles.aiconfigurator import Attention, Gemm, HeadCounts, Operators
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
 
-_BF16_BYTES = 2
-
 
 class MeasuredKernels(Kernels):
-    """Kernel times in bf16 on the device whose operators these are."""
+    """Kernel times on the device and in the precision of these operators."""
 
     def __init__(self, operators: Operators, device: Device, efficiency: Efficiency) -> None:
-        flops = device.flops_per_second["bf16"]
-        super().__init__(device, efficiency, flops_per_second=flops, weight_bytes=_BF16_BYTES, size=_BF16_BYTES)
+        numbers, flops = PRECISIONS[operators.precision], device.flops_per_second[operators.precision]
+        super().__init__(
+            device, efficiency, flops_per_second=flops, weight_bytes=numbers.weight_bytes, size=numbers.size
+        )
+        self._cache_bytes = numbers.cache_bytes
         self._gemms = _Ratios(operators.gemms, lambda key: Kernels.gemm(self, *key))
         self._prompts = {heads: self._of_prompts(heads, known) for heads, known in operators.prompts.items()}
         self._caches = {heads: self._of_caches(heads, known) for heads, known in operators.decoding.items()}
@@ -48,7 +50,7 @@ class MeasuredKernels(Kernels):
         return _Ratios(known, lambda key: self._law(key[0], 1, key[1], heads))
 
     def _law(self, rows: float, tokens: float, context: float, heads: HeadCounts) -> float:
-        return Kernels.attention(self, rows, tokens, context, Heads(*heads), cache_bytes=_BF16_BYTES)
+        return Kernels.attention(self, rows, tokens, context, Heads(*heads), cache_bytes=self._cache_bytes)
 
 
 class _Ratios:

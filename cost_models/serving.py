@@ -15,6 +15,7 @@ from meshwright.cost_models.collectives import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.generation import Generation
+from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.params import stage_params
 from meshwright.cost_models.precision import precision_named
 from meshwright.cost_models.question import Call
@@ -27,8 +28,18 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.table import Collective
 
 _NO_PREFILL = Prefill(0, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredEngine:
+    """An engine as it was measured: kernels of its layers and of the head on one device, and collectives of several."""
+
+    kernels: Kernels
+    head_kernels: Kernels
+    collectives: tuple[Collective, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +47,8 @@ class Serving:
     """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each.
 
     Of the prompts that arrive, `fresh_prompts_per_second` are new; the others repeat one whose keys and values are
-    cached. `efficiency` may replace the constants of the device's family.
+    cached. `efficiency` may replace the constants of the device's family, `measured` the laws of kernels and
+    collectives.
     """
 
     model: ModelSpec
@@ -48,6 +60,7 @@ class Serving:
     response_tokens: int
     fresh_prompts_per_second: float = math.inf
     efficiency: Efficiency | None = None
+    measured: MeasuredEngine | None = None
 
     def slots(self) -> int:
         """Sequences that decode together: as many as the cache holds whole, and the engine allows.
@@ -104,13 +117,28 @@ class Serving:
     def _seconds(self, rounds: Rounds, rows: int) -> Cost:
         layout, device, framework = self.layout, self.cluster.device, self.framework
         efficiency = self.efficiency or efficiency_of(device.kind, device.name)
-        shard = AnalyticShard(self.model.shard(layout.tp), device, self.precision, efficiency, 1.0, framework=framework)
+        measured = self.measured
+        shard = AnalyticShard(
+            self.model.shard(layout.tp),
+            device,
+            self.precision,
+            efficiency,
+            1.0,
+            framework=framework,
+            kernels=measured.kernels if measured else None,
+            head_kernels=measured.head_kernels if measured else None,
+        )
         schedule = Schedule(generation_slots=rows)
         generation = Generation(
             call=Call(stage=STAGE_BY_NAME["actor_generate"], model=self.model, layout=layout, schedule=schedule),
             shard=shard,
             groups=groups_of(layout, self.cluster),
-            network=Network(self.cluster, efficiency, peer_reductions=framework.peer_reductions),
+            network=Network(
+                self.cluster,
+                efficiency,
+                measured.collectives if measured else (),
+                peer_reductions=framework.peer_reductions,
+            ),
             element_bytes=precision_named(self.precision, device).size,
             framework=framework,
         )

@@ -54,7 +54,7 @@ class StageModel:
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._shard_of, self._framework = shard_of, framework or framework_named("runtime")
         peers = self._framework.peer_reductions
-        self._network = Network(cluster, self._efficiency, table, peer_reductions=peers)
+        self._network = Network(cluster, self._efficiency, table.collectives if table else (), peer_reductions=peers)
         self._turns = Turns(workload)
         self._known: dict[Hashable, object] = {}
 

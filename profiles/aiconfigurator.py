@@ -8,15 +8,17 @@ was not measured, or filled in; making stages of operators is a cost model's bus
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from meshwright.profiles.errors import BadInput, suggestion
+
+K = TypeVar("K")
 
 PACKAGE = "aiconfigurator-core"
 
@@ -31,11 +33,20 @@ SYSTEMS = {
 }
 """The package's name of each of our devices whose operators it has measured."""
 
+ENGINES = ("vllm", "trtllm")
+"""Those whose products in fp8 were timed together with what casts their inputs."""
+
 ENGINE = "vllm"
-"""Its GEMMs are those of torch, which this project's runtime calls too."""
+"""Its products in bf16 are those of torch, which this project's runtime calls too."""
 
 PRECISION = "bf16"
-"""The only one read: the runtime computes in it."""
+"""What the runtime computes in."""
+
+_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+"""The package's name of each precision that is read."""
+
+_CASTS = ("computescale", "scale_matrix")
+"""Kernels that it times within every product in fp8: they find a scale, and cast to it."""
 
 _NCCL = "nccl"
 _ELEMENT_BYTES = 2
@@ -75,10 +86,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
-    """Seconds of operators on one device, in bf16."""
+    """Seconds of operators on one device, in one precision; collectives are of 16-bit numbers in any."""
 
     device: str  # as this project names it
     system: str  # as the package names it
+    precision: str
     versions: Mapping[str, str]  # of the package, the engine and the collective library
     gemms: Mapping[Gemm, float]
     prompts: Mapping[HeadCounts, Mapping[Attention, float]]
@@ -107,24 +119,37 @@ def device_of(name: str) -> str:
     return ours[name]
 
 
-def read_operators(device: str) -> Operators:
-    """What the installed package knows of a device of `SYSTEMS`. Raises BadInput when it is not installed."""
+def read_operators(device: str, *, engine: str = ENGINE, precision: str = PRECISION, peers: bool = False) -> Operators:
+    """What the installed package knows of a device of `SYSTEMS` and an engine of `ENGINES`; with `peers`, all-reduces
+    are the engine's own where they are quicker. Raises BadInput when it is not installed or lacks a file.
+
+    Products in fp8 are those of weights with static scales, whose inputs the kernels before them cast: what the
+    package timed for that besides is taken off.
+    """
     version = package_version()
     if version is None:
         raise BadInput(f"{PACKAGE} is not installed; install it with `pip install 'meshwright[aiconfigurator]'`.")
-    system = SYSTEMS[device]
+    system, dtype = SYSTEMS[device], _DTYPES[precision]
     folder = _folder() / "data" / system
-    current = _current_version(system)
+    current = _current_version(system, engine)
     nccl = max((path.name for path in (folder / "comm" / _NCCL).iterdir()), key=_numbers)
-    attention = folder / "attention" / ENGINE / current
+    attention = folder / "attention" / engine / current
+    reductions = [_rows(folder / "comm" / _NCCL / nccl / "nccl_perf.parquet", nccl_dtype="half")]
+    if peers:
+        reductions.append(_rows(folder / "comm" / engine / current / "custom_allreduce_perf.parquet"))
+    casts = [folder / "quantize" / engine / current / f"{cast}_perf.parquet" for cast in _CASTS]
     return Operators(
         device=device,
         system=system,
-        versions={PACKAGE: version, ENGINE: current, _NCCL: nccl},
-        gemms=dict(_gemms(_rows(folder / "gemm" / ENGINE / current / "gemm_perf.parquet", gemm_dtype="bfloat16"))),
-        prompts=_by_heads(_rows(attention / "context_attention_perf.parquet", attn_dtype="bfloat16"), "isl"),
-        decoding=_by_heads(_rows(attention / "generation_attention_perf.parquet", attn_dtype="bfloat16"), "step"),
-        collectives=dict(_collectives(_rows(folder / "comm" / _NCCL / nccl / "nccl_perf.parquet", nccl_dtype="half"))),
+        precision=precision,
+        versions={PACKAGE: version, engine: current, _NCCL: nccl},
+        gemms=_gemms(
+            _rows(folder / "gemm" / engine / current / "gemm_perf.parquet", gemm_dtype=dtype),
+            [row for path in casts for row in _rows(path, quant_dtype=dtype)] if precision == "fp8" else [],
+        ),
+        prompts=_by_heads(_rows(attention / "context_attention_perf.parquet", kv_cache_dtype=dtype), "isl"),
+        decoding=_by_heads(_rows(attention / "generation_attention_perf.parquet", kv_cache_dtype=dtype), "step"),
+        collectives=_collectives(row for rows in reductions for row in rows),
     )
 
 
@@ -145,10 +170,10 @@ def _folder() -> Path:
     return Path(str(metadata.distribution(PACKAGE).locate_file("aiconfigurator_core/systems")))
 
 
-def _current_version(system: str) -> str:
+def _current_version(system: str, engine: str) -> str:
     """The version of the engine that the package calls current for a system."""
     slots = yaml.safe_load((_folder() / "query_versions.yaml").read_text(encoding="utf-8"))
-    found = slots["overrides"].get(system, {}).get(ENGINE) or slots["defaults"][ENGINE]
+    found = slots["overrides"].get(system, {}).get(engine) or slots["defaults"][engine]
     return str(found["current"])
 
 
@@ -156,34 +181,51 @@ def _rows(path: Path, **wanted: str) -> list[dict[str, Any]]:
     """The rows of a file in which these columns have these values."""
     from pyarrow import parquet  # noqa: PLC0415 - it comes with the extra
 
+    if not path.exists():
+        raise BadInput(f"{PACKAGE} has no {path.relative_to(_folder())}; profile the device itself.")
     filters = [(column, "=", value) for column, value in wanted.items()] or None
     rows: list[dict[str, Any]] = parquet.read_table(path, filters=filters).to_pylist()
     return rows
 
 
-def _gemms(rows: list[dict[str, Any]]) -> Iterator[tuple[Gemm, float]]:
+def _gemms(rows: Iterable[Mapping[str, Any]], casts: Iterable[Mapping[str, Any]]) -> dict[Gemm, float]:
+    """Products without the casts of their inputs; none that took no longer than those."""
+    cast: dict[tuple[int, int], float] = {}
+    for row in casts:
+        key = row["m"], row["k"]
+        cast[key] = cast.get(key, 0.0) + row["latency"]
+    found: dict[Gemm, float] = {}
     for row in rows:
-        yield Gemm(row["m"], row["k"], row["n"]), row["latency"] * _MILLISECOND
-
-
-def _by_heads(rows: list[dict[str, Any]], length: str) -> dict[HeadCounts, dict[Attention, float]]:
-    """Attention over all cached tokens, the quickest of the engine's kernels; `length` names the column of tokens."""
-    found: dict[HeadCounts, dict[Attention, float]] = {}
-    for row in rows:
-        if row["kv_cache_dtype"] == "bfloat16" and not row["window_size"]:
-            heads = HeadCounts(row["num_heads"], row["num_key_value_heads"], row["head_dim"])
-            key, seconds = Attention(row["batch_size"], row[length]), row["latency"] * _MILLISECOND
-            known = found.setdefault(heads, {})
-            known[key] = min(seconds, known.get(key, seconds))
+        alone = row["latency"] - cast.get((row["m"], row["k"]), 0.0)
+        if alone > 0:
+            _keep_quickest(found, Gemm(row["m"], row["k"], row["n"]), alone)
     return found
 
 
-def _collectives(rows: list[dict[str, Any]]) -> Iterator[tuple[Message, float]]:
+def _by_heads(rows: Iterable[Mapping[str, Any]], length: str) -> dict[HeadCounts, dict[Attention, float]]:
+    """Attention over all cached tokens; `length` names the column of tokens."""
+    found: dict[HeadCounts, dict[Attention, float]] = {}
+    for row in rows:
+        if not row.get("window_size"):
+            heads = HeadCounts(row["num_heads"], row["num_key_value_heads"], row["head_dim"])
+            _keep_quickest(found.setdefault(heads, {}), Attention(row["batch_size"], row[length]), row["latency"])
+    return found
+
+
+def _collectives(rows: Iterable[Mapping[str, Any]]) -> dict[Message, float]:
     """Collectives of 16-bit numbers; sizes are counted in elements of the whole tensor."""
+    found: dict[Message, float] = {}
     for row in rows:
         if row["op_name"] in ("all_reduce", "all_gather", "reduce_scatter"):
             message = Message(row["op_name"], row["num_gpus"], row["message_size"] * _ELEMENT_BYTES)
-            yield message, row["latency"] * _MILLISECOND
+            _keep_quickest(found, message, row["latency"])
+    return found
+
+
+def _keep_quickest(found: dict[K, float], key: K, milliseconds: float) -> None:
+    """Of an engine's kernels for one thing it runs the quickest."""
+    seconds = milliseconds * _MILLISECOND
+    found[key] = min(seconds, found.get(key, seconds))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.fidelity.assumed import assumed
@@ -28,6 +29,9 @@ _ENGINES = {
 }
 _PREFIX_CACHED = ("vllm",)
 """Engines whose serving points repeat prompts that are still cached (see `assumed.yaml`)."""
+
+Point = Callable[[Row], tuple[Serving, int]]
+"""The replica of a serving point, and the requests in flight."""
 
 _MANY_REQUESTS = 10**6
 _SATURATED = "in-flight (max)"
@@ -61,19 +65,29 @@ def _num_requests(row: Row) -> int:
     return int(stated[1]) if stated else _MANY_REQUESTS
 
 
-def time_per_token(_stem: str, row: Row) -> Answer:
+def serving_point(row: Row) -> tuple[Serving, int]:
+    """The replica of a serving point, and the requests in flight."""
+    serving = _serving(row, count(row, "tp_size"), count(row, "pp_size"), count(row, "isl"), count(row, "osl"))
+    return serving, count(row, "batch_size")
+
+
+def time_per_token(_stem: str, row: Row, point: Point = serving_point) -> Answer:
     """Seconds between two tokens of a request when `batch_size` requests are in flight."""
-    serving, rows = serving_point(row)
+    serving, rows = point(row)
     cost = serving.round_seconds(min(rows, serving.slots()))
     measured = number(row, "silicon_tpot_ms") / 1e3
     return Answer(label=_label(row, serving, rows), measured=measured, predicted=cost.total, terms=cost)
 
 
-def rate_per_gpu(_stem: str, row: Row) -> Answer:
-    """Output tokens per second and GPU; layouts and batches of one load compete."""
-    serving, rows = serving_point(row)
-    live = min(rows, serving.slots())
-    cost = serving.round_seconds(live)
+def rate_per_gpu(_stem: str, row: Row, point: Point = serving_point) -> Answer:
+    """Output tokens per second and GPU; layouts and batches of one load compete.
+
+    Skips more requests than the cache holds: some of them wait, which the time between two tokens does not tell.
+    """
+    serving, rows = point(row)
+    if rows > serving.slots():
+        raise Skip("more requests than the cache holds, so that some wait")
+    cost = serving.round_seconds(rows)
     measured = rows / (number(row, "silicon_tpot_ms") / 1e3) / serving.layout.num_ranks
     setting = " ".join(
         row[c] for c in ("backend", "backend_version", "model_path", "system", "precision", "isl", "osl")
@@ -81,7 +95,7 @@ def rate_per_gpu(_stem: str, row: Row) -> Answer:
     return Answer(
         label=_label(row, serving, rows),
         measured=measured,
-        predicted=live / cost.total / serving.layout.num_ranks,
+        predicted=rows / cost.total / serving.layout.num_ranks,
         terms=cost,
         setting=f"{setting} {rows}",
         rate=True,
@@ -97,12 +111,6 @@ def is_dense_hopper(row: Row) -> bool:
             and row["system"] in ("h100_sxm", "h200_sxm")
         )
     )
-
-
-def serving_point(row: Row) -> tuple[Serving, int]:
-    """The replica of a serving point, and the requests in flight."""
-    serving = _serving(row, count(row, "tp_size"), count(row, "pp_size"), count(row, "isl"), count(row, "osl"))
-    return serving, count(row, "batch_size")
 
 
 def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:

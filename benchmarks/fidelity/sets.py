@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.fidelity.grpo import grpo_step
+from benchmarks.fidelity.imported import imported_point
 from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
 from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
 from benchmarks.fidelity.primitives import attention, collective, gemm, vidur_collective
@@ -98,6 +100,20 @@ SETS = (
         name="serving, rate per GPU",
         files=("serving_points",),
         answer=rate_per_gpu,
+        where=is_dense_hopper,
+        bar=Bar(regret=0.01),
+    ),
+    RowSet(
+        name="serving, time per token, imported operators",
+        files=("serving_points",),
+        answer=partial(time_per_token, point=imported_point),
+        where=is_dense_hopper,
+        bar=Bar(mean=0.12),
+    ),
+    RowSet(
+        name="serving, rate per GPU, imported operators",
+        files=("serving_points",),
+        answer=partial(rate_per_gpu, point=imported_point),
         where=is_dense_hopper,
         bar=Bar(regret=0.01),
     ),

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.fidelity.score import Answer, Bar, Score, rank_correlation, regrets
 from benchmarks.fidelity.sets import scores_of, set_names
+from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.errors import BadInput
 
 GEMM_ROWS = "m,n,k,latency_ms\n4096,4096,4096,0.2\n1,4096,4096,0.012\n"
@@ -90,6 +91,37 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     assert regrets(seconds) == {"a": pytest.approx(0.1)}
     rates = [answer(10, 90, "b", rate=True), answer(8, 100, "b", rate=True)]
     assert regrets(rates) == {"b": pytest.approx(0.1)}
+
+
+def test_requests_that_wait_have_a_time_per_token_and_no_rate(tmp_path: Path) -> None:
+    """70B in fp8 leaves an H200 about 70 GB for keys and values, which are 1.5 GB for each of these requests."""
+    header = "backend,backend_version,model_path,system,precision,isl,osl,batch_size,tp_size,pp_size,moe_tp_size"
+    header += ",moe_ep_size,silicon_tpot_ms\n"
+    row = "trtllm,1.0,meta-llama/Llama-3.1-70B,h200_sxm,fp8,1024,8192,{},{},1,1,1,30\n"
+    rows = row.format(16, 1) + row.format(128, 1) + row.format(128, 8)
+    (tmp_path / "serving_points.csv").write_text(header + rows, encoding="utf-8")
+    laws = [score for score in scores_of(tmp_path) if "imported" not in score.name]
+    assert {score.name: score.used for score in laws} == {"serving, time per token": 3, "serving, rate per GPU": 2}
+    assert dict(laws[1].skipped) == {"more requests than the cache holds, so that some wait": 1}
+
+
+def test_serving_points_are_also_asked_of_the_operators_of_their_engine_where_those_are_installed(
+    tmp_path: Path,
+) -> None:
+    header = "backend,backend_version,model_path,system,precision,isl,osl,batch_size,tp_size,pp_size,moe_tp_size"
+    header += ",moe_ep_size,silicon_tpot_ms\n"
+    row = "{},1.0,meta-llama/Llama-3.1-70B,h200_sxm,fp8,1024,1024,16,4,1,1,1,10\n"
+    rows = row.format("trtllm") + row.format("sglang")
+    (tmp_path / "serving_points.csv").write_text(header + rows, encoding="utf-8")
+    laws, imported = (score for score in scores_of(tmp_path) if score.name.startswith("serving, time"))
+    assert laws.used == 2
+    if package_version() is None:
+        assert dict(imported.skipped) == {f"{PACKAGE} is not installed": 2}
+        return
+    assert dict(imported.skipped) == {f"{PACKAGE} has no operators of sglang on h200": 1}
+    by_law, by_operators = laws.answers[0].predicted, imported.answers[0].predicted
+    assert by_operators != by_law
+    assert by_operators == pytest.approx(by_law, rel=0.3)
 
 
 def test_a_layer_alone_is_asked_as_what_a_second_layer_adds(tmp_path: Path) -> None:

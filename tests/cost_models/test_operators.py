@@ -42,6 +42,7 @@ def operators(laws: Kernels) -> Operators:
     return Operators(
         device="a100-80gb",
         system="a100_sxm",
+        precision="bf16",
         versions={"aiconfigurator-core": "0.12.0", "vllm": "0.14.0", "nccl": "2.27.3"},
         gemms={Gemm(m, k, n): 2 * laws.gemm(m, k, n) for m in SIZES for k in SIZES for n in SIZES if m * n < 2**27},
         prompts={HEADS: {Attention(r, t): 3 * prompt(laws, r, t) for r in (1, 8) for t in SIZES if r * t < 65536}},
@@ -95,6 +96,24 @@ def test_a_measured_size_is_met_whatever_lies_around_it(operators: Operators, a1
     assert MeasuredKernels(changed, a100s(1).device, EFFICIENCY).gemm(*odd) == pytest.approx(7.0)
 
 
+def test_operators_in_fp8_are_held_against_the_law_of_fp8(
+    operators: Operators, a100s: Callable[[int], Cluster]
+) -> None:
+    """With a cache of one byte an element."""
+    device = a100s(1).device.model_copy(update={"flops_per_second": {"bf16": 312e12, "fp8": 624e12}})
+    law = Kernels(device, EFFICIENCY, flops_per_second=624e12, weight_bytes=1, size=2)
+    fp8 = MeasuredKernels(replace(operators, precision="fp8"), device, EFFICIENCY)
+    between = (700, 3000, 5120)
+    corners = [operators.gemms[Gemm(m, 4096, 4096)] / law.gemm(m, 4096, 4096) for m in (128, 1024)]
+    found = fp8.gemm(500, 4096, 4096) / law.gemm(500, 4096, 4096)
+    assert min(corners) < found < max(corners)
+    assert fp8.gemm(*between) < 2 * Kernels.gemm(fp8, *between) * max(corners)
+    decoded = law.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=1)
+    measured = operators.decoding[HEADS][Attention(8, 16384)]
+    assert fp8.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=1) == pytest.approx(measured)
+    assert decoded < law.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=2)
+
+
 def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
     *,
     operators: Operators,
@@ -129,7 +148,7 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
 def test_imported_collectives_answer_for_their_group(operators: Operators, a100s: Callable[[int], Cluster]) -> None:
     table = imported_table(operators, (), a100s(1), "bf16", "2026-11-21")
     assert table.collectives[0].exchange == Exchange(operation="all_reduce", num_ranks=8, num_bytes=2**20)
-    network = Network(a100s(1), EFFICIENCY, table)
+    network = Network(a100s(1), EFFICIENCY, table.collectives)
     assert network.seconds(ALL_REDUCE, Group(8, 8), 2**20) == (1e-4, Source.MEASURED)
     assert network.seconds(ALL_REDUCE, Group(4, 4), 2**20)[1] is Source.ANALYTIC
 

@@ -5,12 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.serving import Serving
+from meshwright.cost_models.kernels import Kernels
+from meshwright.cost_models.serving import MeasuredEngine, Serving
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.harness import Sample, record_collective
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.table import Collective, Exchange
 
 
 @pytest.fixture
@@ -68,6 +72,39 @@ def test_terms_are_positive_and_an_unknown_framework_is_refused(serving: Serving
     assert all(term.amount > 0 for term in serving.round_seconds(16).terms)
     with pytest.raises(BadInput, match="framework 'vlm' is not known; did you mean 'vllm'"):
         framework_named("vlm")
+
+
+class Slower(Kernels):
+    """Products that take twice what the law says."""
+
+    def gemm(self, rows: float, inner: float, outer: float) -> float:
+        return 2 * super().gemm(rows, inner, outer)
+
+
+def test_an_engine_that_was_measured_answers_by_what_was_measured(serving: Serving) -> None:
+    """The same laws and no collectives change nothing; slower products are met, and so is a quicker all-reduce."""
+    device = serving.cluster.device
+    efficiency = efficiency_of(device.kind, device.name)
+    flops = device.flops_per_second["bf16"] * efficiency.sustained
+    laws, slower = (of(device, efficiency, flops_per_second=flops, weight_bytes=2, size=2) for of in (Kernels, Slower))
+    alike = MeasuredEngine(kernels=laws, head_kernels=laws, collectives=())
+    assert replace(serving, measured=alike).round_seconds(64) == serving.round_seconds(64)
+    before, behind, ahead = (
+        {term.name: term.amount for term in asked.round_seconds(64).terms}
+        for asked in (
+            serving,
+            replace(serving, measured=replace(alike, head_kernels=slower)),
+            replace(serving, measured=replace(alike, collectives=(_reduction(1e-9), _reduction(2e-9, 2**30)))),
+        )
+    )
+    assert behind["decode layers"] == before["decode layers"]
+    assert behind["decode embedding and head"] > before["decode embedding and head"]
+    assert ahead["tensor-parallel collectives"] < before["tensor-parallel collectives"] / 100
+
+
+def _reduction(seconds: float, num_bytes: int = 1) -> Collective:
+    exchange = Exchange(operation="all_reduce", num_ranks=2, num_bytes=num_bytes)
+    return record_collective(exchange, Sample(median_seconds=seconds, spread_seconds=0.0, repeats=1))
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp4"])

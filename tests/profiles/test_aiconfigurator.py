@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.profiles.aiconfigurator import (
+    ENGINES,
     PACKAGE,
     SYSTEMS,
     Attention,
@@ -57,6 +58,37 @@ def test_seconds_are_positive_and_plausible_for_the_device(operators: Operators)
         ),
     )
     assert min(measured) > 0
+
+
+def test_attention_of_a_device_that_was_measured_before_windows_were_told_is_read() -> None:
+    """It used to end in a KeyError."""
+    heads = HeadCounts(32, 8, 128)
+    a100 = read_operators("a100-80gb")
+    assert a100.prompts[heads][Attention(1, 1024)] > 0 < a100.decoding[heads][Attention(64, 1023)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_products_in_fp8_of_an_engine_leave_out_what_casts_their_inputs(engine: str) -> None:
+    """8192 x 8192 weights are 67 MB, which an H200 reads in 14 us; its peak in fp8 is 1979 TFLOP/s."""
+    fp8, bf16 = (read_operators("h200", engine=engine, precision=name) for name in ("fp8", "bf16"))
+    assert 14e-6 < fp8.gemms[Gemm(1, 8192, 8192)] < 0.7 * bf16.gemms[Gemm(1, 8192, 8192)]
+    assert 2 * 8192**3 / 1979e12 < fp8.gemms[Gemm(8192, 8192, 8192)] < 0.7 * bf16.gemms[Gemm(8192, 8192, 8192)]
+    assert min(fp8.gemms.values()) > 0
+    heads = HeadCounts(8, 1, 128)
+    assert fp8.decoding[heads][Attention(64, 8191)] < bf16.decoding[heads][Attention(64, 8191)]
+    assert list(fp8.versions)[1] == engine
+
+
+def test_an_engine_reduces_through_peers_where_that_is_quicker() -> None:
+    alone, peers = (read_operators("h200", engine="trtllm", peers=with_peers) for with_peers in (False, True))
+    small, large = Message("all_reduce", 8, 2**16), Message("all_gather", 8, 2**29)
+    assert peers.collectives[small] < 0.5 * alone.collectives[small]
+    assert peers.collectives[large] == alone.collectives[large]
+
+
+def test_a_precision_that_a_device_was_not_measured_in_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"has no data/a100_sxm/quantize/.*; profile the device itself"):
+        read_operators("a100-80gb", precision="fp8")
 
 
 def test_a_collective_is_keyed_by_the_bytes_of_the_whole_tensor(operators: Operators) -> None:
