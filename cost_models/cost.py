@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Source(StrEnum):
@@ -40,9 +41,9 @@ class Cost:
 
     terms: tuple[Term, ...] = ()
 
-    @property
+    @cached_property
     def total(self) -> float:
-        return math.fsum(term.amount for term in self.terms)
+        return math.fsum([term.amount for term in self.terms])
 
     @property
     def source(self) -> Source:

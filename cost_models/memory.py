@@ -8,14 +8,15 @@ is what is offloaded to the host. The fuller of the first and the last pipeline 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from meshwright.cost_models.cost import Cost, Memory, Tally
 from meshwright.cost_models.params import stage_params
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.state import offloaded, optimizer_state, weights
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.workload import Workload
 
@@ -33,121 +34,144 @@ _LOGIT_CHUNK_COPIES = 4
 _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
 
-
-def memory(call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> Memory:
-    """Bytes of one stage under one choice; `shard` is `call.model.shard(call.layout.tp)`."""
-    first, last = stage_params(call.model, call.layout.tp, call.layout.pp)
-    if call.layout.pp == 1:
-        return _RankMemory(call, shard, workload, element_bytes, first, True).memory()
-    answers = [
-        _RankMemory(call, shard, workload, element_bytes, first, False).memory(),
-        _RankMemory(call, shard, workload, element_bytes, last, True).memory(),
-    ]
-    host = max((answer.host for answer in answers), key=lambda cost: cost.total)
-    return replace(max(answers, key=lambda answer: answer.peak_bytes), host=host)
+_NOTHING = Cost()
 
 
-@dataclass(frozen=True)
+class LayoutMemory:
+    """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
+
+    def __init__(self, call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> None:
+        first, last = stage_params(call.model, call.layout.tp, call.layout.pp)
+        ends = ((first, False), (last, True)) if call.layout.pp > 1 else ((last, True),)
+        self._ranks = tuple(
+            _RankMemory(call, shard, workload, element_bytes, num_params=num_params, last=is_last)
+            for num_params, is_last in ends
+        )
+
+    def memory(self, call: Call) -> Memory:
+        """The fuller of the first and the last pipeline stage, with the most that either leaves on its host."""
+        answers = [rank.memory(call) for rank in self._ranks]
+        fullest = max(answers, key=lambda answer: answer.peak_bytes)
+        host = max((answer.host for answer in answers), key=lambda cost: cost.total)
+        return fullest if fullest.host is host else replace(fullest, host=host)
+
+
+class _State(NamedTuple):
+    """What stays on the device between turns, and what is offloaded to the host."""
+
+    resident: Cost
+    away: Cost
+
+
 class _RankMemory:
     """A rank of the first pipeline stage, of the last, or of the only one, which is the last too."""
 
-    call: Call
-    shard: ModelSpec
-    workload: Workload
-    size: int
-    num_params: float
-    last: bool
+    def __init__(
+        self, call: Call, shard: ModelSpec, workload: Workload, size: int, *, num_params: float, last: bool
+    ) -> None:
+        self._stage, self._model, self._layout = call.stage, call.model, call.layout
+        self._shard, self._workload, self._size, self._last = shard, workload, size, last
+        self._num_params = num_params
+        self._num_layers = call.model.num_layers / call.layout.pp
+        self._rows = -(-workload.batch_size // call.layout.dp)
+        self._cached_bytes = workload.max_tokens * self._num_layers * shard.cached_elements * size
+        self._working_bytes = self._working_elements() * size
+        self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
+        self._refitting = self._refit_buffer()
+        self._states: dict[Offload, _State] = {}
 
-    def memory(self) -> Memory:
-        away = offloaded(self.call, self.num_params, self.size)
-        kept = weights(self.num_params, self.size) + optimizer_state(self.call, self.num_params, self.size)
-        cache, running, refitting = self._cache(), self._running(), self._refitting()
-        if self._runs_on:
-            kept += cache
+    def memory(self, call: Call) -> Memory:
+        state = self._states.get(call.schedule.offload)
+        if state is None:
+            state = self._states[call.schedule.offload] = self._state(call)
+        cache, running = self._cache(call.schedule), self._running(call.schedule)
+        resident = state.resident
+        if self._runs_on(call.schedule):
+            resident += cache
         else:
             running = cache + running
+        if self._refitting.total > running.total:
+            running = self._refitting
+        return Memory(resident=resident, transient=state.away + running, host=state.away)
+
+    def _state(self, call: Call) -> _State:
+        away = offloaded(call, self._num_params, self._size)
+        kept = weights(self._num_params, self._size) + optimizer_state(call, self._num_params, self._size)
         names = {term.name for term in away.terms}
-        resident = Cost(tuple(term for term in kept.terms if term.name not in names))
-        transient = max(running, refitting, key=lambda cost: cost.total)
-        return Memory(resident=resident, transient=away + transient, host=away)
+        return _State(Cost(tuple(term for term in kept.terms if term.name not in names)), away)
 
-    @property
-    def _runs_on(self) -> bool:
-        """Whether sequences of a generation stay in their slots between turns."""
-        return self.call.schedule.batches_in_flight > 1 or self.call.schedule.overcommit > 0
-
-    @property
-    def num_layers(self) -> float:
-        return self.call.model.num_layers / self.call.layout.pp
-
-    def _running(self) -> Cost:
-        if self.call.stage.generates:
-            return self._generating()
-        return self._training() if self.call.stage.trains else self._forwarding()
-
-    def _refitting(self) -> Cost:
+    def _refit_buffer(self) -> Cost:
         """A copy of a trained role receives all its weights before it overwrites the old ones."""
-        tally, stage = Tally(), self.call.stage
-        if stage.role in TRAIN_STAGE and not stage.trains:
-            tally.add("refit buffer", self.num_params * self.size)
+        tally = Tally()
+        if self._stage.role in TRAIN_STAGE and not self._stage.trains:
+            tally.add("refit buffer", self._num_params * self._size)
         return tally.cost()
 
-    def _cache(self) -> Cost:
+    @staticmethod
+    def _runs_on(schedule: Schedule) -> bool:
+        """Whether sequences of a generation stay in their slots between turns."""
+        return schedule.batches_in_flight > 1 or schedule.overcommit > 0
+
+    def _running(self, schedule: Schedule) -> Cost:
+        if self._stage.generates:
+            return self._generating(schedule)
+        return self._training(schedule) if self._stage.trains else self._forwarding(schedule)
+
+    def _cache(self, schedule: Schedule) -> Cost:
         """Keys and values for the longest sequence: of every slot, or of every row of a stage that streams."""
-        schedule, tally = self.call.schedule, Tally()
-        rows = self._slots() if self.call.stage.generates else self._rows() if schedule.chunk_tokens else 0
-        per_token = self.num_layers * self.shard.cached_elements * self.size
-        tally.add("kv cache", rows * self.workload.max_tokens * per_token)
+        if self._stage.generates:
+            rows = self._slots(schedule)
+        elif schedule.chunk_tokens:
+            rows = self._rows
+        else:
+            return _NOTHING
+        tally = Tally()
+        tally.add("kv cache", rows * self._cached_bytes)
         return tally.cost()
 
-    def _rows(self) -> int:
-        """Sequences of a batch on one replica."""
-        return -(-self.workload.batch_size // self.call.layout.dp)
-
-    def _slots(self) -> int:
+    def _slots(self, schedule: Schedule) -> int:
         """Slots that can hold a sequence."""
-        schedule = self.call.schedule
-        in_flight = schedule.batches_in_flight * self._rows() - (-schedule.overcommit // self.call.layout.dp)
+        in_flight = schedule.batches_in_flight * self._rows - (-schedule.overcommit // self._layout.dp)
         return min(schedule.generation_slots, in_flight)
 
-    def _generating(self) -> Cost:
+    def _generating(self, schedule: Schedule) -> Cost:
         """The working set of a prefill, and sampling."""
-        group = -(-self._slots() // self.call.layout.pp)
+        group = -(-self._slots(schedule) // self._layout.pp)
         tally = Tally()
-        tally.add("working set", group * self.workload.prompt.max * self._working_elements() * self.size)
-        if self.last:
-            tally.add("logits", group * self.call.model.padded_vocab_size * (self.size + _SAMPLING_BYTES))
+        tally.add("working set", group * self._workload.prompt.max * self._working_bytes)
+        if self._last:
+            tally.add("logits", group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally.cost()
 
-    def _forwarding(self) -> Cost:
-        tokens = self._micro_batch_tokens()
+    def _forwarding(self, schedule: Schedule) -> Cost:
+        tokens = self._micro_batch_tokens(schedule)
         tally = Tally()
-        tally.add("working set", tokens * self._working_elements() * self.size)
+        tally.add("working set", tokens * self._working_bytes)
         self._add_logits(tally, tokens, copies=1)
         return tally.cost()
 
-    def _training(self) -> Cost:
+    def _training(self, schedule: Schedule) -> Cost:
         """Activations of every micro-batch in flight, and the logits of one.
 
         Under 1F1B the first stage holds min(p, m) micro-batches and the last one holds 1 (Narayanan et al.,
         arXiv:2104.04473, section 2.2.1). Full recomputation keeps the input of each layer and works on one layer.
         """
-        tokens, layout, schedule = self._micro_batch_tokens(), self.call.layout, self.call.schedule
-        rows = -(-self.workload.batch_size // (self.workload.num_minibatches * layout.dp))
+        tokens, layout = self._micro_batch_tokens(schedule), self._layout
+        rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
         num_batches = -(-rows // schedule.micro_batch_size)
-        in_flight = 1 if self.last else min(layout.pp, num_batches)
-        layer_bytes = self._layer_bytes()
+        in_flight = 1 if self._last else min(layout.pp, num_batches)
+        layer_bytes = self._layer_bytes[schedule.recompute]
         tally = Tally()
         if schedule.recompute is Recompute.FULL:
-            inputs = self.num_layers * self._whole(self.shard.hidden_size) * self.size
+            inputs = self._num_layers * self._whole(self._shard.hidden_size) * self._size
             tally.add("activations", in_flight * tokens * inputs)
             tally.add("working set", tokens * layer_bytes)
         else:
-            tally.add("activations", in_flight * tokens * self.num_layers * layer_bytes)
+            tally.add("activations", in_flight * tokens * self._num_layers * layer_bytes)
         self._add_logits(tally, tokens, copies=2)
         return tally.cost()
 
-    def _layer_bytes(self) -> float:
+    def _bytes_of_layer(self, recompute: Recompute) -> float:
         """Bytes per token that one layer keeps for its backward pass.
 
         Counted as in Korthikanti et al., arXiv:2205.05198, section 4, for this layer: no dropout and no stored
@@ -156,37 +180,37 @@ class _RankMemory:
         attention output, and the gate, the up projection, the activated gate and their product. Experts count as
         what one token passes of them. Selective recomputation drops what flash attention keeps, which is little.
         """
-        shard = self.shard
-        kept = 0 if self.call.schedule.recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
+        shard = self._shard
+        kept = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
         divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size
-        return (self._whole(4 * shard.hidden_size) + self._routed() + divided) * self.size + kept
+        return (self._whole(4 * shard.hidden_size) + self._routed() + divided) * self._size + kept
 
     def _working_elements(self) -> float:
         """Elements per token alive at once in the widest part of one layer without gradients: the gated projection."""
-        shard = self.shard
+        shard = self._shard
         mlp = (2 + shard.gated_mlp) * shard.active_ffn_size
         return self._whole(shard.hidden_size) + shard.hidden_size + self._routed() + mlp
 
     def _routed(self) -> float:
         """Elements per token that are copied to its experts and come back from them, whole on every rank."""
-        experts = self.shard.experts
-        return 2 * experts.experts_per_token * self.shard.hidden_size if experts else 0
+        experts = self._shard.experts
+        return 2 * experts.experts_per_token * self._shard.hidden_size if experts else 0
 
     def _whole(self, elements: float) -> float:
         """This rank's part of what tensor parallelism repeats and sequence parallelism divides."""
-        return elements / self.call.layout.tp if self.call.layout.sp else elements
+        return elements / self._layout.tp if self._layout.sp else elements
 
-    def _micro_batch_tokens(self) -> int:
+    def _micro_batch_tokens(self, schedule: Schedule) -> int:
         """Tokens of one pass at its longest: whole sequences, or prompts and chunks of a stage that streams."""
-        schedule, workload = self.call.schedule, self.workload
+        workload = self._workload
         chunk = min(schedule.chunk_tokens, workload.response.max)
         return schedule.micro_batch_size * (max(chunk, workload.prompt.max) if chunk else workload.max_tokens)
 
     def _add_logits(self, tally: Tally, tokens: int, *, copies: int) -> None:
         """Logits of a micro-batch (and their gradient), and a chunk of them in fp32."""
-        shard = self.shard
-        if not self.last or shard.scalar_head:
+        shard = self._shard
+        if not self._last or shard.scalar_head:
             return
         elements = tokens * shard.padded_vocab_size
         chunk_bytes = _FP32_BYTES * _LOGIT_CHUNK_COPIES * min(elements, _LOGIT_CHUNK_ELEMENTS)
-        tally.add("logits", elements * copies * self.size + chunk_bytes)
+        tally.add("logits", elements * copies * self._size + chunk_bytes)

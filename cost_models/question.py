@@ -29,10 +29,31 @@ class Call:
     max_deferral: int = 0
     num_chunks: int = 1  # pieces of layers that a rank holds under an interleaved pipeline
 
+    def __hash__(self) -> int:
+        """Of what tells most calls apart: a search asks too often to hash a whole model each time."""
+        schedule = self.schedule
+        return hash(
+            (
+                self.stage.name,
+                self.layout,
+                self.max_deferral,
+                schedule.micro_batch_size,
+                str.__hash__(schedule.recompute),
+                str.__hash__(schedule.offload),
+                schedule.chunk_tokens,
+                schedule.generation_slots,
+                schedule.batches_in_flight,
+                schedule.overcommit,
+            )
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools."""
+    """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools.
+
+    Sequence parallelism, which cuts no weights, matters only to whether the two layouts are the same.
+    """
 
     model: ModelSpec
     source: Layout

@@ -6,6 +6,7 @@ Everything that a question leaves fixed (length strata, rounds of generation, ti
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TypeVar
 
 from meshwright.cost_models import transfer
@@ -13,7 +14,7 @@ from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.generation import Generation
-from meshwright.cost_models.memory import memory
+from meshwright.cost_models.memory import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
@@ -69,8 +70,15 @@ class StageModel:
         return min(self.seconds(call).total, self._once(("tail", call), lambda: self._tail_seconds(call)))
 
     def memory(self, call: Call) -> Memory:
-        shard = self._once(("shard", call.model, call.layout.tp), lambda: call.model.shard(call.layout.tp))
-        return self._once(("memory", call), lambda: memory(call, shard, self._workload, self._size))
+        return self._once(("memory", call), lambda: self._layout_memory(call).memory(call))
+
+    def _layout_memory(self, call: Call) -> LayoutMemory:
+        """The same for every schedule of a layout."""
+
+        def make() -> LayoutMemory:
+            return LayoutMemory(call, call.model.shard(call.layout.tp), self._workload, self._size)
+
+        return self._once(("memory", call.stage.name, call.model, call.layout), make)
 
     def move_seconds(self, move: Move) -> Cost:
         return transfer.move_seconds(move, self._cluster, self._efficiency, self._size)
@@ -79,10 +87,15 @@ class StageModel:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
 
     def _seconds(self, call: Call) -> Cost:
-        found = self._generation_seconds(call) if call.stage.generates else self._pipeline_seconds(call)
-        if call.schedule.offload is Offload.NONE:
-            return found
-        return found + transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
+        if call.schedule.offload is not Offload.NONE:
+            kept = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
+            return self.seconds(kept) + self._offload_seconds(call)
+        return self._generation_seconds(call) if call.stage.generates else self._pipeline_seconds(call)
+
+    def _offload_seconds(self, call: Call) -> Cost:
+        """The same for every schedule of a layout that offloads the same."""
+        key = ("offload", call.stage.name, call.model, call.layout, call.schedule.offload)
+        return self._once(key, lambda: transfer.offload_seconds(call, self._cluster, self._efficiency, self._size))
 
     def _generation_seconds(self, call: Call) -> Cost:
         num_rows, slots = -(-self._workload.batch_size // call.layout.dp), call.schedule.generation_slots

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.evaluate import WEIGHTS
 from meshwright.planner.job import Facts
@@ -107,7 +107,7 @@ def frontier(
             elif limit_bytes is not None and peak > limit_bytes:
                 rejected[TOO_LARGE] += 1
             else:
-                fitting.append(costed_choice(facts, model, stage, choice, scope))
+                fitting.append(_candidate(model, call, memory))
         kept = _undominated_by_layout(fitting) if stage.role in TRAIN_STAGE else undominated(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         candidates[size] = kept
@@ -148,12 +148,15 @@ def _undominated_by_layout(candidates: Iterable[Candidate]) -> tuple[Candidate, 
 def costed_choice(facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope = PLAIN) -> Candidate:
     """The choice with what it costs."""
     call = call_of(facts, stage, choice.layout, choice.schedule, max_deferral(scope.leads, facts.staleness))
-    memory = model.memory(call)
+    return _candidate(model, call, model.memory(call))
+
+
+def _candidate(model: CostModel, call: Call, memory: Memory) -> Candidate:
     return Candidate(
-        layout=choice.layout,
-        schedule=choice.schedule,
+        layout=call.layout,
+        schedule=call.schedule,
         seconds=model.seconds(call),
-        tail_seconds=model.tail_seconds(call) if choice.schedule.chunk_tokens else 0.0,
+        tail_seconds=model.tail_seconds(call) if call.schedule.chunk_tokens else 0.0,
         resident=memory.resident,
         transient=memory.transient,
         host=memory.host,

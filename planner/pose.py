@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
@@ -21,6 +22,7 @@ from meshwright.planner.pins import Ranks
 from meshwright.planner.rules import pool_sizes
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
 
 BLOCK_BYTES = 2**20
@@ -161,19 +163,30 @@ def _transfer(
     """The refit of one stage from the training stage of its role, between every two layouts they may have."""
     role = STAGE_BY_NAME[target].role
     source, spec = TRAIN_STAGE[role], facts.models.spec(role)
-    ticks: dict[tuple[str, str, int], int] = {}
     overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
     if anywhere:
         overlaps = {
             (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
             for one, other in overlaps
         }
-    for one in dict.fromkeys(candidate.layout for _, candidate in behind[source]):
-        for other in dict.fromkeys(candidate.layout for _, candidate in behind[target]):
-            for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
-                seconds = model.move_seconds(Move(model=spec, source=one, target=other, overlap=overlap)).total
-                ticks[str(one), str(other), overlap] = math.floor(seconds / tick)
+    ticks: dict[tuple[str, str, int], int] = {}
+    known: dict[tuple[int, int, bool, int], int] = {}
+    sources, targets = (_shards(behind[end]) for end in (source, target))
+    for (one, name, shard), (other, there, other_shard) in product(sources, targets):
+        for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
+            key = shard, other_shard, name == there, overlap
+            if key not in known:
+                move = Move(model=spec, source=one, target=other, overlap=overlap)
+                known[key] = math.floor(model.move_seconds(move).total / tick)
+            ticks[name, there, overlap] = known[key]
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
+
+
+def _shards(pairs: Sequence[tuple[Ranks, Candidate]]) -> list[tuple[Layout, str, int]]:
+    """The layouts, each once, with their names and a number that is the same for those that cut weights alike."""
+    cuts: dict[Layout, int] = {}
+    layouts = dict.fromkeys(candidate.layout for _, candidate in pairs)
+    return [(one, str(one), cuts.setdefault(replace(one, sp=False), len(cuts))) for one in layouts]
 
 
 def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from meshwright.cost_models.streaming import STREAMING_STAGES
 from meshwright.planner.job import Facts
@@ -173,6 +174,13 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) 
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if scope.streams(stage.name) else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
+    return _schedules(rows, kinds, chunks, states)
+
+
+@lru_cache(maxsize=1024)  # many layouts of many stages have as many rows
+def _schedules(
+    rows: int, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
+) -> tuple[Schedule, ...]:
     return tuple(
         Schedule(micro_batch_size=size, recompute=kind, chunk_tokens=chunk, offload=state)
         for chunk in chunks

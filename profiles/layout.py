@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
@@ -67,9 +69,12 @@ class Layout:
         return tp + self.tp * (dp + self.dp * pp)
 
 
+@cache
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors of `number`, ascending."""
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    high = [number // d for d in reversed(low) if d * d < number]
+    return (*low, *high)
 
 
 def nearest_divisor(value: int, *numbers: int) -> int:

@@ -69,6 +69,10 @@ class ModelSpec:
     experts: Experts | None = None
     latent: LatentAttention | None = None
 
+    def __hash__(self) -> int:
+        """Of a few sizes: searches look up what they know of a model millions of times."""
+        return hash((self.num_layers, self.hidden_size, self.num_heads, self.ffn_size, self.vocab_size))
+
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
             if getattr(self, field) < 1:

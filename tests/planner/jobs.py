@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
@@ -147,7 +147,8 @@ class RandomModel:
         )
 
     def move_seconds(self, move: Move) -> Cost:
-        return Cost((Term("transfer", 0.2 * self._draw("m", move.source, move.target, move.overlap)),))
+        cuts = (replace(layout, sp=False) for layout in (move.source, move.target))
+        return Cost((Term("transfer", 0.2 * self._draw("m", *cuts, move.source == move.target, move.overlap)),))
 
     def handover_seconds(self, num_bytes: float) -> Cost:
         return Cost((Term("handover", 0.01 * self._draw("h", num_bytes)),))
