@@ -16,6 +16,7 @@ from typing import TypeAlias
 from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, SEND_RECEIVE, Groups, Network
 from meshwright.cost_models.compute import Shard
 from meshwright.cost_models.cost import Cost, Tally, least_trusted
+from meshwright.cost_models.params import slowest_stage
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, Window
 from meshwright.profiles.frameworks import Framework
@@ -70,18 +71,19 @@ class Generation:
             if source is not known:
                 known = least_trusted((known, source)) if known else source
         assert known
+        num_layers, has_ends = slowest_stage(self.call.model, self.call.layout.pp, layers, at_ends)
         in_layers, in_ends = _NAMES[body]
-        tally.add(in_layers, self.call.model.num_layers / self.call.layout.pp * layers, known)
-        tally.add(in_ends, at_ends, known)
-        self._add_exchanges(tally, total, total_rows / total, total_tokens / total)
+        tally.add(in_layers, num_layers * layers, known)
+        tally.add(in_ends, at_ends if has_ends else 0.0, known)
+        self._add_exchanges(tally, total, total_rows / total, total_tokens / total, num_layers)
 
-    def _add_exchanges(self, tally: Tally, number: float, rows: float, tokens: float) -> None:
+    def _add_exchanges(self, tally: Tally, number: float, rows: float, tokens: float, num_layers: int) -> None:
         """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back."""
         model, pp, size = self.call.model, self.call.layout.pp, self.element_bytes
         hidden_bytes = tokens * model.hidden_size * size
         if self.groups.tensor.size > 1:
             reduced, source = self.network.seconds(ALL_REDUCE, self.groups.tensor, hidden_bytes)
-            tally.add("tensor-parallel collectives", number * (2 * model.num_layers / pp + 1) * reduced, source)
+            tally.add("tensor-parallel collectives", number * (2 * num_layers + 1) * reduced, source)
             logits_bytes = rows * model.padded_vocab_size * size
             gathered, source = self.network.seconds(ALL_GATHER, self.groups.tensor, logits_bytes)
             tally.add("logits gather", number * gathered, source)

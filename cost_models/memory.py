@@ -3,7 +3,7 @@
 What stays while other stages run is resident: the weight copy under the term "weights" (which a planner drops where
 two stages share one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation
 that runs on from turn to turn. Activations, logits, any other KV cache and the buffer of a refit are transient, and so
-is what is offloaded to the host. The fuller of the first and the last pipeline stage is answered.
+is what is offloaded to the host. The fullest pipeline stage is answered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.cost_models.cost import Cost, Memory, Tally
-from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.params import StagePart, stage_parts
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.state import offloaded, optimizer_state, weights
 from meshwright.profiles.model import ModelSpec
@@ -41,15 +41,14 @@ class LayoutMemory:
     """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
 
     def __init__(self, call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> None:
-        first, last = stage_params(call.model, call.layout.tp, call.layout.pp)
-        ends = ((first, False), (last, True)) if call.layout.pp > 1 else ((last, True),)
+        parts = stage_parts(call.model, call.layout.tp, call.layout.pp)
+        copied = max(part.num_params for part in parts)
         self._ranks = tuple(
-            _RankMemory(call, shard, workload, element_bytes, num_params=num_params, last=is_last)
-            for num_params, is_last in ends
+            _RankMemory(call, shard, workload, element_bytes, part=part, copied=copied) for part in parts
         )
 
     def memory(self, call: Call) -> Memory:
-        """The fuller of the first and the last pipeline stage, with the most that either leaves on its host."""
+        """The fullest pipeline stage, with the most that any leaves on its host."""
         answers = [rank.memory(call) for rank in self._ranks]
         fullest = max(answers, key=lambda answer: answer.peak_bytes)
         host = max((answer.host for answer in answers), key=lambda cost: cost.total)
@@ -64,17 +63,19 @@ class _State(NamedTuple):
 
 
 class _RankMemory:
-    """A rank of the first pipeline stage, of the last, or of the only one, which is the last too."""
+    """A rank of one pipeline stage.
+
+    Its weight copy counts as `copied` parameters, those of the fullest stage: who shares it may be fullest elsewhere.
+    """
 
     def __init__(
-        self, call: Call, shard: ModelSpec, workload: Workload, size: int, *, num_params: float, last: bool
+        self, call: Call, shard: ModelSpec, workload: Workload, size: int, *, part: StagePart, copied: float
     ) -> None:
         self._stage, self._model, self._layout = call.stage, call.model, call.layout
-        self._shard, self._workload, self._size, self._last = shard, workload, size, last
-        self._num_params = num_params
-        self._num_layers = call.model.num_layers / call.layout.pp
+        self._shard, self._workload, self._size = shard, workload, size
+        self._part, self._copied = part, copied
         self._rows = -(-workload.batch_size // call.layout.dp)
-        self._cached_bytes = workload.max_tokens * self._num_layers * shard.cached_elements * size
+        self._cached_bytes = workload.max_tokens * self._part.num_layers * shard.cached_elements * size
         self._working_bytes = self._working_elements() * size
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
         self._refitting = self._refit_buffer()
@@ -95,8 +96,8 @@ class _RankMemory:
         return Memory(resident=resident, transient=state.away + running, host=state.away)
 
     def _state(self, call: Call) -> _State:
-        away = offloaded(call, self._num_params, self._size)
-        kept = weights(self._num_params, self._size) + optimizer_state(call, self._num_params, self._size)
+        away = offloaded(call, self._part.num_params, self._size)
+        kept = weights(self._copied, self._size) + optimizer_state(call, self._part.num_params, self._size)
         names = {term.name for term in away.terms}
         return _State(Cost(tuple(term for term in kept.terms if term.name not in names)), away)
 
@@ -104,7 +105,7 @@ class _RankMemory:
         """A copy of a trained role receives all its weights before it overwrites the old ones."""
         tally = Tally()
         if self._stage.role in TRAIN_STAGE and not self._stage.trains:
-            tally.add("refit buffer", self._num_params * self._size)
+            tally.add("refit buffer", self._part.num_params * self._size)
         return tally.cost()
 
     @staticmethod
@@ -139,7 +140,7 @@ class _RankMemory:
         group = -(-self._slots(schedule) // self._layout.pp)
         tally = Tally()
         tally.add("working set", group * self._workload.prompt.max * self._working_bytes)
-        if self._last:
+        if self._part.is_last:
             tally.add("logits", group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally.cost()
 
@@ -153,21 +154,21 @@ class _RankMemory:
     def _training(self, schedule: Schedule) -> Cost:
         """Activations of every micro-batch in flight, and the logits of one.
 
-        Under 1F1B the first stage holds min(p, m) micro-batches and the last one holds 1 (Narayanan et al.,
-        arXiv:2104.04473, section 2.2.1). Full recomputation keeps the input of each layer and works on one layer.
+        Under 1F1B a stage holds min(q, m) micro-batches, where q counts the stages from it to the last (Narayanan et
+        al., arXiv:2104.04473, section 2.2.1). Full recomputation keeps the input of each layer and works on one layer.
         """
         tokens, layout = self._micro_batch_tokens(schedule), self._layout
         rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
         num_batches = -(-rows // schedule.micro_batch_size)
-        in_flight = 1 if self._last else min(layout.pp, num_batches)
+        in_flight = min(self._part.num_behind, num_batches)
         layer_bytes = self._layer_bytes[schedule.recompute]
         tally = Tally()
         if schedule.recompute is Recompute.FULL:
-            inputs = self._num_layers * self._whole(self._shard.hidden_size) * self._size
+            inputs = self._part.num_layers * self._whole(self._shard.hidden_size) * self._size
             tally.add("activations", in_flight * tokens * inputs)
             tally.add("working set", tokens * layer_bytes)
         else:
-            tally.add("activations", in_flight * tokens * self._num_layers * layer_bytes)
+            tally.add("activations", in_flight * tokens * self._part.num_layers * layer_bytes)
         self._add_logits(tally, tokens, copies=2)
         return tally.cost()
 
@@ -209,7 +210,7 @@ class _RankMemory:
     def _add_logits(self, tally: Tally, tokens: int, *, copies: int) -> None:
         """Logits of a micro-batch (and their gradient), and a chunk of them in fp32."""
         shard = self._shard
-        if not self._last or shard.scalar_head:
+        if not self._part.is_last or shard.scalar_head:
             return
         elements = tokens * shard.padded_vocab_size
         chunk_bytes = _FP32_BYTES * _LOGIT_CHUNK_COPIES * min(elements, _LOGIT_CHUNK_ELEMENTS)

@@ -1,28 +1,61 @@
-"""How many parameters a rank holds."""
+"""What a rank holds of a model: layers, and how many parameters."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
+from meshwright.profiles.layout import layers_of_stage, layers_of_stages
 from meshwright.profiles.model import ModelSpec
 
 
+class StagePart(NamedTuple):
+    """What a rank of one pipeline stage holds. `num_behind` counts the stages from its own to the last."""
+
+    num_layers: int
+    num_params: float
+    num_behind: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.num_behind == 1
+
+
 @cache
-def stage_params(model: ModelSpec, tp: int, pp: int) -> tuple[float, float]:
-    """Parameters on a rank of the first and of the last pipeline stage; the same number twice when there is one stage.
+def stage_parts(model: ModelSpec, tp: int, pp: int) -> tuple[StagePart, ...]:
+    """Of each pipeline stage that may be the fullest: the first, the last, and those beside them that have a layer
+    more.
 
     The last of several stages repeats a tied embedding.
     """
-    shard = model.shard(tp)
-    if pp == 1:
-        return float(shard.num_params), float(shard.num_params)
-    first: float
-    last: float
-    if shard.experts:
-        each = -(-shard.num_layers // pp)
-        first, last = shard.params_between(0, each), shard.params_between(shard.num_layers - each, shard.num_layers)
-    else:
-        first = last = shard.num_layers * shard.layer_params / pp
-    tied = shard.tied_embeddings and not shard.scalar_head
-    head = shard.embedding_params if tied else shard.head_params
-    return first + shard.embedding_params, last + shard.hidden_size + head
+    uneven = len(set(layers_of_stages(model, pp))) > 1
+    stages = {0, pp - 1} | ({1, pp - 2} if uneven else set())
+    return tuple(_part(model, tp, pp, stage) for stage in sorted(stages))
+
+
+def most_params(model: ModelSpec, tp: int, pp: int) -> float:
+    """Parameters of the rank that holds most of them."""
+    return max(part.num_params for part in stage_parts(model, tp, pp))
+
+
+def slowest_stage(model: ModelSpec, pp: int, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
+    """Layers of the pipeline stage that takes longest, and whether that is the last, which has embedding and head.
+
+    The last one is, unless it has a layer fewer than others and its ends take less than that.
+    """
+    counts = layers_of_stages(model, pp)
+    most, last = max(counts), counts[-1]
+    if (most - last) * layer_seconds > ends_seconds:
+        return most, False
+    return last, True
+
+
+def _part(model: ModelSpec, tp: int, pp: int, stage: int) -> StagePart:
+    shard, layers = model.shard(tp), layers_of_stage(model, pp, stage)
+    num_params = shard.params_between(layers.start, layers.stop)
+    if stage == 0:
+        num_params += shard.embedding_params
+    if stage == pp - 1:
+        repeats = pp > 1 and shard.tied_embeddings and not shard.scalar_head
+        num_params += shard.hidden_size + (shard.embedding_params if repeats else shard.head_params)
+    return StagePart(len(layers), float(num_params), pp - stage)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from meshwright.cost_models.cost import Cost, Memory, Source, Term
 from meshwright.cost_models.measured import splits, surfaces
 from meshwright.cost_models.question import Call
+from meshwright.profiles.layout import layers_of_stages
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body, Table, shape_of
@@ -45,7 +46,7 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
         return counted
     in_flight = min(layout.pp, -(-_rows(call, workload) // schedule.micro_batch_size)) if stage.trains else 1
     body = Body.TRAIN if stage.trains else Body.FORWARD
-    num_layers = in_flight * call.model.num_layers / layout.pp
+    num_layers = in_flight * max(layers_of_stages(call.model, layout.pp))
     found = peaks.at(body, schedule.micro_batch_size, workload.max_tokens, num_layers)
     terms = counted.transient.terms
     if found is None or not found[0]:

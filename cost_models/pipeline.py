@@ -1,9 +1,9 @@
 """Seconds of a stage that passes micro-batches through pipeline stages: forward-only, and 1F1B training.
 
-With m micro-batches and p stages of equal layers, the first micro-batch takes p - 1 stage times before the last stage
-works, and a training step as much again to drain: bubble = (p - 1) x the stage time of one micro-batch, forward and
-backward, so that busy + bubble = (m + p - 1)/m x busy (Narayanan et al., arXiv:2104.04473, section 2.2).
-Embedding and head are counted on the last stage, which is then the slowest and is not part of the bubble.
+With m micro-batches and p stages, the slowest stage works on all of them, and waits for the first of them to pass the
+other stages, forward and backward: bubble = the sum of the other stages' times of one micro-batch. With equal stages
+that is busy + bubble = (m + p - 1)/m x busy (Narayanan et al., arXiv:2104.04473, section 2.2). Embedding and head are
+counted on the last stage, which is then the slowest unless it holds a layer fewer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.cost import Cost, Source, Tally, least_trusted
-from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.params import most_params, slowest_stage
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.lengths import Histogram
@@ -89,23 +89,24 @@ class Pipeline:
         mean_tokens = sum(number * rows * tokens for number, rows, tokens in batches) / num_batches
         per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
         send, send_source = self._send_seconds(mean_tokens)
-        num_layers, chunks = self.num_layers, self.call.num_chunks
-        compute = self._compute_seconds(batches)
+        chunks, compute = self.call.num_chunks, self._compute_seconds(batches)
+        a_layer = compute.layer + compute.again + num_batches * per_layer
+        ends = compute.ends + num_batches * at_ends
+        num_layers, has_ends = slowest_stage(self.call.model, pp, a_layer, ends)
         tally = Tally()
         tally.add("layers", num_layers * compute.layer, compute.source)
-        tally.add("embedding and head", compute.ends, compute.source)
+        tally.add("embedding and head", compute.ends * has_ends, compute.source)
         tally.add("recomputation", num_layers * compute.again, compute.again_source)
-        tally.add("tensor-parallel collectives", num_batches * (num_layers * per_layer + at_ends), tensor_source)
+        exchanged = num_batches * (num_layers * per_layer + at_ends * has_ends)
+        tally.add("tensor-parallel collectives", exchanged, tensor_source)
         tally.add("pipeline messages", num_batches * chunks * (1 + trains) * send, send_source)
         if pp > 1:
-            busy = num_layers * ((compute.layer + compute.again) / num_batches + per_layer)
+            elsewhere = (self.call.model.num_layers - num_layers) / (pp - 1)
+            busy = elsewhere * ((compute.layer + compute.again) / num_batches + per_layer)
+            if not has_ends:
+                busy += ends / num_batches / (pp - 1)
             tally.add("pipeline bubble", (pp - 1) * (busy / chunks + (1 + trains) * send), compute.source)
         return tally.cost()
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the fullest pipeline stage."""
-        return -(-self.call.model.num_layers // self.call.layout.pp)
 
     def _compute_seconds(self, batches: tuple[MicroBatches, ...]) -> _Compute:
         """Seconds per layer and at the ends, summed over the micro-batches."""
@@ -133,26 +134,27 @@ class Pipeline:
         layout, model, framework = self.call.layout, self.call.model, self.framework
         time = self.shard.time(Body.OPTIMIZER, 0, 0)
         sharers = layout.dp if framework.sharded_optimizer else 1
-        step = (model.num_layers / layout.pp * time.layer + time.ends) / sharers
-        num_params = max(stage_params(model, layout.tp, layout.pp))
+        num_layers, has_ends = slowest_stage(model, layout.pp, time.layer, time.ends)
+        step = (num_layers * time.layer + time.ends * has_ends) / sharers
+        num_params = most_params(model, layout.tp, layout.pp)
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
         data, gradient_bytes = self.groups.data, framework.gradient_bytes * num_params
         tally = Tally()
         reduced, source = self.network.seconds(reduction, data, gradient_bytes)
-        tally.add("gradient reduction", self._exposed(reduced), source)
+        tally.add("gradient reduction", self._exposed(reduced, num_layers), source)
         tally.add("optimizer", step, time.source)
         if framework.sharded_optimizer:
             gathered, source = self.network.seconds(ALL_GATHER, data, self.element_bytes * num_params)
-            tally.add("parameter gather", self._exposed(gathered), source)
+            tally.add("parameter gather", self._exposed(gathered, num_layers), source)
         if layout.pp > 1 and model.tied_embeddings and not model.scalar_head:
             embedding_bytes = framework.gradient_bytes * model.embedding_params / layout.tp
             summed, source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
             tally.add("tied embedding", summed, source)
         return tally.cost()
 
-    def _exposed(self, seconds: float) -> float:
+    def _exposed(self, seconds: float, num_layers: int) -> float:
         """What is left of an exchange by buckets of one layer when all but one of them overlap computing."""
-        return seconds / self.num_layers if self.framework.overlapped_reduction else seconds
+        return seconds / num_layers if self.framework.overlapped_reduction else seconds
 
     def _recomputed(self, rows: int, tokens: int) -> tuple[float, Source]:
         """Seconds per layer that a training pass computes a second time."""

@@ -16,7 +16,7 @@ from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.generation import Generation
 from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.params import most_params
 from meshwright.cost_models.precision import precision_named
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Prefill, Rounds, Window
@@ -24,7 +24,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework
-from meshwright.profiles.layout import Layout
+from meshwright.profiles.layout import Layout, layers_of_stages
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
@@ -69,9 +69,9 @@ class Serving:
         """
         layout, device = self.layout, self.cluster.device
         numbers = precision_named(self.precision, device)
-        weights = numbers.weight_bytes * max(stage_params(self.model, layout.tp, layout.pp))
+        weights = numbers.weight_bytes * most_params(self.model, layout.tp, layout.pp)
         shard = self.model.shard(layout.tp)
-        per_token = 2 * self.model.num_layers / layout.pp * shard.kv_size * numbers.cache_bytes
+        per_token = 2 * max(layers_of_stages(self.model, layout.pp)) * shard.kv_size * numbers.cache_bytes
         free = self.framework.cache_share * (device.memory_bytes - weights)
         found = int(free / (per_token * (self.prompt_tokens + self.response_tokens)))
         if found < 1:

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
@@ -83,6 +84,53 @@ def nearest_divisor(value: int, *numbers: int) -> int:
     return min(common, key=lambda d: (abs(d - value), d))
 
 
+def layers_of_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
+    """How many decoder layers each of `pp` pipeline stages holds.
+
+    All the same number where pp divides the layers. Else the embedding counts as a layer, and so does a vocabulary
+    head: the first stage holds one layer fewer, and below such a head the last one too (Megatron-core,
+    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; Llama 3 report,
+    arXiv:2407.21783, section 3.3.2). Raises BadInput where neither comes out even.
+    """
+    counts = _layers_of_stages(model.num_layers, _counted_ends(model), pp)
+    if not counts:
+        raise BadInput(_uneven(model, pp))
+    return counts
+
+
+def layers_of_stage(model: ModelSpec, pp: int, stage: int) -> range:
+    """The numbers of the layers that pipeline stage `stage` holds, counted through the whole model."""
+    ends = tuple(accumulate(layers_of_stages(model, pp)))
+    return range(ends[stage - 1] if stage else 0, ends[stage])
+
+
+def _counted_ends(model: ModelSpec) -> int:
+    """What counts as a layer beside the layers: the embedding, and a head over the vocabulary."""
+    return 1 if model.scalar_head else 2
+
+
+@cache
+def _layers_of_stages(num_layers: int, ends: int, pp: int) -> tuple[int, ...]:
+    """Empty where the layers do not come out even."""
+    if num_layers % pp == 0:
+        return (num_layers // pp,) * pp
+    each, rest = divmod(num_layers + ends, pp)
+    if rest or each < 2:
+        return ()
+    return (each - 1, *(each,) * (pp - 2), each - (ends - 1))
+
+
+def _uneven(model: ModelSpec, pp: int) -> str:
+    num_layers, ends = model.num_layers, _counted_ends(model)
+    legal = [degree for degree in range(1, num_layers + 1) if _layers_of_stages(num_layers, ends, degree)]
+    nearest = min(legal, key=lambda degree: (abs(degree - pp), degree))
+    counted = "embedding and head" if ends == 2 else "the embedding"
+    return (
+        f"pp={pp} does not divide the {num_layers} layers of {model.name}, nor evenly {num_layers + ends} with "
+        f"{counted}; use pp={nearest}."
+    )
+
+
 def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     """One sentence per rule of the model that the layout breaks; empty when it is legal."""
     found = []
@@ -101,7 +149,6 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
             legal = nearest_divisor(layout.tp, *(s for _, s in tp_rules))
             found.append(f"tp={layout.tp} does not divide the {size} {what} of {model.name}; use tp={legal}.")
             break
-    if model.num_layers % layout.pp:
-        legal = nearest_divisor(layout.pp, model.num_layers)
-        found.append(f"pp={layout.pp} does not divide the {model.num_layers} layers of {model.name}; use pp={legal}.")
+    if not _layers_of_stages(model.num_layers, _counted_ends(model), layout.pp):
+        found.append(_uneven(model, layout.pp))
     return tuple(found)

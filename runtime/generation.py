@@ -62,7 +62,7 @@ class Generator:
         self._device, self._dtype = parameter.device, parameter.dtype
         self._flight = Flight(cut_slots(num_slots, min(mesh.layout.pp, num_slots)))
         self._cache = SlotCache(
-            num_layers=spec.num_layers // mesh.layout.pp,
+            num_layers=len(model.decoder.layers),
             num_slots=num_slots,
             num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
             max_tokens=max_tokens,

@@ -25,22 +25,20 @@ from meshwright.runtime import host
 from meshwright.runtime.attention import CoreAttention, Rotary
 
 
-def block_of_layers(
-    spec: ModelSpec, rotary: Rotary, *, first_layer: int, num_layers: int
-) -> TransformerBlockSubmodules:
-    """The `num_layers` decoder layers of one pipeline stage, after `first_layer` layers on earlier stages."""
+def block_of_layers(spec: ModelSpec, rotary: Rotary, layers: range) -> TransformerBlockSubmodules:
+    """The decoder layers of one pipeline stage, by their numbers in the whole model."""
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=_attention(spec, rotary, first_layer),
+            self_attention=_attention(spec, rotary, layers.start),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=_gated_mlp(spec),
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * len(layers), layer_norm=RMSNorm)
 
 
 def _attention(spec: ModelSpec, rotary: Rotary, first_layer: int) -> ModuleSpec:

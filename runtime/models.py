@@ -14,7 +14,7 @@ from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.layout import layout_violations
+from meshwright.profiles.layout import layers_of_stage, layers_of_stages, layout_violations
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime import host
 from meshwright.runtime.attention import Rotary
@@ -39,13 +39,11 @@ class Decoder(GPTModel):
     """
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig) -> None:
-        per_stage = spec.num_layers // mesh.layout.pp
+        layers = layers_of_stage(spec, mesh.layout.pp, mesh.pp_rank)
         rotary = Rotary(spec, host.device())
         super().__init__(
             config=config,
-            transformer_layer_spec=block_of_layers(
-                spec, rotary, first_layer=mesh.pp_rank * per_stage, num_layers=per_stage
-            ),
+            transformer_layer_spec=block_of_layers(spec, rotary, layers),
             vocab_size=spec.padded_vocab_size,
             max_sequence_length=spec.max_positions,
             pre_process=mesh.is_first_stage,
@@ -171,6 +169,7 @@ def build_model(
 
 def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute) -> TransformerConfig:
     layout = mesh.layout
+    is_uneven = len(set(layers_of_stages(spec, layout.pp))) > 1
     return TransformerConfig(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
@@ -192,6 +191,8 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        account_for_embedding_in_pipeline_split=is_uneven,
+        account_for_loss_in_pipeline_split=is_uneven and not spec.scalar_head,
         pipeline_dtype=dtype,
         sequence_parallel=layout.sp,
         variable_seq_lengths=True,

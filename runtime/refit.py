@@ -18,6 +18,7 @@ from megatron.core.resharding.planner import build_centralized_reshard_plan
 from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
+from meshwright.profiles.layout import layers_of_stage
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder
 from meshwright.runtime.stored import EMBEDDING, OUTPUT, global_name
@@ -119,7 +120,7 @@ class _Side:
                 if tied_twice:
                     self._parameters[EMBEDDING] = parameter
             else:
-                first_layer = mesh.pp_rank * (model.spec.num_layers // mesh.layout.pp)
+                first_layer = layers_of_stage(model.spec, mesh.layout.pp, mesh.pp_rank).start
                 self._parameters[global_name(name, first_layer)] = parameter
 
     def named_parameters(self, recurse: bool = True) -> Iterable[tuple[str, nn.Parameter]]:

@@ -52,7 +52,7 @@ class ChunkScorer:
         self._max_tokens = max_tokens
         self._device, self._dtype = parameter.device, parameter.dtype
         self._cache = SlotCache(
-            num_layers=model.spec.num_layers // mesh.layout.pp,
+            num_layers=len(model.decoder.layers),
             num_slots=max_rows,
             num_kv_heads=model.spec.num_kv_heads // mesh.layout.tp,
             max_tokens=max_tokens,

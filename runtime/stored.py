@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meshwright.profiles.layout import layers_of_stage
 from meshwright.profiles.model import ModelSpec
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -126,14 +127,13 @@ def _whole(name: str, *shape: int) -> Recipe:
 
 def parameters_of_stage(spec: ModelSpec, pp: int, stage: int) -> tuple[str, ...]:
     """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is the embedding's."""
-    per_stage = spec.num_layers // pp
     layer = ["input_layernorm.weight", *_linear("self_attention.linear_qkv", spec.qkv_bias)]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
     if spec.qk_norm:
         layer += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"]
     layer += ["pre_mlp_layernorm.weight", *_linear("mlp.linear_fc1", spec.mlp_bias)]
     layer += _linear("mlp.linear_fc2", spec.mlp_bias)
-    numbers = range(stage * per_stage, (stage + 1) * per_stage)
+    numbers = layers_of_stage(spec, pp, stage)
     names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
     if stage == 0:
         names.insert(0, EMBEDDING)

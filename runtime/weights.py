@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import layers_of_stage
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder
@@ -37,7 +38,7 @@ def load_weights(model: Decoder, spec: ModelSpec, mesh: Mesh, directory: Path) -
     says: then it starts at zero. Call it before a trainer takes the model: trainers keep copies of the weights.
     Raises BadInput when there are no weights, when a tensor is missing, or when one has another shape.
     """
-    first_layer = mesh.pp_rank * (spec.num_layers // mesh.layout.pp)
+    first_layer = layers_of_stage(spec, mesh.layout.pp, mesh.pp_rank).start
     head_from_nothing = spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
     with _Checkpoint(directory, spec.name) as checkpoint, torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -109,7 +110,7 @@ def _plan_files(spec: ModelSpec, pp: int, max_elements: int) -> dict[str, tuple[
 
 def _write_file(model: Decoder, spec: ModelSpec, mesh: Mesh, path: Path, parameters: Iterable[str]) -> None:
     """The stage's first tensor-parallel rank gathers and writes; the others send their shards."""
-    first_layer = mesh.pp_rank * (spec.num_layers // mesh.layout.pp)
+    first_layer = layers_of_stage(spec, mesh.layout.pp, mesh.pp_rank).start
     local = {global_name(name, first_layer): parameter for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     for parameter in parameters:

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -93,6 +94,17 @@ def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages(
     whole = terms(ask("critic_train", "pp1", 1, workload=fixed))["activations"]
     assert terms(ask("critic_train", "pp4", 1, workload=fixed))["activations"] == whole
     assert terms(ask("critic_train", "pp4,dp32", 1, workload=fixed))["activations"] == whole / 2
+
+
+def test_the_second_stage_is_the_fullest_where_the_first_has_a_layer_less(
+    ask: Callable[..., Memory], llama: ModelSpec, long_tail: Workload
+) -> None:
+    """30 layers on 8 stages are 3, 4, ..., 4, 3; the second stage holds seven micro-batches of four layers."""
+    model = replace(llama, num_layers=30)
+    memory, whole = ask("actor_train", "pp8", 1, model=model), ask("actor_train", "tp1", 1, model=model)
+    layer = terms(whole)["activations"] / 30
+    assert terms(memory)["activations"] == pytest.approx(7 * 4 * layer)
+    assert terms(memory)["weights"] == 2 * 4 * llama.layer_params
 
 
 def test_weights_are_a_term_of_their_own_and_stay(ask: Callable[..., Memory]) -> None:

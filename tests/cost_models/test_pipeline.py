@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,43 @@ def test_the_bubble_is_p_minus_one_stage_times_and_vanishes_with_many_micro_batc
         shares.append(amount(cost, "pipeline bubble") / cost.total)
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] < 0.001
+
+
+@pytest.mark.parametrize("stage", ["ref_logprob", "actor_train"])
+def test_stages_of_a_layer_less_at_both_ends_wait_for_the_slowest(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec, stage: str
+) -> None:
+    """30 layers on 4 stages: the inner ones have 8. The sum of all stages' times passes once, the slowest m times."""
+    model, num_batches = replace(llama, num_layers=30), 16
+    cost = AnalyticModel(a100s(1), steady(num_batches), "bf16").seconds(call(stage, "pp4", model=model))
+    whole = AnalyticModel(a100s(1), steady(num_batches), "bf16").seconds(call(stage, "tp1", model=model))
+    layer, ends = amount(whole, "layers") / 30 / num_batches, amount(whole, "embedding and head") / num_batches
+    slowest = max(8 * layer, 7 * layer + ends)
+    sends = amount(cost, "pipeline messages") / num_batches
+    assert amount(cost, "layers") + amount(cost, "embedding and head") == pytest.approx(num_batches * slowest)
+    assert amount(cost, "pipeline bubble") == pytest.approx(30 * layer + ends - slowest + 3 * sends)
+
+
+def test_the_last_stage_is_the_slowest_where_its_head_outweighs_a_layer(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+) -> None:
+    for vocab_size, layers in ((32000, 7), (640, 8)):
+        model = replace(llama, num_layers=30, vocab_size=vocab_size)
+        cost = AnalyticModel(a100s(1), steady(16), "bf16").seconds(call("ref_logprob", "pp4", model=model))
+        whole = AnalyticModel(a100s(1), steady(16), "bf16").seconds(call("ref_logprob", "tp1", model=model))
+        assert amount(cost, "layers") == pytest.approx(layers / 30 * amount(whole, "layers"))
+
+
+def test_generation_waits_for_the_fullest_stage(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
+) -> None:
+    found = []
+    for num_layers in (30, 32):
+        question = call("actor_generate", "pp4", slots=4, model=replace(llama, num_layers=num_layers))
+        found.append(AnalyticModel(a100s(1), steady(16), "bf16").seconds(question))
+    uneven, even = found
+    assert amount(uneven, "decode layers") == pytest.approx(amount(even, "decode layers"))
+    assert uneven.total <= even.total
 
 
 def test_one_stage_has_no_bubble_and_no_messages(

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.params import stage_params
+from meshwright.cost_models.params import stage_parts
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
@@ -72,8 +72,8 @@ def test_dense_layers_at_the_bottom_count_as_what_they_are(
     half = replace(mixture, experts=replace(mixture.experts, num_dense_layers=16))
     mean = (time(mixture, Body.FORWARD, 4, 512) + time(llama, Body.FORWARD, 4, 512)) / 2
     assert time(half, Body.FORWARD, 4, 512) == pytest.approx(mean, rel=0.03)
-    first, last = stage_params(half, 1, 2)
-    assert last - first == 16 * (mixture.layer_params - llama.layer_params) + llama.hidden_size
+    first, last = stage_parts(half, 1, 2)
+    assert last.num_params - first.num_params == 16 * (mixture.layer_params - llama.layer_params) + llama.hidden_size
 
 
 def test_latent_attention_leaves_less_in_the_cache_whatever_tp(

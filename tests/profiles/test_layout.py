@@ -1,7 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.layout import (
+    Layout,
+    divisors,
+    layers_of_stage,
+    layers_of_stages,
+    layout_violations,
+    nearest_divisor,
+)
 from meshwright.profiles.model import ModelSpec, model_from_config
 
 LAYOUTS = [Layout(), Layout(tp=2, pp=3, dp=4), Layout(tp=4, dp=2, sp=True), Layout(pp=8)]
@@ -61,6 +70,47 @@ def test_divisors_and_the_nearest_common_one() -> None:
     assert nearest_divisor(3, 4) == 2
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "pp", "counts"),
+    [
+        (30, 1, (30,)),
+        (30, 5, (6, 6, 6, 6, 6)),
+        (30, 2, (15, 15)),
+        (30, 4, (7, 8, 8, 7)),
+        (30, 16, (1, *(2,) * 14, 1)),
+        (126, 8, (15, 16, 16, 16, 16, 16, 16, 15)),  # Llama 3.1 405B
+    ],
+)
+def test_a_pipeline_of_a_language_model_counts_embedding_and_head_as_layers_where_it_must(
+    num_layers: int, pp: int, counts: tuple[int, ...]
+) -> None:
+    assert layers_of_stages(llama(num_hidden_layers=num_layers), pp) == counts
+
+
+def test_a_scalar_head_does_not_count_as_a_layer() -> None:
+    scorer = replace(llama(num_hidden_layers=7), scalar_head=True)
+    assert layers_of_stages(scorer, 2) == (3, 4)
+    assert layers_of_stages(scorer, 4) == (1, 2, 2, 2)
+
+
+@pytest.mark.parametrize("scalar_head", [False, True])
+@pytest.mark.parametrize("num_layers", [1, 2, 3, 6, 30, 61, 126])
+def test_every_legal_pipeline_holds_every_layer_once_and_none_is_empty(num_layers: int, scalar_head: bool) -> None:
+    model = replace(llama(num_hidden_layers=num_layers), scalar_head=scalar_head)
+    legal = [pp for pp in range(1, num_layers + 3) if not layout_violations(Layout(pp=pp), model)]
+    assert set(divisors(num_layers)) <= set(legal)
+    for pp in legal:
+        held = [layers_of_stage(model, pp, stage) for stage in range(pp)]
+        assert [number for layers in held for number in layers] == list(range(num_layers))
+        assert tuple(map(len, held)) == layers_of_stages(model, pp)
+        assert min(map(len, held)) >= 1
+
+
+def test_a_pipeline_that_does_not_come_out_even_has_no_layers() -> None:
+    with pytest.raises(BadInput, match="pp=7 does not divide the 30 layers of llama"):
+        layers_of_stages(llama(), 7)
+
+
 def test_a_legal_layout_breaks_no_rule() -> None:
     assert layout_violations(Layout(tp=8, pp=5, dp=7, sp=True), llama()) == ()
 
@@ -75,7 +125,16 @@ def test_a_legal_layout_breaks_no_rule() -> None:
             llama(intermediate_size=11012),
             "tp=8 does not divide the 11012 feed-forward columns of llama; use tp=4.",
         ),
-        (Layout(pp=4), llama(), "pp=4 does not divide the 30 layers of llama; use pp=3."),
+        (
+            Layout(pp=7),
+            llama(),
+            "pp=7 does not divide the 30 layers of llama, nor evenly 32 with embedding and head; use pp=6.",
+        ),
+        (
+            Layout(pp=4),
+            replace(llama(), scalar_head=True),
+            "pp=4 does not divide the 30 layers of llama, nor evenly 31 with the embedding; use pp=3.",
+        ),
     ],
 )
 def test_each_broken_rule_is_one_sentence_with_a_way_out(layout: Layout, model: ModelSpec, sentence: str) -> None:

@@ -26,7 +26,11 @@ class Host:
 
     def start(self, command: Sequence[object], **environment: str) -> Agent:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("GLOO_", "NCCL_"))}
-        paths = {"PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        paths = {
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
         return Agent(
             subprocess.Popen(
                 [*self.inside, *map(str, command)],

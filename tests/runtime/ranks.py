@@ -70,7 +70,7 @@ class _Pool:
             self._parent = subprocess.Popen(
                 [sys.executable, "-m", "tests.runtime.ranks", str(self._directory), str(world_size)],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
