@@ -1,10 +1,9 @@
 """Measured tokens per second of whole PPO steps on this machine: our plan against the best synchronous single layout.
 
-    python -m benchmarks.end_to_end --out benchmarks/end_to_end/end_to_end_<cpu>_<date>.md
+    python -m benchmarks.end_to_end deep --out benchmarks/end_to_end/deep_<cpu>_<date>.md
 
-The job is `examples/tiny` with its long tail left uncut, on the same ranks for every plan; learning rates are so small
-that lengths stay what they are. The machine is profiled once, each plan is found on that profile, and the plans run in
-turns: a pair is one run of each, and a figure is the median over the pairs.
+The jobs are in `jobs.py`; every plan has the same ranks. The machine is profiled once, each plan is found on that
+profile, and the plans run in turns: a pair is one run of each, and a figure is the median over the pairs. Steps at both ends of a run are left out.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
+from benchmarks.end_to_end.jobs import JOBS, job_of
 from benchmarks.search import by_hand
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
@@ -35,11 +34,8 @@ from meshwright.planner.solver.result import Limits
 from meshwright.profiles.table import Table, read_table
 from meshwright.runtime.train import RunRequest, run_plan
 
-TINY = Path(__file__).parents[2] / "examples" / "tiny"
-LENGTHS = {"max": 384, "median": 35, "p99": 237}
-STALENESS = 4
-WARM_UP = 2
-"""Steps left out of a run's median: the first ones fill what is in flight."""
+RAMP = 8
+"""Steps left out at both ends of every run: the first ones fill what is in flight, the last ones empty it."""
 
 _NOTHING_RUNS_ON = ("actor_generate.overcommit=0", "actor_generate.batches_in_flight=1")
 _NOTHING_STREAMS = tuple(f"{stage}.chunk_tokens=0" for stage in ("reward_score", "ref_logprob", "critic_value"))
@@ -62,45 +58,34 @@ class Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", choices=JOBS)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--table", type=Path, help="a profile of the job, instead of a new one")
     parser.add_argument("--out", type=Path, help="where the report goes; printed in any case")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        text = _report(measure(Path(scratch), asked.pairs, asked.steps, asked.table), asked.pairs, asked.steps)
+        found = measure(asked.job, Path(scratch), asked.pairs, asked.steps, asked.table)
+    text = _report(asked.job, found, asked.pairs, asked.steps)
     print(text)
     if asked.out:
         asked.out.write_text(text, encoding="utf-8")
 
 
-def measure(scratch: Path, pairs: int, steps: int, table_path: Path | None) -> list[Measured]:
-    """Every plan in turns, `pairs` times."""
-    path = scratch / "job.yaml"
-    path.write_text(yaml.safe_dump(long_tailed(yaml.safe_load((TINY / "job.yaml").read_text()))))
+def measure(name: str, scratch: Path, pairs: int, steps: int, table_path: Path | None) -> list[Measured]:
+    """Every plan of the job in turns, `pairs` times."""
+    path = job_of(name, scratch)
     if table_path is None:
         table_path = scratch / "table.json"
         command = Path(sys.executable).with_name("meshwright")
         subprocess.run([command, "profile", path, "-o", table_path], check=True)
     job = read_job(path)
     plans = plans_of(resolve(job, path.parent), read_table(table_path))
-    lines: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in plans}
+    lines: dict[str, list[list[dict[str, Any]]]] = {plan_name: [] for plan_name in plans}
     for pair in range(pairs):
-        for name, plan in plans.items():
-            lines[name].append(_run(plan, job, path.parent, scratch / f"{pair} {name}", steps))
-    return [_measured(name, plan, lines[name]) for name, plan in plans.items()]
-
-
-def long_tailed(job: dict[str, Any]) -> dict[str, Any]:
-    """The tiny job with its tail uncut, one that hardly learns."""
-    build = TINY / "build"
-    job["models"] = {
-        role: {"path": str(build / source["path"].split("/")[-1])} for role, source in job["models"].items()
-    }
-    job["data"] = {"prompts": str(build / "prompts.jsonl"), "tokenizer": str(build / "tokenizer")}
-    job["workload"]["response"] = LENGTHS
-    job["ppo"] |= {"actor_learning_rate": 1e-9, "critic_learning_rate": 1e-9}
-    return job | {"staleness": STALENESS}
+        for plan_name, plan in plans.items():
+            lines[plan_name].append(_run(plan, job, path.parent, scratch / f"{pair} {plan_name}", steps))
+    return [_measured(plan_name, plan, lines[plan_name]) for plan_name, plan in plans.items()]
 
 
 def plans_of(facts: Facts, table: Table) -> Mapping[str, Plan]:
@@ -131,7 +116,7 @@ def _run(plan: Plan, job: Job, directory: Path, out: Path, steps: int) -> list[d
 
 
 def _measured(name: str, plan: Plan, runs: list[list[dict[str, Any]]]) -> Measured:
-    kept = [run[WARM_UP:] for run in runs]
+    kept = [run[RAMP:-RAMP] for run in runs]
     tokens = plan.facts.workload.batch_size
     return Measured(
         name=name,
@@ -144,12 +129,12 @@ def _measured(name: str, plan: Plan, runs: list[list[dict[str, Any]]]) -> Measur
     )
 
 
-def _report(found: list[Measured], pairs: int, steps: int) -> str:
+def _report(job: str, found: list[Measured], pairs: int, steps: int) -> str:
     first, machine = found[0], f"{psutil.cpu_count()} shared cores"
     lines = [
-        "# End to end: response tokens per second of PPO steps",
+        f"# End to end: response tokens per second of PPO steps, job {job}",
         "",
-        f"Measured on {machine}, {datetime.date.today()}: `python -m benchmarks.end_to_end --pairs {pairs} "
+        f"Measured on {machine}, {datetime.date.today()}: `python -m benchmarks.end_to_end {job} --pairs {pairs} "
         f"--steps {steps}`. Medians of {pairs} paired runs; the ratio is the median of the pairs' ratios.",
         "",
         "| plan | tokens/s | of the first | step s | predicted s | oldest token, updates |",
