@@ -3,7 +3,8 @@
     python -m benchmarks.end_to_end deep --out benchmarks/end_to_end/deep_<cpu>_<date>.md
 
 The jobs are in `jobs.py`; every plan has the same ranks. The machine is profiled once, each plan is found on that
-profile, and the plans run in turns: a pair is one run of each, and a figure is the median over the pairs. Steps at both ends of a run are left out.
+profile, and the plans run in turns: a pair is one run of each, and a figure is the median over the pairs. Steps at
+both ends of a run are left out.
 """
 
 from __future__ import annotations
