@@ -76,11 +76,17 @@ class Simulation:
     plan_seconds: float
     steps: StepTimes
     tokens_per_second: float  # response tokens
+    cluster: Use
     pools: tuple[Use, ...]
     ranks: tuple[Use, ...]
     num_events: int
     staleness: tuple[Stale, ...] = ()
     spans: tuple[Span, ...] = ()
+
+    @property
+    def mean_staleness(self) -> float:
+        """Actor updates, on average over the response tokens."""
+        return sum(one.staleness * one.share for one in self.staleness)
 
 
 def simulate(
@@ -113,6 +119,7 @@ def simulate(
         plan_seconds=plan.period_seconds,
         steps=StepTimes.of(seconds),
         tokens_per_second=sum(work.num_tokens for work in works[kept.start : kept.stop]) / math.fsum(seconds),
+        cluster=account.use("all ranks", range(plan.facts.cluster.num_ranks)),
         pools=tuple(account.use(pool.name, pool.ranks) for pool in plan.pools),
         ranks=tuple(account.use(f"rank {rank}", (rank,)) for rank in range(plan.facts.cluster.num_ranks)),
         num_events=account.num_events,

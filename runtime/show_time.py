@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # it imports torch, which the other answers do without
 _GIB = 2**30
 _MIB = 2**20
 _MOST_CAUSES = 3
+_BAR = 40
+"""Characters of a bar that stands for all tokens."""
 _LEAST_SHARE = 0.001
 """Smaller shares of the time are left out of the tables; --json has them all."""
 
@@ -33,7 +35,9 @@ def simulation(found: Simulation, trace: Path | None) -> None:
         f"the plan says {found.plan_seconds:.3f} s ({steps.mean / found.plan_seconds - 1:+.1%})"
     )
     console.print(f"{found.tokens_per_second:.0f} response tokens/s")
-    console.print(_uses("SIMULATED pools", found.pools))
+    if found.staleness:
+        console.print(_staleness(found))
+    console.print(_uses("SIMULATED use of ranks", (found.cluster, *found.pools)))
     idlest = max(found.ranks, key=lambda use: use.idle_share)
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
     if trace:
@@ -120,6 +124,17 @@ def _money(console: Console, found: WhatIf) -> None:
         if answer.outlook and answer.difference and answer.outlook.money is not None:
             more = answer.difference.money or 0.0
             console.print(f"{_named(answer)}: {answer.outlook.money:.2f} ({more:+.2f})", markup=False)
+
+
+def _staleness(found: Simulation) -> Table:
+    """The shares of the response tokens, one bar for each number of updates."""
+    title = f"SIMULATED staleness: {found.mean_staleness:.2f} actor updates on average"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("updates", "tokens", ""):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for one in found.staleness:
+        table.add_row(str(one.staleness), f"{one.share:.1%}", "#" * round(_BAR * one.share))
+    return table
 
 
 def _uses(title: str, uses: Sequence[Use]) -> Table:

@@ -173,14 +173,9 @@ def _streams(plan: Plan) -> str:
 
 def _idle(simulated: Simulation) -> str:
     """The share of all ranks' time, and what most of it waits for."""
-    ranks = simulated.ranks
-    idle = sum(use.idle_share for use in ranks) / len(ranks)
-    causes: dict[str, float] = {}
-    for use in ranks:
-        for wait in use.waits:
-            causes[wait.what] = causes.get(wait.what, 0.0) + wait.share / len(ranks)
-    worst = max(causes, key=causes.__getitem__, default="")
-    return f"{idle:.0%}, {causes[worst]:.0%} for {worst}" if worst else f"{idle:.0%}"
+    use = simulated.cluster
+    worst = f", {use.waits[0].share:.0%} for {use.waits[0].what}" if use.waits else ""
+    return f"{use.idle_share:.0%}{worst}"
 
 
 def _arguments() -> argparse.Namespace:

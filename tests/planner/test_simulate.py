@@ -147,6 +147,18 @@ def test_busy_and_waiting_shares_of_a_rank_fill_the_step(seed: int) -> None:
         assert use.idle_share == pytest.approx(sum(wait.share for wait in use.waits))
 
 
+def test_the_use_of_all_ranks_is_the_mean_of_theirs() -> None:
+    simulated = simulate(random_plan(5), steps=2)
+    ranks = simulated.ranks
+    assert simulated.cluster.ranks == tuple(range(len(ranks)))
+    for part in ("busy", "waits"):
+        of_ranks = [{share.what: share.share for share in getattr(use, part)} for use in ranks]
+        found = {share.what: share.share for share in getattr(simulated.cluster, part)}
+        assert found.keys() == set().union(*of_ranks)
+        for what, share in found.items():
+            assert share == pytest.approx(sum(of.get(what, 0.0) for of in of_ranks) / len(ranks))
+
+
 def test_idle_shares_agree_with_the_explanation_of_the_plan() -> None:
     plan = random_plan(3)
     for use, expected in zip(simulate(plan, steps=1).ranks, explain(plan).ranks, strict=True):
