@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from meshwright.planner.controllers import Setting
 from meshwright.planner.plan import Plan
 from meshwright.profiles.stages import STAGES
 
@@ -13,6 +14,9 @@ from meshwright.profiles.stages import STAGES
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
     """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica.
+
+    `tail_seconds` has, by stage, those of stages that stream in other chunks than the plan's, and `setting` what
+    controllers decided about the turn that generates the step.
 
     Where lengths are drawn, `live_sequences` has, by stage, how many sequences each replica has in flight on average,
     and `tokens_by_staleness` the response tokens by the number of actor updates between their drawing and their use.
@@ -22,6 +26,8 @@ class StepWork:
     num_tokens: float  # response tokens of the step
     live_sequences: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     tokens_by_staleness: Mapping[int, int] = field(default_factory=dict)
+    tail_seconds: Mapping[str, float] = field(default_factory=dict)
+    setting: Setting | None = None
 
 
 class Durations(Protocol):
@@ -61,15 +67,15 @@ def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
 
 @dataclass(frozen=True)
 class Lags:
-    """Seconds that pass after a producer has ended, by producer and consumer: `whole` until what it hands over has
-    arrived, `streamed` until a consumer that reads it in chunks can end."""
+    """Seconds that pass after a producer has ended: `whole` until what it hands over has arrived, by producer and
+    consumer, and `tails` until a consumer that reads the last of it in chunks can end, by consumer."""
 
     whole: Mapping[tuple[str, str], float]
-    streamed: Mapping[tuple[str, str], float]
+    tails: Mapping[str, float]
 
 
 def lags_of(plan: Plan) -> Lags:
     """The hand-overs of a plan; what streams has its tail to read after the last hand-over."""
     whole = {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
     tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
-    return Lags(whole, {pair: seconds + tails[pair[1]] for pair, seconds in whole.items() if pair[1] in tails})
+    return Lags(whole, tails)

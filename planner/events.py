@@ -92,17 +92,21 @@ def play(score: Score, works: Sequence[StepWork], lags: Lags) -> Iterator[Record
 
 
 class _Feed(NamedTuple):
-    """What a stage reads in chunks: the number of its producer, and the seconds from that one's end to its own."""
+    """What a stage reads in chunks: the number of its producer, the seconds until the last of it has arrived, and the
+    plan's until the stage can end."""
 
     producer: int
-    seconds: float
+    lag_seconds: float
+    tail_seconds: float
 
 
 def _feeds(program: Program, lags: Lags) -> dict[int, _Feed]:
     """By the number of the stage that streams."""
     numbers = {one.stage: number for number, one in enumerate(program.instructions) if isinstance(one, RunStage)}
     return {
-        numbers[stream.consumer]: _Feed(numbers[stream.producer], lags.streamed[stream.producer, stream.consumer])
+        numbers[stream.consumer]: _Feed(
+            numbers[stream.producer], lags.whole[stream.producer, stream.consumer], lags.tails[stream.consumer]
+        )
         for stream in program.streams
     }
 
@@ -192,7 +196,10 @@ class _Run:
         if feed and key not in self._fed_until:
             self._unfed.setdefault(key, []).append(meeting)
             return ()
-        least_end = self._fed_until[key] + feed.seconds if feed else now
+        least_end = now
+        if feed:
+            tail = self._works[max(meeting.step, 0)].tail_seconds.get(self._names[meeting.number], feed.tail_seconds)
+            least_end = self._fed_until[key] + feed.lag_seconds + tail
         records = [self._record(meeting, group, arrived, now, least_end) for group, arrived in meeting.come]
         if meeting.number in self._feeding:
             self._fed_until[key] = max(record.end for record in records)

@@ -25,6 +25,9 @@ Lengths: TypeAlias = NDArray[np.int64]
 LengthsOfStep: TypeAlias = Callable[[int], tuple[Lengths, Lengths]]
 """Tokens of the prompts of a step's batch, ascending, and of their responses."""
 
+OvercommitOfStep: TypeAlias = Callable[[int], int]
+"""Sequences over all replicas beyond a batch, in the turn that delivers a step."""
+
 _NUM_CUTS = 33
 """A run of rounds is costed at its middle, so runs are cut at as many points at least."""
 
@@ -69,14 +72,17 @@ class CarriedOver:
     Turns are played in their order from step 0, once each.
     """
 
-    def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
-        self._plan, self._lengths, self._level = plan, lengths, level
+    def __init__(
+        self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float, overcommit: OvercommitOfStep
+    ) -> None:
+        self._plan, self._lengths, self._level, self._overcommit_of = plan, lengths, level, overcommit
         placement = plan.placement(GENERATE)
         layout, schedule = placement.layout, placement.schedule
-        self._num_replicas, self._overcommit = layout.dp, schedule.overcommit
+        self._num_replicas, self._overcommits = layout.dp, schedule.overcommit > 0
         self._max_deferral = plan.staleness - placement.lead
         self._per_step = plan.facts.workload.batch_size // layout.dp
-        self._ahead = self._overcommit // layout.dp or (schedule.batches_in_flight - 1) * self._per_step
+        self._batches_ahead = (schedule.batches_in_flight - 1) * self._per_step
+        self._num_admitted = 0  # of each replica
         self._flights = [Flight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
         self._played: list[Generated] = []
 
@@ -86,8 +92,12 @@ class CarriedOver:
         return self._played[step]
 
     def _play(self, step: int) -> Generated:
-        delivery: Delivery = FirstEnded(self._per_step, self._max_deferral) if self._overcommit else WholeStep(step)
-        turns = [flight.play(self._admitted(step, replica), delivery) for replica, flight in enumerate(self._flights)]
+        delivery: Delivery = FirstEnded(self._per_step, self._max_deferral) if self._overcommits else WholeStep(step)
+        admitted = self._admitted(step)
+        turns = [
+            flight.play([self._drawn(replica, *divmod(position, self._per_step)) for position in admitted], delivery)
+            for replica, flight in enumerate(self._flights)
+        ]
         delivered = [one for turn in turns for one in turn.delivered]
         return Generated(
             prompts=np.array([one.prompt_tokens for one in delivered]),
@@ -97,11 +107,12 @@ class CarriedOver:
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
 
-    def _admitted(self, step: int, replica: int) -> list[Drawn]:
-        """The next prompts of the replica: a batch's share, and before the first turn those that are ahead of it."""
-        last = (step + 1) * self._per_step + self._ahead
-        first = last - self._per_step if step else 0
-        return [self._drawn(replica, *divmod(position, self._per_step)) for position in range(first, last)]
+    def _admitted(self, step: int) -> range:
+        """The next prompts of each replica, of its shares of the batches laid end to end."""
+        ahead = self._overcommit_of(step) // self._num_replicas if self._overcommits else self._batches_ahead
+        first = self._num_admitted
+        self._num_admitted = max(first, (step + 1) * self._per_step + ahead)
+        return range(first, self._num_admitted)
 
     def _drawn(self, replica: int, step: int, index: int) -> Drawn:
         prompts, responses = self._lengths(step)

@@ -21,6 +21,7 @@ from meshwright.profiles.workload import Workload
 
 _SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
 _GIB = 2**30
+_CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous PPO"
 
 
@@ -129,6 +130,7 @@ class Job(Document):
     precision: Literal["fp32", "bf16"] = "bf16"
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
+    controllers: bool = Field(default=False, description=_CONTROLLERS)
     ppo: PPO = PPO()
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
@@ -154,6 +156,7 @@ class Facts(Document):
     precision: Literal["fp32", "bf16"]
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
+    controllers: bool = Field(default=False, description=_CONTROLLERS)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
@@ -191,12 +194,13 @@ def resolve(job: Job, directory: Path) -> Facts:
         precision=job.precision,
         workload=job.workload,
         staleness=job.staleness,
+        controllers=job.controllers,
     )
 
 
 def require_job(planned: Facts, job: Job, directory: Path) -> None:
     """Raises BadInput unless the facts of a plan are those of this job. The cluster may be another of its kind."""
     facts = resolve(job, directory)
-    for part in ("models", "workload", "precision"):
+    for part in ("models", "workload", "precision", "controllers"):
         if getattr(facts, part) != getattr(planned, part):
             raise BadInput(f"the plan was made for another job: its {part} differ; plan this job again.")

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from meshwright.cost_models.pipeline import micro_batches
 from meshwright.cost_models.question import Call
+from meshwright.planner.controlled import Controlled
+from meshwright.planner.controllers import Controllers
 from meshwright.planner.durations import StepWork, refit_seconds
 from meshwright.planner.frontier import call_of
 from meshwright.planner.generated import Alone, CarriedOver, Lengths
@@ -36,14 +38,20 @@ class Sampled:
         placement = plan.placement(GENERATE)
         call = _call(plan, placement)
         level = placement.cost.total / remodel(plan.facts).seconds(call).total
-        carries_over = placement.schedule.batches_in_flight > 1 or placement.schedule.overcommit
-        play = CarriedOver if carries_over else Alone
-        self._generation = play(plan, _Draws(self._workload, seed), round_times(plan.facts, call, remodel), level)
+        self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
+        draws, times = _Draws(self._workload, seed), round_times(plan.facts, call, remodel)
+        self._generation: Alone | CarriedOver
+        if placement.schedule.batches_in_flight > 1 or placement.schedule.overcommit:
+            self._generation = CarriedOver(plan, draws, times, level, self._overcommit)
+        else:
+            self._generation = Alone(plan, draws, times, level)
 
     def of_step(self, step: int, /) -> StepWork:
         drawn = self._generation.of_step(step)
+        setting = self._controlled.of_step(step) if self._controlled else None
+        plan = self._controlled.plan_in(setting) if self._controlled and setting else self._plan
         seconds = {GENERATE: drawn.seconds, **refit_seconds(self._plan)}
-        for placement in self._plan.placements:
+        for placement in plan.placements:
             stage, lengths = STAGE_BY_NAME[placement.stage], drawn.prompts + drawn.responses
             if stage.trains:
                 seconds[stage.name] = (self._training(placement, lengths, step),)
@@ -56,6 +64,16 @@ class Sampled:
             num_tokens=float(drawn.responses.sum()),
             live_sequences={GENERATE: drawn.live},
             tokens_by_staleness=drawn.tokens_by_staleness,
+            tail_seconds={p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens},
+            setting=setting,
+        )
+
+    def _overcommit(self, step: int) -> int:
+        """Sequences over all replicas beyond a batch, in the turn that delivers the step."""
+        return (
+            self._controlled.of_step(step).overcommit
+            if self._controlled
+            else self._plan.placement(GENERATE).schedule.overcommit
         )
 
     def _streaming(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:

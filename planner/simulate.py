@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwright.planner.check_program import require_sound
+from meshwright.planner.controllers import Setting, facts_of
 from meshwright.planner.durations import Durations, Planned, StepWork, lags_of
 from meshwright.planner.evaluate import resident_bytes
 from meshwright.planner.events import Record, Replica, Score, play, score
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import Receive, RunStage, lower
+from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
 
 CLOCK = "simulated"
@@ -68,7 +70,7 @@ class Stale:
 class Simulation:
     """What the simulated clock says of a plan. `durations` names where the seconds of the instructions come from.
 
-    `staleness` is told where lengths are drawn.
+    `staleness` is told where lengths are drawn, `settings` has what controllers decided for each step.
     """
 
     clock: str
@@ -81,6 +83,7 @@ class Simulation:
     ranks: tuple[Use, ...]
     num_events: int
     staleness: tuple[Stale, ...] = ()
+    settings: tuple[Setting, ...] = ()
     spans: tuple[Span, ...] = ()
 
     @property
@@ -124,6 +127,7 @@ def simulate(
         ranks=tuple(account.use(f"rank {rank}", (rank,)) for rank in range(plan.facts.cluster.num_ranks)),
         num_events=account.num_events,
         staleness=_staleness(works[kept.start : kept.stop]),
+        settings=tuple(work.setting for work in works[kept.start : kept.stop] if work.setting),
         spans=tuple(sorted(spans, key=lambda span: (span.start_seconds, span.rank))),
     )
 
@@ -172,7 +176,8 @@ def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float
     resident = math.fsum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
     memory = {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
     live = work.live_sequences.get(stage)
-    return memory | ({LIVE: live[_replica_of(plan)(stage, rank)]} if live else {})
+    decided = facts_of(work.setting) if work.setting and STAGE_BY_NAME[stage].generates else {}
+    return memory | decided | ({LIVE: live[_replica_of(plan)(stage, rank)]} if live else {})
 
 
 class _Account:

@@ -13,6 +13,9 @@ from meshwright.profiles.errors import BadInput
 MEMORY, RESIDENT = "memory_bytes", "resident_bytes"
 """Facts of a stage's span: bytes on its rank while it runs, and those that stay when it has ended."""
 
+NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
+"""Facts of a generation that controllers decided about: its turn's longest chunks, and sequences beyond a batch."""
+
 LIVE = "num_live_sequences"
 """Fact of a span: sequences in flight on its rank's replica, on average over the span."""
 

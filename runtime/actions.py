@@ -17,6 +17,7 @@ from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.chunked import ChunkedStage
+from meshwright.runtime.control import Control
 from meshwright.runtime.copies import WeightCopy
 from meshwright.runtime.data import PromptData
 from meshwright.runtime.experience import micro_batches, share
@@ -41,9 +42,10 @@ class Actions:
         steps: range,
         streaming: Streaming,
         host_memory: HostMemory,
+        control: Control,
     ) -> None:
         """`steps` are those of the run; held-out batches, of which nothing streams, may be run beside them."""
-        self._host_memory = host_memory
+        self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
         generation = self._copies[GENERATE]
@@ -57,8 +59,10 @@ class Actions:
         }
 
     def begin(self, turn: int) -> None:
-        """A turn begins: it generates with this policy."""
+        """A turn begins: it generates with this policy, and as controllers decide."""
         self._version = version_of_generation(self._plan, turn, self._steps.start)
+        if self._generating:
+            self._generating.begin(self._control.setting(turn))
 
     def run(self, stage: str, batch: Batch) -> dict[str, float]:
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""

@@ -32,28 +32,30 @@ class Admission:
         placement = plan.placement("actor_generate")
         self._data, self._replica, self._steps = data, replica, steps
         self._num_replicas = placement.layout.dp
-        self._in_flight, self._overcommit = placement.schedule.batches_in_flight, placement.schedule.overcommit
+        self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
+        self.overcommit = placement.schedule.overcommit
+        """Sequences over all replicas beyond a batch; at most the plan's, and none where that has none."""
         self._max_deferral = plan.staleness - placement.lead
         self._per_step = data.batch_size // self._num_replicas
         self._num_admitted = 0
 
     def of(self, step: int) -> Admitted:
         """What is admitted when `step` is to be delivered; steps are asked for in their order."""
-        ahead = self._overcommit // self._num_replicas if self._overcommit else (self._in_flight - 1) * self._per_step
+        ahead = self.overcommit // self._num_replicas if self._overcommits else (self._in_flight - 1) * self._per_step
         wanted = (step - self._steps.start + 1) * self._per_step + ahead
-        last = min(wanted, len(self._steps) * self._per_step)
+        last = max(self._num_admitted, min(wanted, len(self._steps) * self._per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))
         self._num_admitted = last
         return Admitted(prompts, self._delivery(step))
 
     def rows(self, responses: Sequence[Response]) -> tuple[int, ...]:
         """The rows of the batch that responses fill: their own, or this replica's when they are of several steps."""
-        if not self._overcommit:
+        if not self._overcommits:
             return tuple(response.row for response in responses)
         return tuple(range(self._replica, self._data.batch_size, self._num_replicas))
 
     def _delivery(self, step: int) -> Delivery:
-        if self._overcommit:
+        if self._overcommits:
             return FirstEnded(count=self._per_step, max_deferral=self._max_deferral)
         return WholeStep(step) if self._in_flight > 1 else Everything()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from meshwright.planner.controllers import Setting, facts_of
 from meshwright.planner.job import Job
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
@@ -34,11 +35,21 @@ class Generating:
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: Generator | None = None
-        self._senders = [sending.sender for sending in streaming.sending]
+        self._sending = streaming.sending
+        self._setting: Setting | None = None
         self._streams = [
             Stream(sending.chunk_tokens, functools.partial(self._send_chunks, sending.sender))
             for sending in streaming.sending
         ]
+
+    def begin(self, setting: Setting | None) -> None:
+        """A turn begins; what controllers decided about it, if any do."""
+        self._setting = setting
+        if setting is None:
+            return
+        self._admission.overcommit = setting.overcommit
+        for sending, stream in zip(self._sending, self._streams, strict=True):
+            stream.chunk_tokens = min(setting.chunk_tokens, sending.chunk_tokens)
 
     def run(self, batch: Batch, version: int) -> dict[str, float]:
         """Draws responses with policy `version` until this replica's rows are there; returns what is worth recording.
@@ -55,8 +66,8 @@ class Generating:
             responses, facts = self._turn(batch.step, version)
             rows = self._admission.rows(responses)
             delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
-            for sender in self._senders:
-                sender.end(delivered)
+            for sending in self._sending:
+                sending.sender.end(delivered)
         for row, response in zip(rows, responses, strict=True):
             _put_response(batch, row, response)
         return {
@@ -69,8 +80,8 @@ class Generating:
     def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """What the turn that delivers `step` delivers, and how many sequences were live in it."""
         admitted, generator, rounds = self._admission.of(step), self._generator or self._new_generator(), _Rounds()
-        for sender in self._senders:
-            sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
+        for sending in self._sending:
+            sending.sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
         responses = generator.turn(
             admitted.prompts,
             version=version,
@@ -79,7 +90,8 @@ class Generating:
         )
         self._generator = generator if generator.in_flight else None
         slots = self._plan.placement(GENERATE).schedule.generation_slots
-        return responses, {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
+        live = {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
+        return responses, live | (facts_of(self._setting) if self._setting else {})
 
     def _new_generator(self) -> Generator:
         assert self._copy.model is not None

@@ -12,11 +12,12 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.compare import Comparison, compare
+from meshwright.planner.controllers import Observation
 from meshwright.planner.plan import Plan, write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.timeline import chrome_trace
-from meshwright.profiles.trace import Run, Span, read_spans, write_spans
+from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT, Run, Span, read_spans, write_spans
 from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.use import MemoryUse, memory_use, offload_seconds
 
@@ -115,8 +116,9 @@ class Recorder:
         self._progress.start()
         self._task = self._progress.add_task("PPO steps", total=self._steps, completed=first_step, reward="")
 
-    def turn(self, outcomes: Sequence[Outcome]) -> None:
-        """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it.
+    def turn(self, outcomes: Sequence[Outcome]) -> Observation | None:
+        """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it; what
+        controllers follow from of that step, None of a turn that only works ahead.
 
         Its seconds go from the end of the turn before it, or from its own beginning where that is later.
         """
@@ -126,18 +128,20 @@ class Recorder:
         self._last_end = max(span.end_seconds for span in spans)
         metrics = _trained(outcomes)
         if not metrics:
-            return
+            return None
         generated, seconds = metrics["response_tokens"] * self._plan.facts.workload.batch_size, self._last_end - begin
         line = {
             "step": outcomes[0].turn,
             "seconds": seconds,
             "tokens_per_second": generated / seconds,
             "overhead": max(outcome.overhead for outcome in outcomes if outcome.spans),
+            **_decided(spans),
             **metrics,
         }
         _append(self._out / "metrics.jsonl", line)
         if self._progress:
             self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
+        return _observation(line)
 
     def evaluation(self, evaluation: Evaluation, span: Span) -> None:
         _append(self._out / "evaluations.jsonl", asdict(evaluation))
@@ -172,6 +176,21 @@ class Recorder:
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary
+
+
+def observations(out: Path, first_step: int) -> tuple[Observation, ...]:
+    """What controllers follow from of the steps before `first_step`, as a run has written it."""
+    return tuple(_observation(line) for line in _read(out / "metrics.jsonl") if line["step"] < first_step)
+
+
+def _observation(line: Mapping[str, Any]) -> Observation:
+    return Observation(step=line["step"], seconds=line["seconds"], reward=line["score"])
+
+
+def _decided(spans: Sequence[Span]) -> dict[str, float]:
+    """What controllers decided about the generation of a turn, if any did."""
+    names = {NUM_CHUNK_TOKENS: "chunk_tokens", NUM_OVERCOMMIT: "overcommit"}
+    return {name: span.facts[fact] for span in spans for fact, name in names.items() if fact in span.facts}
 
 
 def elapsed_seconds(out: Path) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from meshwright.planner.controllers import Setting
 from meshwright.planner.simulate import Share, Simulation, Use
 from meshwright.planner.whatif import Answer, Outlook, WhatIf
 
@@ -35,6 +38,8 @@ def simulation(found: Simulation, trace: Path | None) -> None:
         f"the plan says {found.plan_seconds:.3f} s ({steps.mean / found.plan_seconds - 1:+.1%})"
     )
     console.print(f"{found.tokens_per_second:.0f} response tokens/s")
+    if found.settings:
+        console.print(_settings(found.settings))
     if found.staleness:
         console.print(_staleness(found))
     console.print(_uses("SIMULATED use of ranks", (found.cluster, *found.pools)))
@@ -124,6 +129,21 @@ def _money(console: Console, found: WhatIf) -> None:
         if answer.outlook and answer.difference and answer.outlook.money is not None:
             more = answer.difference.money or 0.0
             console.print(f"{_named(answer)}: {answer.outlook.money:.2f} ({more:+.2f})", markup=False)
+
+
+def _settings(settings: Sequence[Setting]) -> str:
+    """The decisions of the controllers in brief: how far the overcommit moved, and the steps of each size of chunks."""
+    told, overcommits = [], [one.overcommit for one in settings]
+    if max(overcommits):
+        told.append(
+            f"overcommit {min(overcommits)} to {max(overcommits)}, {statistics.fmean(overcommits):.0f} on average"
+        )
+    sizes = Counter(one.chunk_tokens for one in settings if one.chunk_tokens)
+    if sizes:
+        told.append(
+            "chunks of " + ", ".join(f"{size} tokens in {count} steps" for size, count in sorted(sizes.items()))
+        )
+    return f"controllers, with rewards that are ASSUMED to rise and level off: {'; '.join(told)}"
 
 
 def _staleness(found: Simulation) -> Table:

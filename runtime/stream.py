@@ -48,7 +48,7 @@ class Stream:
 
     def __init__(self, chunk_tokens: int, hand_over: Callable[[Sequence[Chunk]], None]) -> None:
         """`hand_over` gets the chunks that became whole with the same token round; on every rank, the same ones."""
-        self._chunk_tokens, self._hand_over = chunk_tokens, hand_over
+        self.chunk_tokens, self._hand_over = chunk_tokens, hand_over
         self._handed: dict[tuple[int, int], int] = {}  # tokens handed over of each response that has not ended
 
     def tell(self, live: Iterable[LiveSequence], ended: Iterable[Response]) -> None:
@@ -57,7 +57,7 @@ class Stream:
         chunks += [
             self._chunk(sequence.prompt, sequence.tokens, None)
             for sequence in live
-            if len(sequence.tokens) - self._handed.get(_key(sequence.prompt), 0) >= self._chunk_tokens
+            if len(sequence.tokens) - self._handed.get(_key(sequence.prompt), 0) >= self.chunk_tokens
         ]
         if chunks:
             self._hand_over(chunks)

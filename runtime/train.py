@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from meshwright.profiles.trace import Span
 from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.computing import Computing
+from meshwright.runtime.control import Control
 from meshwright.runtime.copies import build_copies, build_refits
 from meshwright.runtime.data import PromptData, read_data
 from meshwright.runtime.executor import Executor
@@ -33,7 +34,8 @@ from meshwright.runtime.launch import launch
 from meshwright.runtime.mail import Mail
 from meshwright.runtime.memory import bytes_in_use
 from meshwright.runtime.offload import HostMemory
-from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds
+from meshwright.runtime.outcome import Outcome
+from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds, observations
 from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.reports import Reports
 from meshwright.runtime.resume import latest_step, load_step, require_shared, save_step
@@ -163,8 +165,9 @@ class Run:
         self._batches: dict[int, Batch] = {}
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
         self._control = _gloo_group()
-        self._reports = Reports(Mail(_gloo_group()), num_ranks=dist.get_world_size())
-        mail = Mail(_gloo_group())
+        reporting, mail = Mail(_gloo_group()), Mail(_gloo_group())
+        self._reports = Reports(reporting, num_ranks=dist.get_world_size())
+        self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
         self._host_memory = HostMemory(plan, self.copies)
         actions = Actions(
             plan,
@@ -174,6 +177,7 @@ class Run:
             steps=self.steps,
             streaming=Streaming(plan, mail),
             host_memory=self._host_memory,
+            control=self._controllers,
         )
         self._executor = Executor(
             Computing(
@@ -201,7 +205,7 @@ class Run:
         self._reports.send(replace(outcome, overhead=1 - inside / (ended - self._ended)))
         self._ended = ended
         if outcomes := self._reports.take(behind=self._program.max_lead):
-            self.recorder.turn(outcomes)
+            self._record(outcomes)
         return self._batches.pop(turn, None) or Batch(step=turn, rows=range(0))
 
     def _wait_for_all(self) -> float:
@@ -219,10 +223,15 @@ class Run:
     def finish(self) -> None:
         """Records the turns that rank 0 has not waited for, and ends with all ranks."""
         while outcomes := self._reports.take():
-            self.recorder.turn(outcomes)
+            self._record(outcomes)
         self._reports.flush()
         self._executor.flush()
         dist.barrier(group=self._control)
+
+    def _record(self, outcomes: Sequence[Outcome]) -> None:
+        observation = self.recorder.turn(outcomes)
+        if observation:
+            self._controllers.tell(observation)
 
     def _batch_of(self, step: int) -> Batch:
         if step not in self._batches:
@@ -273,8 +282,8 @@ def _gloo_group() -> dist.ProcessGroup:
     return group
 
 
-def _agree(seconds: float) -> float:
-    """Rank 0's number on every rank."""
-    numbers = [seconds]
-    dist.broadcast_object_list(numbers)
-    return numbers[0]
+def _agree(mine: T) -> T:
+    """Rank 0's value on every rank."""
+    values = [mine]
+    dist.broadcast_object_list(values)
+    return values[0]

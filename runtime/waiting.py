@@ -103,7 +103,8 @@ class Waiting:
         self._occupy(stage, batch.step, tuple(pool.ranks), replica)
         for letter in letters:
             last = letter
-        left = self._handovers[stage] + placement.tail_seconds
+        tail = self._work(batch.step).tail_seconds.get(stage, placement.tail_seconds)
+        left = self._handovers[stage] + tail
         self._free_at = max(self._free_at, time.monotonic() + left * self._speed)
         rows = tuple(sorted((last.delivered or {}).values()))
         if pipeline_stage == placement.layout.pp - 1:

@@ -16,8 +16,8 @@ def run(tuner: ChunkTuner, seconds_of: Callable[[int, int], float], num_steps: i
     """The sizes that were used, when a step with a size takes so many seconds."""
     used = []
     for step in range(num_steps):
-        used.append(tuner.chunk_tokens)
-        tuner = tuner.after(seconds_of(step, tuner.chunk_tokens))
+        used.append(tuner.chunk_tokens(step))
+        tuner = tuner.after(step, seconds_of(step, used[step]))
     return used
 
 
@@ -44,7 +44,7 @@ def test_trials_that_do_not_fit_are_refused() -> None:
 
 
 def overcommitted(rewards: list[float], **settings: int) -> list[int]:
-    tuner = OvercommitTuner(increment=4, largest=18, window=5, **settings)
+    tuner = OvercommitTuner(increment=4, largest=16, window=5, **settings)
     found = []
     for reward in rewards:
         tuner = tuner.after(reward)

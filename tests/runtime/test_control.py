@@ -1,0 +1,142 @@
+"""Controllers in a run: all ranks that generate decide alike from what the record holds, and lose no sequence."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.planner.controllers import Controllers, Observation, Setting
+from meshwright.planner.job import read_job, resolve
+from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads, patterns
+from meshwright.planner.plan import Plan
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
+from meshwright.runtime.data import read_data
+from meshwright.runtime.record import observations
+from meshwright.runtime.train import Run, RunRequest, run_plan
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.small_job import write_job
+
+STEPS, OVERCOMMIT = 26, 8
+
+
+def plan_of(path: Path, leads: Leads = SYNCHRONOUS) -> Plan:
+    """Two replicas generate, and two ranks score what they draw: if that is of their own turn, in chunks, which are
+    longer than any response."""
+    chunk_tokens = 256 if leads == SYNCHRONOUS else 0
+    facts = resolve(read_job(path), path.parent).model_copy(update={"staleness": 2, "controllers": True})
+    where = {
+        "actor_generate": Where("0:2", "dp2", Schedule(generation_slots=8, overcommit=OVERCOMMIT)),
+        "reward_score": Where("2:2", "tp2", Schedule(micro_batch_size=16, chunk_tokens=chunk_tokens)),
+        "ref_logprob": Where("2:2", "dp2", Schedule(micro_batch_size=8)),
+        "other": Where("0:2", "dp2", Schedule(micro_batch_size=4)),
+    }
+    return plan_by_hand(facts, where, leads)
+
+
+def follow(asked: RunRequest) -> list[dict[int, tuple[int, ...]]]:
+    """By step, the prompts that this rank holds, by row."""
+    run = Run(asked)
+    run.recorder.open(0)
+    held = []
+    for turn in run.turns:
+        experience = run.turn(turn).experience
+        lengths = {row: int(experience.get("prompt_lengths", row)) for row in experience.rows("prompt_lengths")}
+        rows = lengths if turn in run.steps else ()
+        held.append({row: tuple(experience.get("tokens", row)[: lengths[row]].tolist()) for row in rows})
+    run.finish()
+    run.recorder.close()
+    return held[-STEPS:]
+
+
+@dataclass(frozen=True)
+class Ran:
+    asked: RunRequest
+    prompts: list[dict[int, tuple[int, ...]]]
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.asked.out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["in turns", "one ahead"])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    directory = tmp_path_factory.mktemp("job")
+    path = write_job(directory, num_ranks=4)
+    plan, job = plan_of(path, patterns(2)[request.param]), read_job(path).model_copy(update={"controllers": True})
+    out = directory / "out"
+    out.mkdir()
+    asked = RunRequest(plan=plan, job=job, directory=directory, out=out, steps=STEPS)
+    of_ranks = run_on_ranks(4, follow, asked, timeout=300)
+    steps = zip(*of_ranks, strict=True)
+    return Ran(asked, [{row: prompt for held in step for row, prompt in held.items()} for step in steps])
+
+
+@pytest.mark.slow
+def test_every_setting_follows_from_what_the_record_holds(ran: Ran) -> None:
+    controllers, told = Controllers(ran.asked.plan), observations(ran.asked.out, STEPS)
+    assert [observation.step for observation in told] == list(range(STEPS))
+    decided = [line for line in ran.lines if "overcommit" in line]
+    assert len(decided) == STEPS - ran.asked.plan.leads[GENERATE]  # the last turn has no step ahead of it
+    for line in decided:
+        for step in controllers.needs(line["step"]):
+            controllers.observe(told[step])
+        found = Setting(chunk_tokens=line["chunk_tokens"], overcommit=line["overcommit"])
+        assert found == controllers.setting(line["step"])
+
+
+@pytest.mark.slow
+def test_no_setting_of_a_run_is_above_the_plans_and_both_move(ran: Ran) -> None:
+    lines = [line for line in ran.lines if "overcommit" in line]
+    chunks = [line["chunk_tokens"] for line in lines]
+    assert chunks[:6] == ([0] * 6 if ran.asked.plan.leads[GENERATE] else [128] * 3 + [256] * 3)
+    assert set(chunks) <= set(chunks[:6])
+    assert max(line["overcommit"] for line in lines) == OVERCOMMIT
+    assert lines[0]["overcommit"] == OVERCOMMIT
+    spans = [span for span in read_spans(ran.asked.out / "trace.jsonl") if span.instruction == "actor_generate"]
+    of_turns: dict[int, set[float]] = {}
+    for span in spans:
+        of_turns.setdefault(span.step, set()).add(span.facts[NUM_OVERCOMMIT])
+    assert all(len(found) == 1 for found in of_turns.values())  # on both replicas
+
+
+@pytest.mark.slow
+def test_a_run_with_controllers_delivers_every_prompt_once(ran: Ran) -> None:
+    data = read_data(ran.asked.job, ran.asked.directory)
+    brought = Counter(prompt.tokens for step in range(STEPS) for prompt in data.batch(step))
+    assert [sorted(step) for step in ran.prompts] == [list(range(data.batch_size))] * STEPS
+    assert Counter(prompt for step in ran.prompts for prompt in step.values()) == brought
+
+
+def test_a_job_that_asks_for_controllers_refuses_a_plan_without_them(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=4)
+    plan = plan_of(path)
+    without = plan.model_copy(update={"facts": plan.facts.model_copy(update={"controllers": False})})
+    job = read_job(path).model_copy(update={"controllers": True})
+    with pytest.raises(BadInput, match="its controllers differ; plan this job again"):
+        run_plan(RunRequest(plan=without, job=job, directory=tmp_path, out=tmp_path / "out", steps=1))
+
+
+def test_a_run_that_is_resumed_goes_on_with_the_setting_it_would_have_had(tmp_path: Path) -> None:
+    plan = plan_of(write_job(tmp_path, num_ranks=4))
+    whole, told = Controllers(plan), [Observation(step=n, seconds=n % 5, reward=-n) for n in range(40)]
+    for observation in told:
+        whole.observe(observation)
+    settings = [whole.setting(turn) for turn in range(40)]
+    later = Controllers(plan)
+    for observation in told[:25]:
+        later.observe(observation)
+    found = []
+    for turn in range(25, 40):
+        for step in later.needs(turn):
+            later.observe(told[step])
+        found.append(later.setting(turn))
+    assert found == settings[25:]
+    assert settings[30].overcommit < OVERCOMMIT
