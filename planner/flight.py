@@ -174,17 +174,21 @@ class Flight:
         self.turn = -1
         self.num_unfinished: Counter[int] = Counter()
         """Admitted sequences that have not ended, by step."""
+        self.num_rounds = 0
+        """Of this turn: how often all groups have advanced."""
         self.num_live: Counter[int] = Counter()
         """Those that have begun, by the turn in which they did."""
-        self._num_stages, self._times = num_stages, times
+        self._num_stages, self._times, self._least_rounds = num_stages, times, 0
 
-    def play(self, admitted: Collection[Drawn], delivery: Delivery) -> Turn:
-        """Draws until `delivery` is satisfied; what was admitted waits behind what waits already."""
+    def play(self, admitted: Collection[Drawn], delivery: Delivery, least_rounds: int = 0) -> Turn:
+        """Draws until `delivery` is satisfied, and for `least_rounds` if something is left to draw; what was admitted
+        waits behind what waits already."""
         self.turn += 1
+        self.num_rounds, self._least_rounds = 0, least_rounds
         self.waiting.extend(admitted)
         self.num_unfinished.update(one.step for one in admitted)
         work = _Work(len(self.groups), self._num_stages)
-        delivered = delivery(self)
+        delivered = self._deliver(delivery)
         while delivered is None:
             delivered = self._rotate(delivery, work)
             if delivered is None:
@@ -201,11 +205,17 @@ class Flight:
             live=work.live,
         )
 
+    def _deliver(self, delivery: Delivery) -> Sequence[Drawn] | None:
+        if self.num_rounds < self._least_rounds and self.num_unfinished.total():
+            return None
+        return delivery(self)
+
     def _rotate(self, delivery: Delivery, work: _Work) -> Sequence[Drawn] | None:
         """Each group learns its last tokens and draws again, until the turn may end: then all learn what they drew."""
         rows, context = 0, 0
         for index, group in enumerate(self.groups):
-            delivered = delivery(self) if self._learn(group) else None
+            asks = self._learn(group) or self.num_rounds == self._least_rounds
+            delivered = self._deliver(delivery) if asks else None
             if delivered is not None:
                 work.decode(index / len(self.groups), rows * len(self.groups) / max(index, 1), context)
                 for other in (*self.groups[index + 1 :], *self.groups[:index]):
@@ -217,6 +227,7 @@ class Flight:
             self.num_live[self.turn] += len(admitted)
             work.admit(admitted)
         work.decode(1, rows, context)
+        self.num_rounds += 1
         return None
 
     def _learn(self, group: Group) -> bool:
@@ -229,9 +240,12 @@ class Flight:
         return bool(ended)
 
     def _skip(self, work: _Work) -> None:
-        """All passes until a sequence ends."""
+        """All passes until a sequence ends or the turn has lasted long enough."""
         busy = [group for group in self.groups if group.live]
         left = min(group.num_passes_left for group in busy)
+        if self.num_rounds <= self._least_rounds:
+            left = min(left, self._least_rounds - self.num_rounds)
+        self.num_rounds += left
         rows = sum(len(group.live) for group in busy)
         while left:
             passes = min(left, _MOST_PASSES)

@@ -14,8 +14,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.flight import Delivery, Drawn, FirstEnded, Flight, WholeStep
+from meshwright.planner.flight import Delivery, Drawn, FirstEnded, Flight, Turn, WholeStep
 from meshwright.planner.leads import GENERATE
+from meshwright.planner.pace import Pace
 from meshwright.planner.plan import Plan
 from meshwright.planner.probe import RoundTimes
 from meshwright.planner.program import version_of_generation
@@ -84,6 +85,7 @@ class CarriedOver:
         self._batches_ahead = (schedule.batches_in_flight - 1) * self._per_step
         self._num_admitted = 0  # of each replica
         self._flights = [Flight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
+        self._paces = [Pace(plan) for _ in range(layout.dp)]
         self._played: list[Generated] = []
 
     def of_step(self, step: int) -> Generated:
@@ -94,10 +96,7 @@ class CarriedOver:
     def _play(self, step: int) -> Generated:
         delivery: Delivery = FirstEnded(self._per_step, self._max_deferral) if self._overcommits else WholeStep(step)
         admitted = self._admitted(step)
-        turns = [
-            flight.play([self._drawn(replica, *divmod(position, self._per_step)) for position in admitted], delivery)
-            for replica, flight in enumerate(self._flights)
-        ]
+        turns = [self._turn(replica, admitted, delivery) for replica in range(self._num_replicas)]
         delivered = [one for turn in turns for one in turn.delivered]
         return Generated(
             prompts=np.array([one.prompt_tokens for one in delivered]),
@@ -106,6 +105,13 @@ class CarriedOver:
             live=tuple(turn.live for turn in turns),
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
+
+    def _turn(self, replica: int, admitted: range, delivery: Delivery) -> Turn:
+        drawn = [self._drawn(replica, *divmod(position, self._per_step)) for position in admitted]
+        pace = self._paces[replica]
+        turn = self._flights[replica].play(drawn, delivery, pace.least_rounds)
+        pace.delivered([one.response_tokens for one in turn.delivered])
+        return turn
 
     def _admitted(self, step: int) -> range:
         """The next prompts of each replica, of its shares of the batches laid end to end."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshwright.planner.pace import Pace
 from meshwright.planner.plan import Plan
 from meshwright.runtime.data import PromptData
 from meshwright.runtime.experience import share
@@ -23,6 +24,7 @@ class Admitted:
 
     prompts: tuple[Prompt, ...]
     delivery: Delivery
+    least_rounds: int
 
 
 class Admission:
@@ -38,6 +40,7 @@ class Admission:
         self._max_deferral = plan.staleness - placement.lead
         self._per_step = data.batch_size // self._num_replicas
         self._num_admitted = 0
+        self._pace = Pace(plan)
 
     def of(self, step: int) -> Admitted:
         """What is admitted when `step` is to be delivered; steps are asked for in their order."""
@@ -46,7 +49,11 @@ class Admission:
         last = max(self._num_admitted, min(wanted, len(self._steps) * self._per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))
         self._num_admitted = last
-        return Admitted(prompts, self._delivery(step))
+        return Admitted(prompts, self._delivery(step), self._pace.least_rounds)
+
+    def delivered(self, responses: Sequence[Response]) -> None:
+        """The turn has delivered these."""
+        self._pace.delivered([len(response.tokens) for response in responses])
 
     def rows(self, responses: Sequence[Response]) -> tuple[int, ...]:
         """The rows of the batch that responses fill: their own, or this replica's when they are of several steps."""

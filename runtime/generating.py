@@ -86,8 +86,10 @@ class Generating:
             admitted.prompts,
             version=version,
             delivery=admitted.delivery,
+            least_rounds=admitted.least_rounds,
             stream=Listeners((*self._streams, rounds)),
         )
+        self._admission.delivered(responses)
         self._generator = generator if generator.in_flight else None
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         live = {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}

@@ -90,24 +90,32 @@ class Generator:
         return (*ended, *self._flight.unfinished_prompts())
 
     def turn(
-        self, admitted: Sequence[Prompt], *, version: int, delivery: Delivery, stream: Listener | None = None
+        self,
+        admitted: Sequence[Prompt],
+        *,
+        version: int,
+        delivery: Delivery,
+        least_rounds: int = 0,
+        stream: Listener | None = None,
     ) -> tuple[Response, ...]:
-        """Draws tokens with policy `version` until `delivery` is satisfied; what it chose, in order of step and row.
+        """Draws tokens with policy `version` until `delivery` is satisfied, and for `least_rounds` if something is left
+        to draw; what was delivered, in order of step and row.
 
         The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
         next turn. `stream` hands tokens out as they are drawn. Every rank of the replica must call with the same
         arguments.
         """
         self._model.eval()
-        self._flight.begin(admitted)
+        self._flight.begin(admitted, least_rounds)
         rotation = itertools.cycle(self._flight.groups)
         delivered = self._flight.deliver(delivery)
         while delivered is None:
             group = next(rotation)
-            if self._learn(group, version, stream):
+            if self._learn(group, version, stream) or self._flight.num_rounds == least_rounds:
                 delivered = self._flight.deliver(delivery)
             if delivered is None:
                 self._advance(group)
+                self._flight.num_rounds += group is self._flight.groups[-1]
         self._settle(rotation, version, stream)
         return delivered
 

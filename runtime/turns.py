@@ -81,10 +81,13 @@ class Flight:
         """In the order in which they ended."""
         self.turn = -1
         """Turns are counted from 0."""
+        self.num_rounds, self.least_rounds = 0, 0
+        """Of this turn: how often all groups have advanced, and how often they do if something is left to draw."""
 
-    def begin(self, admitted: Collection[Prompt]) -> None:
+    def begin(self, admitted: Collection[Prompt], least_rounds: int = 0) -> None:
         """A turn starts; the prompts admitted to it wait behind those that wait already."""
         self.turn += 1
+        self.num_rounds, self.least_rounds = 0, least_rounds
         self.waiting.extend(admitted)
 
     def live(self) -> list[LiveSequence]:
@@ -99,6 +102,8 @@ class Flight:
 
     def deliver(self, delivery: Delivery) -> tuple[Response, ...] | None:
         """Takes out what `delivery` chooses, in order of step and row; None while the turn has to go on."""
+        if self.num_rounds < self.least_rounds and self.num_unfinished:
+            return None
         chosen = delivery.choose(self)
         if chosen is None:
             return None

@@ -42,10 +42,19 @@ def admissions(seed: int, ahead: int, num_turns: int) -> Iterator[list[Drawn]]:
         yield list(itertools.islice(arriving, ROWS))
 
 
-def play(seed: int, num_slots: int, num_stages: int, *, batches: int = 1, extra: int = 0, num_turns: int) -> list[Turn]:
+def play(
+    seed: int,
+    num_slots: int,
+    num_stages: int,
+    *,
+    batches: int = 1,
+    extra: int = 0,
+    least_rounds: int = 0,
+    num_turns: int,
+) -> list[Turn]:
     flight = Flight(num_slots, num_stages, TIMES)
     return [
-        flight.play(admitted, FirstEnded(ROWS, DEFERRAL) if extra else WholeStep(step))
+        flight.play(admitted, FirstEnded(ROWS, DEFERRAL) if extra else WholeStep(step), least_rounds)
         for step, admitted in enumerate(admissions(seed, extra or (batches - 1) * ROWS, num_turns))
     ]
 
@@ -57,18 +66,21 @@ class RuntimesFlight:
         self._flight = turns.Flight(slots.cut_slots(num_slots, min(num_stages, num_slots)))
         self._drawn: set[int] = set()
 
-    def turn(self, admitted: Sequence[slots.Prompt], delivery: turns.Delivery) -> tuple[slots.Response, ...]:
-        self._flight.begin(admitted)
+    def turn(
+        self, admitted: Sequence[slots.Prompt], delivery: turns.Delivery, least_rounds: int
+    ) -> tuple[slots.Response, ...]:
+        self._flight.begin(admitted, least_rounds)
         rotation = itertools.cycle(self._flight.groups)
         delivered = self._flight.deliver(delivery)
         while delivered is None:
             group = next(rotation)
-            if self._learn(group):
+            if self._learn(group) or self._flight.num_rounds == least_rounds:
                 delivered = self._flight.deliver(delivery)
             if delivered is None:
                 group.admit(self._flight.waiting, self._flight.turn)
                 if group.live:
                     self._drawn.add(group.first_slot)
+                self._flight.num_rounds += group is self._flight.groups[-1]
         for group in itertools.islice(rotation, len(self._flight.groups)):
             self._learn(group)
         return delivered
@@ -95,21 +107,25 @@ def prompt_of(one: Drawn) -> slots.Prompt:
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 @pytest.mark.parametrize("num_slots", [2, 5, 8, 24])
 @pytest.mark.parametrize(("batches", "extra"), [(2, 0), (4, 0), (1, 2), (1, 8)])
+@pytest.mark.parametrize("least_rounds", [0, 7, 40])
 def test_it_delivers_what_the_runtime_delivers_token_by_token(
-    num_stages: int, num_slots: int, batches: int, extra: int
+    num_stages: int, num_slots: int, batches: int, extra: int, least_rounds: int
 ) -> None:
-    ours = play(num_slots, num_slots, num_stages, batches=batches, extra=extra, num_turns=25)
+    ours = play(num_slots, num_slots, num_stages, batches=batches, extra=extra, least_rounds=least_rounds, num_turns=25)
     theirs = RuntimesFlight(num_slots, num_stages)
     for step, admitted in enumerate(admissions(num_slots, extra or (batches - 1) * ROWS, 25)):
         delivery = turns.FirstEnded(ROWS, DEFERRAL) if extra else turns.WholeStep(step)
-        responses = theirs.turn([prompt_of(one) for one in admitted], delivery)
+        responses = theirs.turn([prompt_of(one) for one in admitted], delivery, least_rounds)
         assert [(one.step, one.row) for one in ours[step].delivered] == [(r.step, r.row) for r in responses]
         assert [one.tokens_by_turn() for one in ours[step].delivered] == [Counter(r.versions) for r in responses]
 
 
+@pytest.mark.parametrize("least_rounds", [0, 20])
 @pytest.mark.parametrize(("batches", "extra"), [(2, 0), (4, 0), (1, 2), (1, 8)])
-def test_over_many_turns_no_sequence_is_lost_delivered_twice_or_starves(batches: int, extra: int) -> None:
-    played = play(7, 6, 2, batches=batches, extra=extra, num_turns=500)
+def test_over_many_turns_no_sequence_is_lost_delivered_twice_or_starves(
+    batches: int, extra: int, least_rounds: int
+) -> None:
+    played = play(7, 6, 2, batches=batches, extra=extra, least_rounds=least_rounds, num_turns=500)
     delivered = [(one.step, one.row) for turn in played for one in turn.delivered]
     assert max(Counter(delivered).values()) == 1
     assert [len(turn.delivered) for turn in played] == [ROWS] * 500
@@ -152,3 +168,26 @@ def test_what_is_under_way_makes_the_next_turn_shorter() -> None:
     assert following.seconds == 0
     assert {one.step for one in following.delivered} == {1}
     assert lone.seconds > 0
+
+
+@pytest.mark.parametrize("least_rounds", [0, 12])
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_responses_that_begin_together_end_in_every_second_turn_unless_turns_keep_a_pace(
+    least_rounds: int, num_stages: int
+) -> None:
+    flight, length = Flight(2 * ROWS, num_stages, TIMES), 24
+
+    def batch_of(step: int) -> list[Drawn]:
+        return [Drawn(step=step, row=row, prompt_tokens=1, response_tokens=length) for row in range(ROWS)]
+
+    rounds = []
+    for step in range(10):
+        flight.play([*(batch_of(0) if step == 0 else ()), *batch_of(step + 1)], WholeStep(step), least_rounds)
+        rounds.append(flight.num_rounds)
+    assert rounds == ([24] + [12] * 9 if least_rounds else [24, 0] * 5)
+
+
+def test_a_turn_goes_on_for_its_pace_only_while_something_is_left_to_draw() -> None:
+    flight = Flight(8, 1, TIMES)
+    flight.play([Drawn(step=0, row=0, prompt_tokens=1, response_tokens=3)], WholeStep(0), 90)
+    assert flight.num_rounds == 3

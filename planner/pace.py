@@ -1,0 +1,54 @@
+"""How many rounds a turn of generation lasts at least, so that turns are about equally long.
+
+Sequences that begin together end together: with a slot for every sequence in flight, a turn waits for a whole response
+and the next one, whose responses have ended meanwhile, for nothing. Their mean is the plan's, but what runs beside
+generation waits in the one and is waited for in the other. So a turn goes on for as many rounds as the plan counts with
+while something is left to draw. What it draws beyond its own batch makes the turns that follow shorter.
+
+Nothing is held back where nobody would gain: where a turn is all that its sequences have, and where a single replica
+generates while nothing else runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection
+
+from meshwright.cost_models.turns import Overlap, Turns, whole_steps
+from meshwright.planner.leads import GENERATE
+from meshwright.planner.plan import Plan
+
+_MEMORY_TURNS = 8
+"""Lengths are averaged over about so many turns."""
+
+
+class Pace:
+    """The pace of one replica. Responses that are shorter than planned make it faster; longer ones need none."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._planned_rounds = planned_rounds(plan)
+        self._planned_tokens = self._mean_tokens = plan.facts.workload.response_lengths.mean
+
+    @property
+    def least_rounds(self) -> int:
+        """Of the next turn."""
+        return int(self._planned_rounds * min(1.0, self._mean_tokens / self._planned_tokens))
+
+    def delivered(self, response_tokens: Collection[int]) -> None:
+        """A turn has delivered responses of these lengths."""
+        if response_tokens:
+            self._mean_tokens += (statistics.fmean(response_tokens) - self._mean_tokens) / _MEMORY_TURNS
+
+
+def planned_rounds(plan: Plan) -> float:
+    """Rounds of a turn in the steady state that the plan was costed with; 0 where no pace is kept."""
+    placement = plan.placement(GENERATE)
+    schedule, dp = placement.schedule, placement.layout.dp
+    runs_on = schedule.batches_in_flight > 1 or schedule.overcommit > 0
+    if not runs_on or (dp == 1 and placement.lead == 0):
+        return 0.0
+    num_rows, overlap = plan.facts.workload.batch_size // dp, Overlap(schedule.batches_in_flight)
+    if schedule.overcommit:
+        own = whole_steps(schedule.overcommit // dp, num_rows)
+        overlap = Overlap(overcommit=own, max_deferral=plan.facts.staleness - placement.lead)
+    return Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds

@@ -1,0 +1,74 @@
+"""The pace of turns: kept where something gains by it, as planned, and faster for responses that are shorter."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from meshwright.cost_models.turns import Overlap, Turns
+from meshwright.planner.leads import GENERATE, patterns
+from meshwright.planner.pace import Pace, planned_rounds
+from meshwright.planner.plan import Plan
+from meshwright.planner.sampled import Sampled
+from meshwright.planner.simulate import simulate
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import Schedule
+from tests.planner.jobs import small_facts
+from tests.planner.test_sampled import model_of
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+
+
+def ahead(lead: int = 1, **generation: int) -> Plan:
+    """One rank generates, with a slot for every sequence in flight; three others do all else."""
+    facts = small_facts(memory_bytes=2**50)
+    response = LengthSpec(max=128, histogram=((32, 1), (64, 1), (128, 1)))
+    workload = facts.workload.model_copy(update={"response": response})
+    facts = facts.model_copy(update={"workload": workload, "staleness": 2})
+    where = {
+        "actor_generate": Where("0:1", schedule=Schedule(generation_slots=32, **generation)),
+        "other": Where("1:1"),
+    }
+    return plan_by_hand(facts, where, patterns(2)[lead])
+
+
+def test_a_turn_that_is_all_that_its_sequences_have_keeps_no_pace() -> None:
+    facts = small_facts(memory_bytes=2**50)
+    assert planned_rounds(plan_by_hand(facts, {"other": Where("0:4", "dp4")})) == 0
+
+
+def test_a_single_replica_beside_which_nothing_runs_keeps_no_pace() -> None:
+    assert planned_rounds(ahead(0, batches_in_flight=2)) == 0
+    assert planned_rounds(ahead(1, batches_in_flight=2)) > 0
+
+
+def test_the_pace_is_that_of_the_plans_turns() -> None:
+    plan = ahead(batches_in_flight=2)
+    rounds = Turns(plan.facts.workload).rounds(16, 32, Overlap(batches_in_flight=2)).num_rounds
+    assert planned_rounds(plan) == rounds
+    assert Pace(plan).least_rounds == int(rounds)
+
+
+def test_the_pace_follows_responses_that_are_shorter_than_planned_and_no_longer_ones() -> None:
+    pace = Pace(ahead(batches_in_flight=2))
+    planned = pace.least_rounds
+    for _ in range(100):
+        pace.delivered([10_000])
+    assert pace.least_rounds == planned
+    for _ in range(200):
+        pace.delivered([1, 1])
+    assert pace.least_rounds <= planned / 32
+
+
+def test_what_runs_beside_generation_waits_less_when_turns_are_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ahead(batches_in_flight=2)
+
+    def spread() -> float:
+        drawn = Sampled(plan, model_of, seed=0)
+        seconds = [drawn.of_step(step).seconds[GENERATE][0] for step in range(10, 60)]
+        return statistics.stdev(seconds) / statistics.fmean(seconds)
+
+    paced, period = spread(), simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean
+    monkeypatch.setattr("meshwright.planner.pace.planned_rounds", lambda _plan: 0.0)
+    assert paced < spread() / 2
+    assert period < simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean * 1.01
