@@ -6,7 +6,7 @@ A table's corrections hold for both.
 from __future__ import annotations
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.compute import AnalyticShard, Shard, Time
+from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.measured import MeasuredShard, TableModel, corrected
 from meshwright.cost_models.peaks import Peaks, with_peaks
@@ -38,13 +38,18 @@ class BlendedModel(TableModel):
         return with_peaks(super().memory(call), call, self._workload, self._peaks[key])
 
 
-class _BlendedShard:
+class _BlendedShard(Shard):
     def __init__(self, measured: MeasuredShard, analytic: AnalyticShard) -> None:
         self._measured, self._analytic = measured, analytic
 
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
-        chosen: Shard = self._measured if self._measured.covers(body) else self._analytic
-        return chosen.time(body, rows, tokens, context)
+        return self._of(body).time(body, rows, tokens, context)
+
+    def total(self, body: Body, passes: Passes) -> Time:
+        return self._of(body).total(body, passes)
+
+    def _of(self, body: Body) -> Shard:
+        return self._measured if self._measured.covers(body) else self._analytic
 
 
 def cost_model(cluster: Cluster, workload: Workload, precision: str, table: Table | None = None) -> CostModel:

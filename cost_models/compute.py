@@ -6,9 +6,10 @@ the slower of the two decides; on one that does not, each kernel waits for its l
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
-from meshwright.cost_models.cost import Source
+from meshwright.cost_models.cost import Source, least_trusted
 from meshwright.cost_models.kernels import Heads, Kernels
 from meshwright.cost_models.precision import precision_named
 from meshwright.profiles.cluster import Device
@@ -38,6 +39,10 @@ _ROUTED_COPIES = 4
 """Reads and writes of a hidden state that goes to an expert and comes back."""
 
 
+Passes: TypeAlias = Sequence[tuple[float, float, float, float]]
+"""Of each: how often it runs, its rows, their new tokens, and the tokens cached of each row."""
+
+
 class Time(NamedTuple):
     """Seconds of one body: `layer` for each layer, `ends` for embedding and head together."""
 
@@ -53,8 +58,41 @@ class Shard(Protocol):
         """Seconds at `rows` rows of `tokens` new tokens with `context` cached tokens each."""
         ...
 
+    def total(self, body: Body, passes: Passes) -> Time:
+        """Seconds of all these passes together."""
+        layers = ends = 0.0
+        known = None
+        for number, rows, tokens, context in passes:
+            layer, end, source = self.time(body, rows, tokens, context)
+            layers += number * layer
+            ends += number * end
+            if source is not known:
+                known = least_trusted((known, source)) if known else source
+        return Time(layers, ends, known or Source.MEASURED)
 
-class AnalyticShard:
+
+class _Launches(NamedTuple):
+    """What launching adds to the device seconds of some kernels, and the least that they take with it."""
+
+    more: float
+    least: float
+
+
+class _Run(NamedTuple):
+    """What is the same whenever a body runs, in units of a forward pass; and what is known by numbers of tokens."""
+
+    trains: bool
+    samples: bool
+    elementwise: float
+    logit_bytes: float
+    token_bytes: float
+    layer_launches: _Launches
+    ends_launches: _Launches
+    layers: dict[float, float]
+    heads: dict[tuple[float, float], float]
+
+
+class AnalyticShard(Shard):
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
     that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. `kernels` replace the laws, and
     `head_kernels` those of the head where it computes in another format."""
@@ -98,59 +136,75 @@ class AnalyticShard:
         mlp_elements = (2 + model.gated_mlp) * model.active_ffn_size
         if model.experts:
             mlp_elements += _ROUTED_COPIES * model.experts.experts_per_token * hidden
-        self._layer_elements = 10 * hidden * whole_share + model.attention_elements + mlp_elements
-        self._known: dict[tuple[Body, float, float, float], Time] = {}
-        self._known_layers: dict[tuple[float, bool], tuple[float, float]] = {}
-        self._known_heads: dict[tuple[float, float, bool, bool], float] = {}
+        layer_bytes = numbers.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
+        self._layer_elementwise = self._kernels.elementwise(layer_bytes)
+        self._layer_products = self._kernels.products(self._gemms)
+        self._outputs = 1 if model.scalar_head else model.padded_vocab_size
+        self._head_products = self._head_kernels.products([(hidden, self._outputs)])
+        forward: dict[float, float] = {}
+        self._runs = {body: self._run(body, {} if body is Body.TRAIN else forward) for body in Body}
 
-    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
-        key = (body, rows, tokens, context)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._optimizer() if body is Body.OPTIMIZER else self._time(*key)
-        return known
-
-    def attention(self, rows: float, tokens: float, context: float = 0) -> float:
-        """Forward seconds of one layer's core attention: what selective recomputation repeats."""
-        if self._framework.flash_attention:
-            heads = self._cached_heads if tokens == 1 and context else self._heads
-            return self._kernels.attention(rows, tokens, context, heads, cache_bytes=self._cache_bytes)
-        return self._stored_attention(rows, tokens)[0]
-
-    def _time(self, body: Body, rows: float, tokens: float, context: float) -> Time:
+    def _run(self, body: Body, layers: dict[float, float]) -> _Run:
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
-        count = rows * tokens
-        products, elementwise = self._per_layer(count, trains)
-        at_head = count, rows if samples else count, trains, samples
-        head = self._known_heads.get(at_head)
-        if head is None:
-            head = self._known_heads[at_head] = self._head(*at_head)
-        layer = products + self._attention(rows, tokens, context, trains)
+        framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
-        layer += elementwise * (1 + (_ELEMENTWISE_BACKWARD if trains else 0))
-        efficiency = self._efficiency
-        per_layer = self._framework.kernels_per_layer or efficiency.kernels_per_layer
-        return Time(
-            self._with_launches(layer, passes * per_layer, passes * _LAYER_KERNELS_STARTED),
-            self._with_launches(head, passes * efficiency.kernels_at_ends, passes),
-            Source.ANALYTIC,
+        per_layer = framework.kernels_per_layer or efficiency.kernels_per_layer
+        per_logit = framework.sampling_bytes if samples else framework.loss_bytes
+        elementwise = 1 + (_ELEMENTWISE_BACKWARD if trains else 0)
+        return _Run(
+            trains=trains,
+            samples=samples,
+            elementwise=elementwise,
+            logit_bytes=per_logit + (framework.loss_backward_bytes if trains else 0),
+            token_bytes=2 * self._model.hidden_size * self._size * elementwise,
+            layer_launches=self._launches(passes * per_layer, passes * _LAYER_KERNELS_STARTED),
+            ends_launches=self._launches(passes * efficiency.kernels_at_ends, passes),
+            layers=layers,
+            heads={},
         )
 
-    def _per_layer(self, count: float, trains: bool) -> tuple[float, float]:
-        """Device seconds of what depends on the number of tokens alone: a layer's products, and its element-wise work
-        forward."""
-        known = self._known_layers.get((count, trains))
-        if known is None:
-            kernels, gemm = self._kernels, self._kernels.gemm
-            if trains:
-                products = sum([self._gemm(count, inner, outer, trains, kernels) for inner, outer in self._gemms])
-            else:
-                products = sum([gemm(count, inner, outer) for inner, outer in self._gemms])
-            if self._model.experts:
-                products += self._mixed_mlp(count, trains, self._model.experts)
-            known = products, kernels.elementwise(self._size * count * self._layer_elements)
-            self._known_layers[count, trains] = known
-        return known
+    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+        return self.total(body, ((1, rows, tokens, context),))
+
+    def total(self, body: Body, passes: Passes) -> Time:
+        if body is Body.OPTIMIZER:
+            return self._optimizer()
+        run, layers, ends = self._runs[body], 0.0, 0.0
+        (more, least), (more_at_ends, least_at_ends) = run.layer_launches, run.ends_launches
+        for number, rows, tokens, context in passes:
+            count = rows * tokens
+            layer = run.layers.get(count)
+            if layer is None:
+                layer = run.layers[count] = self._without_attention(run, count)
+            at_head = rows if run.samples else count
+            end = run.heads.get((count, at_head))
+            if end is None:
+                end = run.heads[count, at_head] = self._head(run, count, at_head)
+            layer += self.attention(rows, tokens, context, trains=run.trains) + more
+            end += more_at_ends
+            layers += number * (layer if layer > least else least)
+            ends += number * (end if end > least_at_ends else least_at_ends)
+        return Time(layers, ends, Source.ANALYTIC)
+
+    def attention(self, rows: float, tokens: float, context: float = 0, *, trains: bool = False) -> float:
+        """Seconds of one layer's core attention, forward (what selective recomputation repeats) or both ways."""
+        if not self._framework.flash_attention:
+            forward, backward = self._stored_attention(rows, tokens)
+            return forward + backward if trains else forward
+        heads = self._cached_heads if tokens == 1 and context else self._heads
+        forward = self._kernels.attention(rows, tokens, context, heads, cache_bytes=self._cache_bytes)
+        return forward * (1 + _ATTENTION_BACKWARD) if trains else forward
+
+    def _without_attention(self, run: _Run, count: float) -> float:
+        """Device seconds of what depends on the number of tokens alone: a layer's products and element-wise work."""
+        elementwise = count * self._layer_elementwise * run.elementwise
+        if run.trains:
+            products = sum([self._gemm(count, inner, outer, True, self._kernels) for inner, outer in self._gemms])
+        else:
+            products = self._layer_products(count)
+        if self._model.experts:
+            products += self._mixed_mlp(count, run.trains, self._model.experts)
+        return products + elementwise
 
     def _mixed_mlp(self, count: float, trains: bool, experts: Experts) -> float:
         """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""
@@ -175,14 +229,14 @@ class AnalyticShard:
             seconds += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
         return seconds
 
-    def _with_launches(self, device_seconds: float, num_kernels: float, num_started: float) -> float:
-        """Seconds of kernels that take `device_seconds` together, the start of `num_started` of them included."""
-        if not self._efficiency.overlaps_launch:
-            return device_seconds + num_kernels * self._launch
+    def _launches(self, num_kernels: float, num_started: float) -> _Launches:
+        """Of kernels whose device seconds count the start of `num_started` of them."""
         start, framework = self._efficiency.kernel_seconds, self._framework
+        if not self._efficiency.overlaps_launch:
+            return _Launches(num_kernels * self._launch, 0.0)
         if framework.cuda_graphs:
-            return max(0.0, device_seconds + (num_kernels * framework.start_share - num_started) * start)
-        return max(device_seconds + (num_kernels - num_started) * start, num_kernels * self._launch)
+            return _Launches((num_kernels * framework.start_share - num_started) * start, 0.0)
+        return _Launches((num_kernels - num_started) * start, num_kernels * self._launch)
 
     @staticmethod
     def _gemm(count: float, inner: float, outer: float, trains: bool, kernels: Kernels) -> float:
@@ -192,12 +246,6 @@ class AnalyticShard:
         forward = gemm(count, inner, outer)
         return forward + gemm(count, outer, inner) + gemm(inner, count, outer) if trains else forward
 
-    def _attention(self, rows: float, tokens: float, context: float, trains: bool) -> float:
-        if not self._framework.flash_attention:
-            forward, backward = self._stored_attention(rows, tokens)
-            return forward + (backward if trains else 0)
-        return self.attention(rows, tokens, context) * (1 + (_ATTENTION_BACKWARD if trains else 0))
-
     def _stored_attention(self, rows: float, tokens: float) -> tuple[float, float]:
         """Forward and backward seconds when all scores are computed, stored, and read again."""
         batch, heads = rows * self._heads.queries, self._heads
@@ -206,18 +254,15 @@ class AnalyticShard:
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
         return forward, 4 * product + self._kernels.elementwise(_SCORE_BACKWARD_BYTES * scores)
 
-    def _head(self, count: float, head_count: float, trains: bool, samples: bool) -> float:
+    def _head(self, run: _Run, count: float, head_count: float) -> float:
         """Seconds of the head's GEMM, the embedding rows and the softmax over the vocabulary."""
-        model = self._model
-        outputs = 1 if model.scalar_head else model.padded_vocab_size
-        framework = self._framework
-        per_logit: float = framework.sampling_bytes if samples else framework.loss_bytes
-        per_token: float = 2 * model.hidden_size * self._size
-        if trains:
-            per_logit += framework.loss_backward_bytes
-            per_token *= 1 + _ELEMENTWISE_BACKWARD
-        elementwise = self._kernels.elementwise(head_count * outputs * per_logit + count * per_token)
-        return self._gemm(head_count, model.hidden_size, outputs, trains, self._head_kernels) + elementwise
+        outputs = self._outputs
+        moved = head_count * outputs * run.logit_bytes + count * run.token_bytes
+        if run.trains:
+            product = self._gemm(head_count, self._model.hidden_size, outputs, True, self._head_kernels)
+        else:
+            product = self._head_products(head_count)
+        return product + self._kernels.elementwise(moved)
 
     def _optimizer(self) -> Time:
         """Adam in fp32: reads gradient, weight and moments, writes weight and moments, casts, zeroes the gradient."""

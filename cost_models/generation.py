@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import cached_property
 
 from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, SEND_RECEIVE, Groups, Network
-from meshwright.cost_models.compute import Shard
-from meshwright.cost_models.cost import Cost, Tally, least_trusted
+from meshwright.cost_models.compute import Passes, Shard
+from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import slowest_stage
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, Window
@@ -27,9 +27,6 @@ _DRAWN_BYTES = 16
 
 
 _NAMES = {body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (Body.DECODE, Body.PREFILL)}
-
-_Passes: TypeAlias = tuple[float, float, float, float]
-"""A number of passes of one group through one pipeline stage, its rows, their tokens and what is cached of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,45 +54,48 @@ class Generation:
         tally.add("scheduling", scheduling)
         return tally.cost()
 
-    def _add(self, tally: Tally, body: Body, passes: Sequence[_Passes]) -> None:
+    def _add(self, tally: Tally, body: Body, passes: Passes) -> None:
         """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""
-        total = total_rows = total_tokens = layers = at_ends = 0.0
-        known, time_of = None, self.shard.time
-        for number, rows, tokens, context in passes:
-            layer, ends, source = time_of(body, rows, tokens, context)
-            layers += number * layer
-            at_ends += number * ends
+        total = total_rows = total_tokens = 0.0
+        for number, rows, tokens, _ in passes:
             total += number
             total_rows += number * rows
             total_tokens += number * rows * tokens
-            if source is not known:
-                known = least_trusted((known, source)) if known else source
-        assert known
+        layers, at_ends, source = self.shard.total(body, passes)
         num_layers, has_ends = slowest_stage(self.call.model, self.call.layout.pp, layers, at_ends)
         in_layers, in_ends = _NAMES[body]
-        tally.add(in_layers, num_layers * layers, known)
-        tally.add(in_ends, at_ends if has_ends else 0.0, known)
+        tally.add(in_layers, num_layers * layers, source)
+        tally.add(in_ends, at_ends if has_ends else 0.0, source)
         self._add_exchanges(tally, total, total_rows / total, total_tokens / total, num_layers)
 
     def _add_exchanges(self, tally: Tally, number: float, rows: float, tokens: float, num_layers: int) -> None:
         """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back."""
-        model, pp, size = self.call.model, self.call.layout.pp, self.element_bytes
-        hidden_bytes = tokens * model.hidden_size * size
-        if self.groups.tensor.size > 1:
-            reduced, source = self.network.seconds(ALL_REDUCE, self.groups.tensor, hidden_bytes)
+        groups, network, pp = self.groups, self.network, self.call.layout.pp
+        hidden_bytes = tokens * self._hidden_bytes
+        if groups.tensor.size > 1:
+            reduced, source = network.seconds(ALL_REDUCE, groups.tensor, hidden_bytes)
             tally.add("tensor-parallel collectives", number * (2 * num_layers + 1) * reduced, source)
-            logits_bytes = rows * model.padded_vocab_size * size
-            gathered, source = self.network.seconds(ALL_GATHER, self.groups.tensor, logits_bytes)
+            gathered, source = network.seconds(ALL_GATHER, groups.tensor, rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)
         if pp > 1:
-            sent, source = self.network.seconds(SEND_RECEIVE, self.groups.neighbours, hidden_bytes)
-            back, _ = self.network.seconds(SEND_RECEIVE, self.groups.neighbours, rows * _DRAWN_BYTES)
+            sent, source = network.seconds(SEND_RECEIVE, groups.neighbours, hidden_bytes)
+            back, _ = network.seconds(SEND_RECEIVE, groups.neighbours, rows * _DRAWN_BYTES)
             tally.add("pipeline messages", number * (sent + (pp - 1) * back), source)
 
+    @cached_property
+    def _hidden_bytes(self) -> int:
+        """Of one token between two layers."""
+        return self.call.model.hidden_size * self.element_bytes
 
-def _decode_passes(windows: Sequence[Window], num_groups: int, pp: int) -> list[_Passes]:
+    @cached_property
+    def _logits_bytes(self) -> int:
+        """Of one row."""
+        return self.call.model.padded_vocab_size * self.element_bytes
+
+
+def _decode_passes(windows: Sequence[Window], num_groups: int, pp: int) -> list[tuple[float, float, float, float]]:
     """Each window's rounds: max(m, p) passes a round, the live sequences spread over m groups."""
-    found: list[_Passes] = []
+    found: list[tuple[float, float, float, float]] = []
     for rounds, decoding, context in windows:
         live = max(decoding, 1.0)
         live_groups = num_groups if num_groups < live else live
@@ -103,10 +103,10 @@ def _decode_passes(windows: Sequence[Window], num_groups: int, pp: int) -> list[
     return found
 
 
-def _prefill_passes(rounds: Rounds, num_groups: int, pp: int) -> list[_Passes]:
+def _prefill_passes(rounds: Rounds, num_groups: int, pp: int) -> list[tuple[float, float, float, float]]:
     """What is admitted in the first round spreads over the groups; what is admitted later fills one."""
     first, refills = rounds.first, rounds.refills
-    found: list[_Passes] = []
+    found: list[tuple[float, float, float, float]] = []
     if first.calls:
         found.append((first.calls * pp, first.rows / min(num_groups, max(1, first.rows)), first.tokens, 0))
     if refills.calls:

@@ -8,6 +8,7 @@ measured tables show neither resource saturated. Sizes are per call and may be f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from meshwright.profiles.cluster import Device
@@ -32,7 +33,6 @@ class Kernels:
         self, device: Device, efficiency: Efficiency, *, flops_per_second: float, weight_bytes: float, size: float
     ) -> None:
         self._efficiency = efficiency
-        self._weight_bytes, self._size = weight_bytes, size
         self._processors = device.num_processors
         self._flops = flops_per_second / device.num_processors
         self._bandwidth = device.memory_bytes_per_second
@@ -42,34 +42,73 @@ class Kernels:
             efficiency.gemm_split,
             efficiency.gemm_ridge,
         )
-        self._gemm_byte = 1 / (self._bandwidth * efficiency.gemm_bytes)
-        self._tiles = tuple(
-            (rows, columns, 2 * rows * columns * self._feeding(rows, columns) / (self._flops * efficiency.gemm_flops))
+        byte = 1 / (self._bandwidth * efficiency.gemm_bytes)
+        self._weight_seconds, self._element_seconds = weight_bytes * byte, size * byte
+        flops = self._flops * efficiency.gemm_flops
+        self._edge = math.gcd(*(rows for rows, _ in efficiency.gemm_tiles))
+        self._tiles = [
+            (rows // self._edge, columns, 2 * rows * columns * self._feeding(rows, columns) / flops)
             for rows, columns in efficiency.gemm_tiles
-        )
+        ]
+        self._columns: dict[float, list[tuple[int, int, float]]] = {}
+        self._attention_flops = self._flops * efficiency.attention_flops
+        self._attention_element = size / (self._bandwidth * efficiency.attention_bytes)
+        self._cached_byte = 1 / (self._bandwidth * efficiency.decoding_bytes)
+        self._elementwise_byte = 1 / (self._bandwidth * efficiency.elementwise_bytes)
 
     def _feeding(self, rows: int, columns: int) -> float:
         """Relative work of a tile: small ones read more operands per product (CUTLASS docs, efficient GEMM)."""
         return 1 + self._efficiency.gemm_tile_cost * _TILE_EDGE * (1 / rows + 1 / columns)
 
     def gemm(self, rows: float, inner: float, outer: float) -> float:
-        """Seconds of [rows, inner] x [inner, outer], whole output tiles over the processors.
+        """Seconds of [rows, inner] x [inner, outer]."""
+        memory = inner * outer * self._weight_seconds + rows * (inner + outer) * self._element_seconds
+        return self._start + _joined(self._computing(math.ceil(rows / self._edge), inner, outer), memory, self._ridge)
+
+    def products(self, shapes: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+        """Seconds by rows of one product after the other, [rows, inner] x [inner, outer]: the sum of `gemm`.
+
+        Computing depends on the number of tiles alone, and is kept.
+        """
+        starts, edge, power, root = len(shapes) * self._start, self._edge, self._ridge, 1 / self._ridge
+        moved = [
+            (inner * outer * self._weight_seconds, (inner + outer) * self._element_seconds) for inner, outer in shapes
+        ]
+        known: dict[int, list[float]] = {}
+
+        def seconds(rows: float) -> float:
+            edges = math.ceil(rows / edge)
+            computing = known.get(edges)
+            if computing is None:
+                computing = known[edges] = [self._computing(edges, inner, outer) for inner, outer in shapes]
+            total = starts
+            for compute, (weights, per_row) in zip(computing, moved):  # noqa: B905 - of one length, and asked often
+                memory = weights + rows * per_row
+                large, small = (compute, memory) if compute > memory else (memory, compute)
+                total += large * (1 + (small / large) ** power) ** root
+            return total
+
+        return seconds
+
+    def _computing(self, edges: int, inner: float, outer: float) -> float:
+        """Seconds of whole output tiles over the processors, for rows that fill so many edges.
 
         Tiles that leave processors idle split the inner dimension (stream-K: Osama et al., arXiv:2301.03598); each
         piece pays a prologue of `gemm_prologue` elements.
         """
-        processors, prologue, most = self._processors, self._prologue, int(inner / self._split) or 1
-        compute, ceil = math.inf, math.ceil
-        for tile_rows, tile_columns, seconds in self._tiles:
-            tiles = ceil(rows / tile_rows) * ceil(outer / tile_columns)
+        kinds = self._columns.get(outer)
+        if kinds is None:
+            kinds = self._columns[outer] = [(e, math.ceil(outer / columns), s) for e, columns, s in self._tiles]
+        processors, prologue, compute = self._processors, self._prologue, math.inf
+        for tile_edges, columns, seconds in kinds:
+            tiles = -(-edges // tile_edges) * columns
             if tiles >= processors:
                 found = tiles / processors * seconds * (inner + prologue)
             else:
-                split = processors // tiles
+                split, most = processors // tiles, int(inner / self._split) or 1
                 found = seconds * (inner / (split if split < most else most) + prologue)
             compute = found if found < compute else compute
-        memory = (inner * outer * self._weight_bytes + rows * (inner + outer) * self._size) * self._gemm_byte
-        return self._start + _joined(compute, memory, self._ridge)
+        return compute
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
         """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves.
@@ -79,34 +118,32 @@ class Kernels:
         """
         if tokens == 1 and context:
             return self._decoding(rows, context + 1, heads, cache_bytes)
+        queries, keys, size = heads
         efficiency = self._efficiency
-        blocks = rows * heads.queries * math.ceil(tokens / (2 * efficiency.attention_block))
-        waves = max(1.0, blocks / self._processors + efficiency.attention_tail)
+        edge = efficiency.attention_block
+        per_head = math.ceil(tokens / (2 * edge))
+        waves = rows * queries * per_head / self._processors + efficiency.attention_tail
         seen = context + (tokens + efficiency.attention_tile) / 2
-        covered = (
-            math.ceil(tokens / efficiency.attention_block)
-            * efficiency.attention_block
-            / (blocks / (rows * heads.queries))
-        )
-        block = 4 * covered * seen * heads.size / (self._flops * efficiency.attention_flops)
-        elements = rows * heads.size * (2 * tokens * heads.queries + 2 * (context + tokens) * heads.keys)
-        moved = elements * self._size / (self._bandwidth * efficiency.attention_bytes)
-        return efficiency.attention_seconds + _joined(waves * block, moved, efficiency.attention_ridge)
+        block = 4 * (math.ceil(tokens / edge) * edge / per_head) * seen * size / self._attention_flops
+        elements = rows * size * (2 * tokens * queries + 2 * (context + tokens) * keys)
+        computing, moving = (waves if waves > 1 else 1) * block, elements * self._attention_element
+        return efficiency.attention_seconds + _joined(computing, moving, efficiency.attention_ridge)
 
     def _decoding(self, rows: float, length: float, heads: Heads, cache_bytes: float) -> float:
         """Seconds to read the cache once: blocks of it spread over the processors (flash-decoding), at full bandwidth
         when all are busy, beside the work for each row's key heads and for each query head."""
-        efficiency = self._efficiency
-        blocks = rows * heads.keys * math.ceil(length / efficiency.decoding_block)
-        busy = min(1.0, blocks / self._processors)
-        moved = 2 * rows * length * heads.keys * heads.size * cache_bytes
-        read = moved / (self._bandwidth * efficiency.decoding_bytes * busy)
-        work = efficiency.decoding_row_seconds * heads.keys + efficiency.decoding_head_seconds * heads.queries
-        return efficiency.decoding_seconds + _joined(read, work * rows / self._processors, efficiency.decoding_ridge)
+        queries, keys, size = heads
+        efficiency, processors = self._efficiency, self._processors
+        blocks = rows * keys * math.ceil(length / efficiency.decoding_block)
+        read = 2 * rows * length * keys * size * cache_bytes * self._cached_byte
+        if blocks < processors:
+            read *= processors / blocks
+        work = (efficiency.decoding_row_seconds * keys + efficiency.decoding_head_seconds * queries) * rows / processors
+        return efficiency.decoding_seconds + _joined(read, work, efficiency.decoding_ridge)
 
     def elementwise(self, num_bytes: float) -> float:
         """Seconds to read and write this much."""
-        return num_bytes / (self._bandwidth * self._efficiency.elementwise_bytes)
+        return num_bytes * self._elementwise_byte
 
 
 def _joined(one: float, other: float, power: float) -> float:

@@ -61,7 +61,7 @@ class MeasuredModel(TableModel):
         super().__init__(table, cluster, workload, precision, shard_of)
 
 
-class MeasuredShard:
+class MeasuredShard(Shard):
     """Times of one shard of `model`, from the table."""
 
     def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
@@ -99,7 +99,7 @@ def corrected(shard: Shard, table: Table, shape: Shape) -> Shard:
     return _CorrectedShard(shard, factors) if factors else shard
 
 
-class _CorrectedShard:
+class _CorrectedShard(Shard):
     """Times of a shard multiplied by a factor for each body, which makes them none that were measured."""
 
     def __init__(self, shard: Shard, factors: Mapping[Body, float]) -> None:

@@ -35,6 +35,10 @@ class MeasuredKernels(Kernels):
         """Seconds of [rows, inner] x [inner, outer]."""
         return super().gemm(rows, inner, outer) * self._gemms.at((rows, inner, outer))
 
+    def products(self, shapes: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+        """Seconds by rows of one product after the other, each as `gemm`."""
+        return lambda rows: sum(self.gemm(rows, inner, outer) for inner, outer in shapes)
+
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
         """Seconds as `Kernels.attention`, by the ratios of the measured heads that are most alike."""
         predicted = super().attention(rows, tokens, context, heads, cache_bytes=cache_bytes)

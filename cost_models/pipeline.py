@@ -20,8 +20,8 @@ from meshwright.cost_models.collectives import (
     Groups,
     Network,
 )
-from meshwright.cost_models.compute import AnalyticShard, Shard
-from meshwright.cost_models.cost import Cost, Source, Tally, least_trusted
+from meshwright.cost_models.compute import AnalyticShard, Passes, Shard
+from meshwright.cost_models.cost import Cost, Source, Tally
 from meshwright.cost_models.params import most_params, slowest_stage
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
@@ -85,8 +85,11 @@ class Pipeline:
         Exchanges are costed at the mean micro-batch: they are linear in its tokens.
         """
         trains, pp = self.call.stage.trains, self.call.layout.pp
-        num_batches = sum(batch.number for batch in batches)
-        mean_tokens = sum(number * rows * tokens for number, rows, tokens in batches) / num_batches
+        num_batches = total_tokens = 0
+        for number, rows, tokens in batches:
+            num_batches += number
+            total_tokens += number * rows * tokens
+        mean_tokens = total_tokens / num_batches
         per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
         send, send_source = self._send_seconds(mean_tokens)
         chunks, compute = self.call.num_chunks, self._compute_seconds(batches)
@@ -111,17 +114,10 @@ class Pipeline:
     def _compute_seconds(self, batches: tuple[MicroBatches, ...]) -> _Compute:
         """Seconds per layer and at the ends, summed over the micro-batches."""
         body = Body.TRAIN if self.call.stage.trains else Body.FORWARD
-        layer = ends = again = 0.0
-        sources, again_sources = set(), set()
-        for number, rows, tokens in batches:
-            time = self.shard.time(body, rows, tokens)
-            repeated, again_source = self._recomputed(rows, tokens)
-            layer += number * time.layer
-            ends += number * time.ends
-            again += number * repeated
-            sources.add(time.source)
-            again_sources.add(again_source)
-        return _Compute(layer, ends, again, least_trusted(sources), least_trusted(again_sources))
+        passes = [(number, rows, tokens, 0) for number, rows, tokens in batches]
+        time = self.shard.total(body, passes)
+        again, again_source = self._recomputed(passes)
+        return _Compute(time.layer, time.ends, again, time.source, again_source)
 
     def update_seconds(self) -> Cost:
         """One optimizer update, none of it overlapped unless the framework says so.
@@ -156,14 +152,15 @@ class Pipeline:
         """What is left of an exchange by buckets of one layer when all but one of them overlap computing."""
         return seconds / num_layers if self.framework.overlapped_reduction else seconds
 
-    def _recomputed(self, rows: int, tokens: int) -> tuple[float, Source]:
-        """Seconds per layer that a training pass computes a second time."""
+    def _recomputed(self, passes: Passes) -> tuple[float, Source]:
+        """Seconds per layer that training passes compute a second time."""
         recompute = self.call.schedule.recompute
         if not self.call.stage.trains or recompute is Recompute.NONE:
             return 0.0, Source.ANALYTIC
         if recompute is Recompute.SELECTIVE:
-            return self.analytic.attention(rows, tokens), Source.ANALYTIC
-        time = self.shard.time(Body.FORWARD, rows, tokens)
+            attention = self.analytic.attention
+            return sum([number * attention(rows, tokens) for number, rows, tokens, _ in passes]), Source.ANALYTIC
+        time = self.shard.total(Body.FORWARD, passes)
         return time.layer, time.source
 
     def _tensor_seconds(self, num_tokens: float) -> tuple[float, float, Source]:

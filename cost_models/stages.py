@@ -141,7 +141,8 @@ class StageModel:
             return self._streamed_seconds(call)
         updates = workload.num_minibatches * workload.num_epochs if trains else 1
         num_rows = -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if trains else 1)))
-        pipeline = self._pipeline(call, self._shards(call)[0])
+        kind = call.stage.name, call.model, call.layout, schedule.recompute, call.num_chunks
+        pipeline = self._once(kind, lambda: self._pipeline(call, self._shards(call)[0]))
         once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size))
         if not trains:
             return once

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost_models.compute import AnalyticShard, Shard, Time
+from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import least_trusted
 from meshwright.cost_models.pipeline import MicroBatches
 from meshwright.profiles.table import Body
@@ -31,7 +31,7 @@ class Chunks(NamedTuple):
     before: float
 
 
-class Passes(NamedTuple):
+class ReplicaPasses(NamedTuple):
     """The passes of one replica, and the mean number of cached tokens before those of a width."""
 
     batches: tuple[MicroBatches, ...]
@@ -62,7 +62,7 @@ def last_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[C
     return (Chunks(number, width, workload.prompt_lengths.mean + longest - width),)
 
 
-def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int) -> Passes:
+def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int) -> ReplicaPasses:
     """Prompts as they come, then chunks: rows of different responses share a pass when theirs are ready together."""
     batches, cached = list(prompts), dict.fromkeys((batch.tokens for batch in prompts), 0.0)
     numbers: dict[int, int] = {}
@@ -74,11 +74,11 @@ def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], mic
         batches.append(batch)
         numbers[width] = numbers.get(width, 0) + batch.number
         cached[width] = cached.get(width, 0.0) + batch.number * before
-    return Passes(tuple(batches), {width: cached[width] / numbers[width] for width in numbers})
+    return ReplicaPasses(tuple(batches), {width: cached[width] / numbers[width] for width in numbers})
 
 
 @dataclass(frozen=True)
-class ChunkShard:
+class ChunkShard(Shard):
     """Times of a shard whose forward passes attend to cached tokens.
 
     Layers are those of a prefill, which keeps keys and values; ends are those of a forward pass, which scores every
@@ -90,10 +90,16 @@ class ChunkShard:
     contexts: Mapping[int, float]
 
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
-        layers, ends = self.shard.time(Body.PREFILL, rows, tokens), self.shard.time(body, rows, tokens)
-        cached = context + self.contexts[int(tokens)]
-        if not cached:
-            return Time(layers.layer, ends.ends, least_trusted([layers.source, ends.source]))
-        behind, alone = (self.analytic.time(Body.PREFILL, rows, tokens, before) for before in (cached, 0))
-        more = max(0.0, behind.layer - alone.layer)
-        return Time(layers.layer + more, ends.ends, least_trusted([layers.source, ends.source, behind.source]))
+        return self.total(body, ((1, rows, tokens, context),))
+
+    def total(self, body: Body, passes: Passes) -> Time:
+        layers, ends = self.shard.total(Body.PREFILL, passes), self.shard.total(body, passes)
+        cached = [(n, rows, tokens, context + self.contexts[int(tokens)]) for n, rows, tokens, context in passes]
+        more, source = 0.0, least_trusted([layers.source, ends.source])
+        for number, rows, tokens, before in cached:
+            if before:
+                behind = self.analytic.time(Body.PREFILL, rows, tokens, before)
+                alone = self.analytic.time(Body.PREFILL, rows, tokens)
+                more += number * max(0.0, behind.layer - alone.layer)
+                source = least_trusted([source, behind.source])
+        return Time(layers.layer + more, ends.ends, source)

@@ -1,7 +1,10 @@
 """How long one candidate takes to cost: `python -m benchmarks.costs.speed [JOB.yaml] [TABLE.json]`.
 
-Prints CPU microseconds per question, the first time (new) and again (warm): medians over all questions of the quickest
-of several models that are asked them all, in the same order.
+A model is asked what the search asks one that it has just made, in the same order: of each stage, on pools of each
+size, the choices of each layout, bytes first and seconds of what fits. Most candidates are so the next schedule of a
+layout whose facts are known, and some the first of a layout or of a number of rows; no candidate was asked before.
+Prints CPU microseconds over all candidates: the median and the mean of the seconds, each the quickest of several models
+that are asked the same; the median of the bytes; and the median when a question is asked again (warm).
 """
 
 from __future__ import annotations
@@ -9,51 +12,66 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.job import Facts, read_job, resolve
-from meshwright.planner.rules import layout_rules, schedules
-from meshwright.profiles.layout import Layout, divisors
+from meshwright.planner.rules import pool_sizes
+from meshwright.planner.space import choices
 from meshwright.profiles.stages import STAGES, Stage
 from meshwright.profiles.table import Table, read_table
 
-_MOST_QUESTIONS = 400
-_NUM_MODELS = 7
+T = TypeVar("T")
+
+_NUM_MODELS = 5
 
 
 def main(path: Path, table: Table | None) -> None:
     facts = resolve(read_job(path), path.parent)
+    models = [cost_model(facts.cluster, facts.workload, facts.precision, table) for _ in range(_NUM_MODELS)]
     for stage in STAGES:
         calls = _calls(facts, stage)
-        models = [cost_model(facts.cluster, facts.workload, facts.precision, table) for _ in range(_NUM_MODELS)]
-        new, warm = (_microseconds(models, calls) for _ in ("new", "warm"))
-        print(f"{stage.name:15} {len(calls):4} questions  new {new:7.1f} us  warm {warm:6.1f} us")
+        asked = [_microseconds(facts, model, calls) for model in models]
+        new, held = ([min(tries) for tries in zip(*kind, strict=True)] for kind in zip(*asked, strict=True))
+        warm = [_timed(models[0].seconds, call)[1] for call in calls if _fits(facts, models[0].memory(call))]
+        seconds = f"seconds: median {statistics.median(new):5.1f} us, mean {statistics.mean(new):5.1f} us"
+        others = f"bytes {statistics.median(held):5.1f} us, warm {statistics.median(warm):4.1f} us"
+        print(f"{stage.name:15} {len(new):5} of {len(calls):5} candidates fit; {seconds}; {others}")
 
 
 def _calls(facts: Facts, stage: Stage) -> list[Call]:
-    ranks = facts.cluster.num_ranks
-    layouts = [Layout(tp=tp, pp=pp, dp=ranks // tp // pp) for tp in divisors(ranks) for pp in divisors(ranks // tp)]
+    model = facts.models.spec(stage.role)
     return [
-        Call(stage=stage, model=facts.models.spec(stage.role), layout=layout, schedule=schedule)
-        for layout in layouts
-        if not layout_rules(facts, stage, layout)
-        for schedule in schedules(facts, stage, layout)
-    ][:_MOST_QUESTIONS]
+        Call(stage=stage, model=model, layout=choice.layout, schedule=choice.schedule)
+        for size in pool_sizes(facts.cluster)
+        for choice in choices(facts, stage, size, (), Counter())
+    ]
 
 
-def _microseconds(models: Sequence[CostModel], calls: Sequence[Call]) -> float:
-    tries = zip(*([_seconds(model.seconds, call) for call in calls] for model in models), strict=True)
-    return 1e6 * statistics.median(min(seconds) for seconds in tries)
+def _microseconds(facts: Facts, model: CostModel, calls: Sequence[Call]) -> tuple[list[float], list[float]]:
+    """Of the seconds of each candidate that fits, and of the bytes of each."""
+    new, held = [], []
+    for call in calls:
+        memory, taken = _timed(model.memory, call)
+        held.append(taken)
+        if _fits(facts, memory):
+            new.append(_timed(model.seconds, call)[1])
+    return new, held
 
 
-def _seconds(ask: Callable[[Call], Cost], call: Call) -> float:
+def _fits(facts: Facts, memory: Memory) -> bool:
+    return memory.peak_bytes <= facts.cluster.device.usable_bytes
+
+
+def _timed(ask: Callable[[Call], T], call: Call) -> tuple[T, float]:
     start = time.thread_time()
-    ask(call)
-    return time.thread_time() - start
+    answer = ask(call)
+    return answer, 1e6 * (time.thread_time() - start)
 
 
 if __name__ == "__main__":

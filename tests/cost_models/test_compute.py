@@ -44,6 +44,17 @@ def test_a_better_device_is_never_slower(
     assert after.ends <= before.ends
 
 
+@pytest.mark.parametrize("body", BODIES[:4], ids=lambda body: body[0])
+def test_passes_together_take_the_sum_of_what_each_takes(
+    shard: Callable[..., AnalyticShard], body: tuple[Body, int, int, int]
+) -> None:
+    name, rows, tokens, context = body
+    passes = [(3, rows, tokens, context), (0.5, rows / 3, tokens, context), (2, rows, tokens, context + 7)]
+    total, each = shard().total(name, passes), [(number, shard().time(name, *at)) for number, *at in passes]
+    assert total.layer == pytest.approx(sum(number * time.layer for number, time in each), rel=1e-12)
+    assert total.ends == pytest.approx(sum(number * time.ends for number, time in each), rel=1e-12)
+
+
 def test_a_large_forward_pass_is_bound_by_its_flops(shard: Callable[..., AnalyticShard], llama: ModelSpec) -> None:
     tokens = 16 * 2048
     at_peak = 2 * tokens * llama.layer_params / 312e12

@@ -42,6 +42,15 @@ def test_rows_within_a_tile_cost_the_same_and_more_rows_never_less(name: str) ->
 
 
 @pytest.mark.parametrize("name", DEVICES)
+def test_products_that_follow_each_other_take_what_they_take_alone(name: str) -> None:
+    made, _, _, _ = kernels(name)
+    shapes = ((4096, 6144), (128, 4096), (11008, 64))
+    together = made.products(shapes)
+    for rows in (0.3, 1, 17.5, 64, 64.1, 700, 20000, 1):
+        assert together(rows) == pytest.approx(sum(made.gemm(rows, *shape) for shape in shapes), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", DEVICES)
 def test_a_long_cache_is_read_at_the_bandwidth_of_memory(name: str) -> None:
     made, efficiency, _, bandwidth = kernels(name)
     read = 2 * 64 * 16384 * 8 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
