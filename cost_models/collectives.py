@@ -5,6 +5,10 @@ A ring over n ranks takes n-1 steps to gather or to reduce-scatter and 2(n-1) to
 bandwidth in NCCL's tests, doc/PERFORMANCE.md). A switch that reduces receives the tensor from each rank once and sends
 it once, whatever n (Klenk et al., ISCA 2020). Between nodes, the ranks of a group that share a node drive their
 network adapters side by side, so a group moves `per_node` times one rank's share.
+
+In an all-to-all each rank keeps 1/n of its tensor and sends 1/n to every other rank (Thakur et al., section 4.3): what
+stays in the node goes over its links, beside what leaves it, which goes over the rank's own adapter. Messages to the
+ranks of one node travel together (NCCL 2.12, PXN), so that a rank sends one to each other node.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.table import Collective
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE = "all_reduce", "all_gather", "reduce_scatter", "send_receive"
+ALL_TO_ALL = "all_to_all"
 
 
 class Group(NamedTuple):
@@ -37,6 +42,8 @@ class Groups:
     tensor: Group
     data: Group
     neighbours: Group  # two ranks of adjacent pipeline stages, over the slowest boundary
+    experts: Group  # the replicas over which experts are spread
+    expert_data: Group  # those that hold the same experts
 
 
 def groups_of(layout: Layout, cluster: Cluster) -> Groups:
@@ -44,7 +51,10 @@ def groups_of(layout: Layout, cluster: Cluster) -> Groups:
     per_node = cluster.ranks_per_node
     tensor = Group(layout.tp, min(layout.tp, per_node))
     data = Group(layout.dp, max(1, min(layout.dp, per_node // layout.tp)))
-    return Groups(tensor, data, Group(2, 2 if layout.num_ranks <= per_node else 1))
+    neighbours = Group(2, 2 if layout.num_ranks <= per_node else 1)
+    experts = Group(layout.ep, max(1, min(layout.ep, per_node // layout.tp)))
+    holders, apart = layout.dp // layout.ep, layout.tp * layout.ep
+    return Groups(tensor, data, neighbours, experts, Group(holders, max(1, min(holders, per_node // apart))))
 
 
 class Network:
@@ -78,6 +88,9 @@ class Network:
     def _ways(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
         """Latency and seconds per byte of each way to do it; NCCL too takes the one that it expects to be quickest
         (NCCL docs, NCCL_PROTO and NCCL_ALGO; its src/graph/tuning.cc)."""
+        if operation == ALL_TO_ALL:
+            yield from self._ways_to_all(group)
+            return
         for protocol in self._efficiency.protocols:
             yield self._ring(operation, group, protocol)
         if self._peer and operation == ALL_REDUCE and group.size <= group.per_node:
@@ -86,6 +99,16 @@ class Network:
         if multicast and operation == ALL_REDUCE and 2 < group.size <= group.per_node:
             bandwidth = multicast.link_bytes * self._cluster.intra_node.bytes_per_second
             yield multicast.start_seconds, 1 / bandwidth
+
+    def _ways_to_all(self, group: Group) -> Iterator[tuple[float, float]]:
+        """Latency and seconds per byte of an all-to-all."""
+        intra, inter = self._cluster.intra_node, self._cluster.inter_node
+        num_nodes, per_node = -(-group.size // group.per_node), min(group.size, group.per_node)
+        for protocol in self._efficiency.protocols:
+            hops = (num_nodes - 1) * inter.seconds + (per_node - 1) * intra.seconds * protocol.step
+            within = (per_node - 1) / group.size / (intra.bytes_per_second * protocol.link_bytes)
+            beyond = (group.size - per_node) / group.size / (inter.bytes_per_second * protocol.fabric_bytes)
+            yield protocol.start_seconds + hops, max(within, beyond)
 
     def _ring(self, operation: str, group: Group, protocol: Protocol) -> tuple[float, float]:
         intra, inter = self._cluster.intra_node, self._cluster.inter_node

@@ -94,7 +94,8 @@ class _Run(NamedTuple):
 
 class AnalyticShard(Shard):
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
-    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. `kernels` replace the laws, and
+    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `ep`
+    replicas. `kernels` replace the laws, and
     `head_kernels` those of the head where it computes in another format."""
 
     def __init__(
@@ -105,12 +106,13 @@ class AnalyticShard(Shard):
         efficiency: Efficiency,
         whole_share: float,
         *,
+        ep: int = 1,
         framework: Framework | None = None,
         kernels: Kernels | None = None,
         head_kernels: Kernels | None = None,
     ) -> None:
         numbers = precision_named(precision, device)
-        self._model, self._size, self._efficiency = model, numbers.size, efficiency
+        self._model, self._size, self._efficiency, self._ep = model, numbers.size, efficiency, ep
         self._framework, self._cache_bytes = framework or framework_named("runtime"), numbers.cache_bytes
         launch = self._framework.launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
@@ -214,13 +216,15 @@ class AnalyticShard(Shard):
         return dense_share * dense + (1 - dense_share) * (router + self._experts(count, experts, trains))
 
     def _experts(self, count: float, experts: Experts, trains: bool) -> float:
-        """Seconds of the experts that `count` tokens reach, and of the shared ones.
+        """Seconds of this rank's experts, which `count` tokens of each replica reach, and of the shared ones.
 
-        A grouped product reads each of them once and gives it an even part of the tokens: it is one product of that
-        part with the columns of all of them side by side (Gale et al., MegaBlocks, arXiv:2211.15841).
+        Tokens of all `ep` replicas come to them, an even part of what is routed: that a router loads some experts more
+        than others is not counted. A grouped product reads each expert once and gives it an even part of the tokens:
+        it is one product of that part with the columns of all of them side by side (Gale et al., MegaBlocks,
+        arXiv:2211.15841).
         """
         gemm, kernels, hidden = self._gemm, self._kernels, self._model.hidden_size
-        touched = experts.touched(count)
+        touched = experts.touched(count * self._ep) / self._ep
         part = count * experts.experts_per_token / touched
         seconds = gemm(part, hidden, 2 * touched * experts.ffn_size, trains, kernels)
         seconds += gemm(part, experts.ffn_size, touched * hidden, trains, kernels)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, SEND_RECEIVE, Groups, Network
+from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND_RECEIVE, Groups, Network
 from meshwright.cost_models.compute import Passes, Shard
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import slowest_stage
@@ -69,7 +69,8 @@ class Generation:
         self._add_exchanges(tally, total, total_rows / total, total_tokens / total, num_layers)
 
     def _add_exchanges(self, tally: Tally, number: float, rows: float, tokens: float, num_layers: int) -> None:
-        """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back."""
+        """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back; and
+        each token to its experts and back, in all replicas that share them at a time."""
         groups, network, pp = self.groups, self.network, self.call.layout.pp
         hidden_bytes = tokens * self._hidden_bytes
         if groups.tensor.size > 1:
@@ -77,6 +78,12 @@ class Generation:
             tally.add("tensor-parallel collectives", number * (2 * num_layers + 1) * reduced, source)
             gathered, source = network.seconds(ALL_GATHER, groups.tensor, rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)
+        model = self.call.model
+        if model.experts and groups.experts.size > 1:
+            routed_bytes = model.experts.experts_per_token * hidden_bytes
+            passed, source = network.seconds(ALL_TO_ALL, groups.experts, routed_bytes)
+            per_layer = 2 * model.expert_layers_share * passed
+            tally.add("expert-parallel collectives", number * num_layers * per_layer, source)
         if pp > 1:
             sent, source = network.seconds(SEND_RECEIVE, groups.neighbours, hidden_bytes)
             back, _ = network.seconds(SEND_RECEIVE, groups.neighbours, rows * _DRAWN_BYTES)

@@ -41,7 +41,7 @@ class LayoutMemory:
     """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
 
     def __init__(self, call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> None:
-        parts = stage_parts(call.model, call.layout.tp, call.layout.pp)
+        parts = stage_parts(call.model, call.layout.tp, call.layout.pp, call.layout.ep)
         copied = max(part.num_params for part in parts)
         self._ranks = tuple(
             _RankMemory(call, shard, workload, element_bytes, part=part, copied=copied) for part in parts
@@ -96,8 +96,8 @@ class _RankMemory:
         return Memory(resident=resident, transient=state.away + running, host=state.away)
 
     def _state(self, call: Call) -> _State:
-        away = offloaded(call, self._part.num_params, self._size)
-        kept = weights(self._copied, self._size) + optimizer_state(call, self._part.num_params, self._size)
+        away = offloaded(call, self._part, self._size)
+        kept = weights(self._copied, self._size) + optimizer_state(call, self._part, self._size)
         names = {term.name for term in away.terms}
         return _State(Cost(tuple(term for term in kept.terms if term.name not in names)), away)
 

@@ -10,11 +10,19 @@ from meshwright.profiles.model import ModelSpec
 
 
 class StagePart(NamedTuple):
-    """What a rank of one pipeline stage holds. `num_behind` counts the stages from its own to the last."""
+    """What a rank of one pipeline stage holds. `num_behind` counts the stages from its own to the last.
+
+    `expert_params` are those of its parameters that are in experts, which only every ep-th replica holds too.
+    """
 
     num_layers: int
     num_params: float
     num_behind: int
+    expert_params: float
+
+    def replicated_params(self, ep: int) -> float:
+        """Parameters that the replicas hold together, each counted once: what a sharded optimizer divides over dp."""
+        return self.num_params + (ep - 1) * self.expert_params
 
     @property
     def is_last(self) -> bool:
@@ -22,7 +30,7 @@ class StagePart(NamedTuple):
 
 
 @cache
-def stage_parts(model: ModelSpec, tp: int, pp: int) -> tuple[StagePart, ...]:
+def stage_parts(model: ModelSpec, tp: int, pp: int, ep: int = 1) -> tuple[StagePart, ...]:
     """Of each pipeline stage that may be the fullest: the first, the last, and those beside them that have a layer
     more.
 
@@ -30,12 +38,13 @@ def stage_parts(model: ModelSpec, tp: int, pp: int) -> tuple[StagePart, ...]:
     """
     uneven = len(set(layers_of_stages(model, pp))) > 1
     stages = {0, pp - 1} | ({1, pp - 2} if uneven else set())
-    return tuple(_part(model, tp, pp, stage) for stage in sorted(stages))
+    return tuple(_part(model, tp, pp, ep, stage) for stage in sorted(stages))
 
 
-def most_params(model: ModelSpec, tp: int, pp: int) -> float:
-    """Parameters of the rank that holds most of them."""
-    return max(part.num_params for part in stage_parts(model, tp, pp))
+@cache
+def fullest_part(model: ModelSpec, tp: int, pp: int, ep: int = 1) -> StagePart:
+    """Of the stages, the one that holds most parameters."""
+    return max(stage_parts(model, tp, pp, ep), key=lambda part: part.num_params)
 
 
 def slowest_stage(model: ModelSpec, pp: int, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
@@ -50,12 +59,13 @@ def slowest_stage(model: ModelSpec, pp: int, layer_seconds: float, ends_seconds:
     return last, True
 
 
-def _part(model: ModelSpec, tp: int, pp: int, stage: int) -> StagePart:
+def _part(model: ModelSpec, tp: int, pp: int, ep: int, stage: int) -> StagePart:
     shard, layers = model.shard(tp), layers_of_stage(model, pp, stage)
-    num_params = shard.params_between(layers.start, layers.stop)
+    all_experts = shard.expert_params_between(layers.start, layers.stop)
+    num_params = shard.params_between(layers.start, layers.stop) - all_experts + all_experts // ep
     if stage == 0:
         num_params += shard.embedding_params
     if stage == pp - 1:
         repeats = pp > 1 and shard.tied_embeddings and not shard.scalar_head
         num_params += shard.hidden_size + (shard.embedding_params if repeats else shard.head_params)
-    return StagePart(len(layers), float(num_params), pp - stage)
+    return StagePart(len(layers), float(num_params), pp - stage, float(all_experts // ep))

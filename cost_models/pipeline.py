@@ -15,6 +15,7 @@ from typing import NamedTuple
 from meshwright.cost_models.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     REDUCE_SCATTER,
     SEND_RECEIVE,
     Groups,
@@ -22,7 +23,7 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard
 from meshwright.cost_models.cost import Cost, Source, Tally
-from meshwright.cost_models.params import most_params, slowest_stage
+from meshwright.cost_models.params import StagePart, fullest_part, slowest_stage
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.lengths import Histogram
@@ -92,8 +93,9 @@ class Pipeline:
         mean_tokens = total_tokens / num_batches
         per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
         send, send_source = self._send_seconds(mean_tokens)
+        routed, routed_source = self._routed_seconds(mean_tokens)
         chunks, compute = self.call.num_chunks, self._compute_seconds(batches)
-        a_layer = compute.layer + compute.again + num_batches * per_layer
+        a_layer = compute.layer + compute.again + num_batches * (per_layer + routed)
         ends = compute.ends + num_batches * at_ends
         num_layers, has_ends = slowest_stage(self.call.model, pp, a_layer, ends)
         tally = Tally()
@@ -102,10 +104,11 @@ class Pipeline:
         tally.add("recomputation", num_layers * compute.again, compute.again_source)
         exchanged = num_batches * (num_layers * per_layer + at_ends * has_ends)
         tally.add("tensor-parallel collectives", exchanged, tensor_source)
+        tally.add("expert-parallel collectives", num_batches * num_layers * routed, routed_source)
         tally.add("pipeline messages", num_batches * chunks * (1 + trains) * send, send_source)
         if pp > 1:
             elsewhere = (self.call.model.num_layers - num_layers) / (pp - 1)
-            busy = elsewhere * ((compute.layer + compute.again) / num_batches + per_layer)
+            busy = elsewhere * ((compute.layer + compute.again) / num_batches + (per_layer + routed))
             if not has_ends:
                 busy += ends / num_batches / (pp - 1)
             tally.add("pipeline bubble", (pp - 1) * (busy / chunks + (1 + trains) * send), compute.source)
@@ -132,21 +135,28 @@ class Pipeline:
         sharers = layout.dp if framework.sharded_optimizer else 1
         num_layers, has_ends = slowest_stage(model, layout.pp, time.layer, time.ends)
         step = (num_layers * time.layer + time.ends * has_ends) / sharers
-        num_params = most_params(model, layout.tp, layout.pp)
+        part = fullest_part(model, layout.tp, layout.pp, layout.ep)
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
-        data, gradient_bytes = self.groups.data, framework.gradient_bytes * num_params
         tally = Tally()
-        reduced, source = self.network.seconds(reduction, data, gradient_bytes)
+        reduced, source = self._over_replicas(reduction, part, framework.gradient_bytes)
         tally.add("gradient reduction", self._exposed(reduced, num_layers), source)
         tally.add("optimizer", step, time.source)
         if framework.sharded_optimizer:
-            gathered, source = self.network.seconds(ALL_GATHER, data, self.element_bytes * num_params)
+            gathered, source = self._over_replicas(ALL_GATHER, part, self.element_bytes)
             tally.add("parameter gather", self._exposed(gathered, num_layers), source)
         if layout.pp > 1 and model.tied_embeddings and not model.scalar_head:
             embedding_bytes = framework.gradient_bytes * model.embedding_params / layout.tp
             summed, source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
             tally.add("tied embedding", summed, source)
         return tally.cost()
+
+    def _over_replicas(self, operation: str, part: StagePart, param_bytes: int) -> tuple[float, Source]:
+        """An exchange of what replicas have in common, after it one of the experts that only some of them share."""
+        expert_params = part.expert_params if self.call.layout.ep > 1 else 0.0
+        common_bytes = param_bytes * (part.num_params - expert_params)
+        seconds, source = self.network.seconds(operation, self.groups.data, common_bytes)
+        more, _ = self.network.seconds(operation, self.groups.expert_data, param_bytes * expert_params)
+        return seconds + more, source
 
     def _exposed(self, seconds: float, num_layers: int) -> float:
         """What is left of an exchange by buckets of one layer when all but one of them overlap computing."""
@@ -188,6 +198,31 @@ class Pipeline:
         if not self.call.model.scalar_head:
             at_ends += sum(self.network.seconds(ALL_REDUCE, tensor, b * num_tokens)[0] for b in _LOGPROB_BYTES)
         return per_layer * (1 - self.framework.hidden_exchanges), at_ends, source
+
+    def _routed_seconds(self, num_tokens: float) -> tuple[float, Source]:
+        """Seconds per layer and micro-batch in which tokens go to the ranks of their experts and come back.
+
+        A copy of the hidden state goes to each expert of a token and returns, by one all-to-all each; backward does
+        both again, and so does full recomputation. Under sequence parallelism a rank sends the copies of its own part
+        of the tokens, and copies, not tokens, are gathered and scattered around the experts, more bytes than
+        `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Copies spread evenly over the ranks:
+        the imbalance of a router is not counted.
+        """
+        model, layout, trains = self.call.model, self.call.layout, self.call.stage.trains
+        if layout.ep == 1 or model.experts is None:
+            return 0.0, Source.ANALYTIC
+        hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
+        copies = model.experts.experts_per_token
+        sent_bytes = copies * hidden_bytes / (layout.tp if layout.sp else 1)
+        passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
+        if layout.sp:
+            for operation in (ALL_GATHER, REDUCE_SCATTER):
+                whole, part = (
+                    self.network.seconds(operation, self.groups.tensor, n * hidden_bytes)[0] for n in (copies, 1)
+                )
+                passed += (whole - part) / 2
+        num_passes = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
+        return model.expert_layers_share * num_passes * passed, source
 
     def _send_seconds(self, num_tokens: float) -> tuple[float, Source]:
         """One hidden state to the next stage; sequence parallelism sends each rank's part.

@@ -16,7 +16,7 @@ from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.generation import Generation
 from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.params import most_params
+from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.precision import precision_named
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Prefill, Rounds, Window
@@ -69,7 +69,7 @@ class Serving:
         """
         layout, device = self.layout, self.cluster.device
         numbers = precision_named(self.precision, device)
-        weights = numbers.weight_bytes * most_params(self.model, layout.tp, layout.pp)
+        weights = numbers.weight_bytes * fullest_part(self.model, layout.tp, layout.pp).num_params
         shard = self.model.shard(layout.tp)
         per_token = 2 * max(layers_of_stages(self.model, layout.pp)) * shard.kv_size * numbers.cache_bytes
         free = self.framework.cache_share * (device.memory_bytes - weights)

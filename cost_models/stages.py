@@ -194,16 +194,18 @@ class StageModel:
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
         layout = call.layout
         return self._once(
-            (call.model, layout.tp, layout.sp), lambda: self._make_shards(call.model, layout.tp, layout.sp)
+            (call.model, layout.tp, layout.sp, layout.ep),
+            lambda: self._make_shards(call.model, layout.tp, layout.sp, layout.ep),
         )
 
-    def _make_shards(self, model: ModelSpec, tp: int, sp: bool) -> tuple[Shard, AnalyticShard]:
+    def _make_shards(self, model: ModelSpec, tp: int, sp: bool, ep: int) -> tuple[Shard, AnalyticShard]:
         analytic = AnalyticShard(
             model.shard(tp),
             self._cluster.device,
             self._precision,
             self._efficiency,
             1 / tp if sp else 1.0,
+            ep=ep,
             framework=self._framework,
         )
         return (self._shard_of(model, tp, analytic) if self._shard_of else analytic), analytic

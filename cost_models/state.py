@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Tally
+from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.pipeline import GRADIENT_BYTES
 from meshwright.cost_models.question import Call
 from meshwright.profiles.errors import BadInput
@@ -23,30 +24,32 @@ def weights(num_params: float, element_bytes: int) -> Cost:
     return tally.cost()
 
 
-def optimizer_state(call: Call, num_params: float, element_bytes: int) -> Cost:
+def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
     """What a training stage keeps beside its weights: fp32 gradients whole, and optimizer state over dp.
 
-    With the weights 2 + 4 + (4 + 8)/dp bytes per parameter in bf16, 4 + 4 + 8/dp in fp32 (Megatron-core, docs of the
-    distributed optimizer; Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054, section 5.1).
+    That of an expert is divided over the dp/ep replicas that hold it. Without experts, and with the weights, it is
+    2 + 4 + (4 + 8)/dp bytes per parameter in bf16, 4 + 4 + 8/dp in fp32 (Megatron-core, docs of the distributed
+    optimizer; Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054, section 5.1).
     """
     tally = Tally()
     if call.stage.trains:
-        tally.add("gradients", num_params * GRADIENT_BYTES)
+        tally.add("gradients", part.num_params * GRADIENT_BYTES)
+        num_params = part.replicated_params(call.layout.ep)
         if element_bytes < _MAIN_WEIGHT_BYTES:
             tally.add("main weights", num_params * _MAIN_WEIGHT_BYTES / call.layout.dp)
         tally.add("moments", num_params * _MOMENT_BYTES / call.layout.dp)
     return tally.cost()
 
 
-def offloaded(call: Call, num_params: float, element_bytes: int) -> Cost:
+def offloaded(call: Call, part: StagePart, element_bytes: int) -> Cost:
     """What waits in host memory while the stage does not run; raises BadInput where the stage has no such state."""
     stage, offload = call.stage, call.schedule.offload
     if offload is Offload.WEIGHTS:
         if stage.role in TRAIN_STAGE:
             raise BadInput(f"{stage.name}: offload=weights is for roles that are not trained; use none.")
-        return weights(num_params, element_bytes)
+        return weights(part.num_params, element_bytes)
     if offload is Offload.OPTIMIZER:
         if not stage.trains:
             raise BadInput(f"{stage.name}: offload=optimizer is for stages that train; use none.")
-        return optimizer_state(call, num_params, element_bytes)
+        return optimizer_state(call, part, element_bytes)
     return Cost()

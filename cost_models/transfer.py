@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Source, Tally
-from meshwright.cost_models.params import most_params
+from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call, Move
 from meshwright.cost_models.state import offloaded
 from meshwright.profiles.cluster import Cluster
@@ -22,7 +22,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
     does not change keep their shard and copy it within the device.
     """
     model, source, target = move.model, move.source, move.target
-    shard_bytes = element_bytes * most_params(model, target.tp, target.pp)
+    shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.ep).num_params
     kept = move.overlap if source == target else 0
     tally = Tally()
     if kept:
@@ -33,7 +33,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
     if moving > 0:
         sent_bytes = shard_bytes * moving / source.num_ranks
         link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)
-        slices = max(1, source.tp // target.tp) * max(1, source.pp // target.pp)
+        slices = max(1, source.tp // target.tp) * max(1, source.pp // target.pp) * max(1, source.ep // target.ep)
         messages = slices * _TENSORS_PER_LAYER * max(layers_of_stages(model, target.pp))
         tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
         tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.transfer_bytes))
@@ -56,7 +56,7 @@ def offload_seconds(call: Call, cluster: Cluster, efficiency: Efficiency, elemen
     Each rank drives its own link to the host, tensor by tensor, and computes nothing meanwhile.
     """
     layout, model = call.layout, call.model
-    waiting = offloaded(call, most_params(model, layout.tp, layout.pp), element_bytes)
+    waiting = offloaded(call, fullest_part(model, layout.tp, layout.pp, layout.ep), element_bytes)
     messages = len(waiting.terms) * _TENSORS_PER_LAYER * max(layers_of_stages(model, layout.pp))
     bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
     once = messages * cluster.host.seconds + waiting.total / bandwidth

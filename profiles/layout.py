@@ -7,43 +7,60 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
 
-_AXIS = re.compile(r"(tp|pp|dp)([0-9]+)$")
+_AXIS = re.compile(r"(tp|pp|dp|ep)([0-9]+)$")
 
 
 @dataclass(frozen=True, order=True)
 class Layout:
     """Degrees of tensor (tp), pipeline (pp) and data (dp) parallelism; `sp` is sequence parallelism.
 
-    Ranks of a pool are numbered with tp fastest, then dp, then pp.
+    Ranks of a pool are numbered with tp fastest, then dp, then pp. Experts are spread over `ep` neighbouring
+    replicas, each of which holds an equal part of them, cut along its width by tp.
     """
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
     sp: bool = False
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "pp", "dp"):
+        for axis in ("tp", "pp", "dp", "ep"):
             degree = getattr(self, axis)
             if degree < 1:
                 raise BadInput(f"layout {axis}={degree} is not a degree; use 1 or more.")
         if self.sp and self.tp == 1:
             raise BadInput("layout has sp with tp=1; sequence parallelism needs tp of 2 or more.")
+        if self.dp % self.ep:
+            legal = nearest_divisor(self.ep, self.dp)
+            raise BadInput(f"layout ep={self.ep} does not divide dp={self.dp}; use ep={legal}.")
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without expert parallelism where there is none, so that plans of dense models do not speak of it."""
+        found: dict[str, Any] = write(self)
+        if self.ep == 1:
+            del found["ep"]
+        return found
 
     @property
     def num_ranks(self) -> int:
         return self.tp * self.pp * self.dp
 
     def __str__(self) -> str:
-        return f"tp{self.tp},pp{self.pp},dp{self.dp}" + (",sp" if self.sp else "")
+        experts, sequence = f",ep{self.ep}" if self.ep > 1 else "", ",sp" if self.sp else ""
+        return f"tp{self.tp},pp{self.pp},dp{self.dp}{experts}{sequence}"
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The layout written as `tp2,pp1,dp2` with an optional `,sp`; absent axes are 1.
+        """The layout written as `tp2,pp1,dp2` with an optional `,ep2` and `,sp`; absent axes are 1.
 
         Raises BadInput for anything else.
         """
@@ -151,4 +168,10 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
             break
     if not _layers_of_stages(model.num_layers, _counted_ends(model), layout.pp):
         found.append(_uneven(model, layout.pp))
+    if layout.ep > 1 and not model.experts:
+        found.append(f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1.")
+    elif model.experts and model.experts.num_experts % layout.ep:
+        num_experts = model.experts.num_experts
+        legal = nearest_divisor(layout.ep, layout.dp, num_experts)
+        found.append(f"ep={layout.ep} does not divide the {num_experts} experts of {model.name}; use ep={legal}.")
     return tuple(found)

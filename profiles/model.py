@@ -112,6 +112,11 @@ class ModelSpec:
         return min(self.num_layers, self.experts.num_dense_layers) if self.experts else self.num_layers
 
     @property
+    def expert_layers_share(self) -> float:
+        """The part of the layers that have experts."""
+        return 1 - self.num_dense_layers / self.num_layers
+
+    @property
     def active_ffn_size(self) -> int:
         """Width that one token passes in the MLP of the widest layer."""
         dense = self.ffn_size if self.num_dense_layers else 0
@@ -147,6 +152,13 @@ class ModelSpec:
         """Parameters of layers first, ..., last - 1."""
         num_experts = self.experts.num_experts if self.experts else 0
         return self._params(max(0, min(last, self.num_dense_layers) - first), last - first, num_experts)
+
+    def expert_params_between(self, first: int, last: int) -> int:
+        """Of these, the parameters in experts among which a router picks."""
+        if not self.experts:
+            return 0
+        num_layers = last - first - max(0, min(last, self.num_dense_layers) - first)
+        return num_layers * self.experts.num_experts * 3 * self.hidden_size * self.experts.ffn_size
 
     @property
     def active_params(self) -> int:

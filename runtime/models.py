@@ -134,6 +134,14 @@ def last_logits(model: Decoder, tokens: Tensor, last: Tensor, *, hidden: Tensor 
     return output[0] if model.post_process else output
 
 
+def require_runnable(spec: ModelSpec) -> None:
+    """Raises BadInput for a model that can be planned and not run."""
+    if spec.experts:
+        raise BadInput(
+            f"model {spec.name} has experts, which can be planned and simulated but not run; use a dense one."
+        )
+
+
 def build_model(
     spec: ModelSpec,
     mesh: Mesh,
@@ -148,10 +156,7 @@ def build_model(
     A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
     does not divide the model, and for a model with experts.
     """
-    if spec.experts:
-        raise BadInput(
-            f"model {spec.name} has experts, which can be planned and simulated but not run; use a dense one."
-        )
+    require_runnable(spec)
     for sentence in layout_violations(mesh.layout, spec):
         raise BadInput(sentence)
     host.install()

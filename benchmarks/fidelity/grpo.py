@@ -13,7 +13,7 @@ from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Tally
-from meshwright.cost_models.params import most_params
+from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
@@ -90,7 +90,7 @@ class _Job:
         return tally.cost()
 
     def _add_controller(self, tally: Tally) -> None:
-        received = _WEIGHT_BYTES * most_params(self.model, self.generation.tp, self.generation.pp)
+        received = _WEIGHT_BYTES * fullest_part(self.model, self.generation.tp, self.generation.pp).num_params
         tally.add("refit", received / assumed().nemo_rl.refit_bytes_per_second)
         tally.add("function calls", _NUM_CALLS * framework_named(_TRAINER).call_seconds)
 
@@ -106,7 +106,7 @@ class _Job:
         """Sequences of mean length whose keys and values fit beside the weights: blocks are given out as they grow
         (Kwon et al., vLLM, arXiv:2309.06180)."""
         layout, model = self.generation, self.model
-        weights = _WEIGHT_BYTES * most_params(model, layout.tp, layout.pp)
+        weights = _WEIGHT_BYTES * fullest_part(model, layout.tp, layout.pp).num_params
         per_token = 2 * _WEIGHT_BYTES * max(layers_of_stages(model, layout.pp)) * model.shard(layout.tp).kv_size
         free = memory_share * cluster.device.memory_bytes - weights
         return max(1, int(free / (per_token * self.workload.mean_tokens)))

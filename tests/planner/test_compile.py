@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.evaluate import evaluate
 from meshwright.planner.plan import Plan
 from meshwright.planner.verify import verify
 from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.experts import Experts
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
 
@@ -26,6 +30,25 @@ def test_a_compiled_plan_verifies_and_the_evaluator_reproduces_it(seed: int) -> 
     assert evaluate(plan) == plan
     assert plan.solver.status == "optimal"
     assert plan.solver.gap < 1e-4
+
+
+def test_a_plan_with_spread_experts_verifies_and_is_read_back() -> None:
+    facts = small_facts(batch_size=4)
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
+    models = {role: replace(facts.models.actor, name=role, experts=experts) for role in ("actor", "ref")}
+    facts = facts.model_copy(update={"models": facts.models.model_copy(update=models)})
+    pins = ("actor_train.layout=dp4,ep2", "actor_generate.layout=dp4,ep4", "ref_logprob.layout=tp2,dp2,ep2,sp")
+    plan = compile_plan(facts, AnalyticModel(facts.cluster, facts.workload, facts.precision), pins=pins)
+    assert isinstance(plan, Plan)
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+    assert parse(Plan, canonical_json(plan), "plan") == plan
+    assert {refit.target for refit in plan.refits} >= {"actor_generate"}
+    assert str(plan.placement("ref_logprob").layout) == "tp2,pp1,dp2,ep2,sp"
+
+
+def test_a_plan_of_dense_models_does_not_speak_of_experts() -> None:
+    assert '"ep"' not in canonical_json(planned(1))
 
 
 def test_the_same_facts_give_the_same_bytes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from meshwright.planner.pins import Pin, Ranks, forbidden, parse_pin, parse_pins
 from meshwright.planner.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedule_rules
 from meshwright.planner.space import check_pins, choices, pools
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
@@ -39,6 +41,32 @@ def test_the_choices_are_those_that_break_no_rule(stage) -> None:  # type: ignor
             for schedule in [Schedule(micro_batch_size=size, recompute=recompute, generation_slots=slots)]
             if not schedule_rules(FACTS, stage, layout, schedule) and not (stage.generates and size > 1)
         }
+
+
+def mixture_facts() -> Facts:
+    """Actor and reference with four experts of which a token passes two."""
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
+    models = FACTS.models.model_copy(
+        update={role: replace(FACTS.models.actor, name=role, experts=experts) for role in ("actor", "ref")}
+    )
+    return FACTS.model_copy(update={"models": models})
+
+
+def test_only_experts_are_spread() -> None:
+    facts = mixture_facts()
+    for stage in STAGES:
+        found = {choice.layout for choice in choices(facts, stage, 4, (), Counter())}
+        spread = {layout.ep for layout in found if layout.dp == 4}
+        assert spread == ({1, 2, 4} if stage.role in ("actor", "ref") else {1})
+        for layout in found:
+            assert not layout_rules(facts, stage, layout)
+
+
+def test_a_stage_of_spread_experts_may_be_pinned() -> None:
+    facts = mixture_facts()
+    check_pins(facts, parse_pins(["ref_logprob.layout=dp4,ep4"]))
+    with pytest.raises(BadInput, match="ep=2 spreads experts, and critic has none; use ep=1"):
+        check_pins(facts, parse_pins(["critic_train.layout=dp4,ep2"]))
 
 
 def test_what_is_left_out_is_counted_under_its_rule() -> None:

@@ -208,6 +208,21 @@ def test_tensor_parallelism_must_divide_each_expert() -> None:
         odd.shard(4)
 
 
+def test_experts_are_spread_in_equal_parts() -> None:
+    six = spec("qwen3_moe")
+    assert layout_violations(Layout(dp=12, ep=6), six) == ()
+    assert layout_violations(Layout(dp=12, ep=4), six) == ("ep=4 does not divide the 6 experts of m; use ep=3.",)
+
+
+@FAMILIES
+def test_expert_parameters_are_those_of_the_module(family: str) -> None:
+    model = spec(family)
+    counts = built(family)
+    for first, last in ((0, 4), (1, 3), (3, 4)):
+        names = [n for n in counts if ".experts." in n and any(f".layers.{i}." in n for i in range(first, last))]
+        assert model.expert_params_between(first, last) == sum(counts[name] for name in names)
+
+
 def test_a_table_has_no_shape_for_experts() -> None:
     with pytest.raises(BadInput, match="model m has experts, and tables hold dense shapes; plan it without a table"):
         shape_of(spec("mixtral"), 1)

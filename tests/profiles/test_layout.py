@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from pydantic import TypeAdapter
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import (
@@ -13,7 +14,13 @@ from meshwright.profiles.layout import (
 )
 from meshwright.profiles.model import ModelSpec, model_from_config
 
-LAYOUTS = [Layout(), Layout(tp=2, pp=3, dp=4), Layout(tp=4, dp=2, sp=True), Layout(pp=8)]
+LAYOUTS = [
+    Layout(),
+    Layout(tp=2, pp=3, dp=4),
+    Layout(tp=4, dp=2, sp=True),
+    Layout(pp=8),
+    Layout(tp=2, dp=8, sp=True, ep=4),
+]
 
 
 def llama(**keys: int) -> ModelSpec:
@@ -50,7 +57,7 @@ def test_coordinates_and_index_are_inverse_and_use_every_rank(layout: Layout) ->
     assert len(seen) == layout.num_ranks
 
 
-@pytest.mark.parametrize("text", ["tp", "tp2,tp4", "ep2", "tp2;pp1", "", "sp,sp,tp2"])
+@pytest.mark.parametrize("text", ["tp", "tp2,tp4", "cp2", "tp2;pp1", "", "sp,sp,tp2"])
 def test_a_malformed_layout_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match="write it like 'tp2,pp1,dp2'"):
         Layout.parse(text)
@@ -61,6 +68,20 @@ def test_a_degree_of_zero_and_sequence_parallelism_alone_are_refused() -> None:
         Layout(pp=0)
     with pytest.raises(BadInput, match="needs tp of 2 or more"):
         Layout(sp=True)
+
+
+def test_experts_are_spread_over_a_part_of_the_replicas() -> None:
+    assert str(Layout(tp=4, pp=2, dp=8, ep=8)) == "tp4,pp2,dp8,ep8"
+    assert Layout(tp=4, pp=2, dp=8, ep=8).num_ranks == 64
+    with pytest.raises(BadInput, match=r"layout ep=3 does not divide dp=8; use ep=2\."):
+        Layout(dp=8, ep=3)
+
+
+def test_a_written_layout_speaks_of_expert_parallelism_only_where_there_is_some() -> None:
+    written = TypeAdapter(Layout)
+    assert written.dump_python(Layout(dp=4)) == {"tp": 1, "pp": 1, "dp": 4, "sp": False}
+    for layout in (Layout(dp=4), Layout(dp=4, ep=2)):
+        assert written.validate_json(written.dump_json(layout)) == layout
 
 
 def test_divisors_and_the_nearest_common_one() -> None:
@@ -135,6 +156,7 @@ def test_a_legal_layout_breaks_no_rule() -> None:
             replace(llama(), scalar_head=True),
             "pp=4 does not divide the 30 layers of llama, nor evenly 31 with the embedding; use pp=3.",
         ),
+        (Layout(dp=8, ep=2), llama(), "ep=2 spreads experts, and llama has none; use ep=1."),
     ],
 )
 def test_each_broken_rule_is_one_sentence_with_a_way_out(layout: Layout, model: ModelSpec, sentence: str) -> None:

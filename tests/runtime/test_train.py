@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meshwright.planner.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.launch import launch
@@ -164,6 +165,17 @@ def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(directo
         run_plan(replace(asked, resume=True))
     with pytest.raises(BadInput, match="no checkpoint to resume from"):
         run_plan(replace(asked, out=tmp_path / "nothing", resume=True))
+
+
+def test_models_with_experts_are_refused_before_anything_starts(directory: Path, tmp_path: Path) -> None:
+    asked = request(write_job(directory, num_ranks=1), tmp_path / "out")
+    facts = asked.plan.facts
+    mixture = replace(facts.models.ref, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=32))
+    models = facts.models.model_copy(update={"ref": mixture})
+    plan = asked.plan.model_copy(update={"facts": facts.model_copy(update={"models": models})})
+    with pytest.raises(BadInput, match="has experts, which can be planned and simulated but not run"):
+        run_plan(replace(asked, plan=plan))
+    assert not asked.out.exists()
 
 
 def test_a_plan_of_another_job_is_refused(directory: Path, tmp_path: Path) -> None:
