@@ -13,6 +13,7 @@ ranks of one node travel together (NCCL 2.12, PXN), so that a rank sends one to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -83,7 +84,11 @@ class Network:
         lines = self._lines.get((operation, group))
         if lines is None:
             lines = self._lines[operation, group] = tuple(self._ways(operation, group))
-        return min([latency + num_bytes * per_byte for latency, per_byte in lines]), Source.ANALYTIC
+        least = math.inf
+        for latency, per_byte in lines:
+            seconds = latency + num_bytes * per_byte
+            least = seconds if seconds < least else least
+        return least, Source.ANALYTIC
 
     def _ways(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
         """Latency and seconds per byte of each way to do it; NCCL too takes the one that it expects to be quickest

@@ -141,8 +141,10 @@ class AnalyticShard(Shard):
         layer_bytes = numbers.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
         self._layer_products = self._kernels.products(self._gemms)
+        self._layer_gradients = self._kernels.products([(outer, inner) for inner, outer in self._gemms])
         self._outputs = 1 if model.scalar_head else model.padded_vocab_size
         self._head_products = self._head_kernels.products([(hidden, self._outputs)])
+        self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
         forward: dict[float, float] = {}
         self._runs = {body: self._run(body, {} if body is Body.TRAIN else forward) for body in Body}
 
@@ -200,10 +202,10 @@ class AnalyticShard(Shard):
     def _without_attention(self, run: _Run, count: float) -> float:
         """Device seconds of what depends on the number of tokens alone: a layer's products and element-wise work."""
         elementwise = count * self._layer_elementwise * run.elementwise
+        products = self._layer_products(count)
         if run.trains:
-            products = sum([self._gemm(count, inner, outer, True, self._kernels) for inner, outer in self._gemms])
-        else:
-            products = self._layer_products(count)
+            gemm = self._kernels.gemm
+            products += self._layer_gradients(count) + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
         if self._model.experts:
             products += self._mixed_mlp(count, run.trains, self._model.experts)
         return products + elementwise
@@ -262,10 +264,10 @@ class AnalyticShard(Shard):
         """Seconds of the head's GEMM, the embedding rows and the softmax over the vocabulary."""
         outputs = self._outputs
         moved = head_count * outputs * run.logit_bytes + count * run.token_bytes
+        product = self._head_products(head_count)
         if run.trains:
-            product = self._gemm(head_count, self._model.hidden_size, outputs, True, self._head_kernels)
-        else:
-            product = self._head_products(head_count)
+            weights = self._head_kernels.gemm(self._model.hidden_size, head_count, outputs)
+            product += self._head_gradients(head_count) + weights
         return product + self._kernels.elementwise(moved)
 
     def _optimizer(self) -> Time:

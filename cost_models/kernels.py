@@ -54,6 +54,10 @@ class Kernels:
         self._attention_flops = self._flops * efficiency.attention_flops
         self._attention_element = size / (self._bandwidth * efficiency.attention_bytes)
         self._cached_byte = 1 / (self._bandwidth * efficiency.decoding_bytes)
+        self._decoding_start, self._decoding_block = efficiency.decoding_seconds, efficiency.decoding_block
+        self._decoding_ridge = efficiency.decoding_ridge
+        self._key_head_seconds = efficiency.decoding_row_seconds
+        self._query_head_seconds = efficiency.decoding_head_seconds
         self._elementwise_byte = 1 / (self._bandwidth * efficiency.elementwise_bytes)
 
     def _feeding(self, rows: int, columns: int) -> float:
@@ -133,13 +137,13 @@ class Kernels:
         """Seconds to read the cache once: blocks of it spread over the processors (flash-decoding), at full bandwidth
         when all are busy, beside the work for each row's key heads and for each query head."""
         queries, keys, size = heads
-        efficiency, processors = self._efficiency, self._processors
-        blocks = rows * keys * math.ceil(length / efficiency.decoding_block)
+        processors = self._processors
+        blocks = rows * keys * math.ceil(length / self._decoding_block)
         read = 2 * rows * length * keys * size * cache_bytes * self._cached_byte
         if blocks < processors:
             read *= processors / blocks
-        work = (efficiency.decoding_row_seconds * keys + efficiency.decoding_head_seconds * queries) * rows / processors
-        return efficiency.decoding_seconds + _joined(read, work, efficiency.decoding_ridge)
+        work = (self._key_head_seconds * keys + self._query_head_seconds * queries) * rows / processors
+        return self._decoding_start + _joined(read, work, self._decoding_ridge)
 
     def elementwise(self, num_bytes: float) -> float:
         """Seconds to read and write this much."""
