@@ -9,7 +9,6 @@ counted on the last stage, which is then the slowest unless it holds a layer few
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from meshwright.cost_models.collectives import (
@@ -27,11 +26,13 @@ from meshwright.cost_models.params import StagePart, fullest_part, slowest_stage
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.lengths import Histogram
+from meshwright.profiles.packing import deal
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body
 
-_MAX_KINDS = 8
-"""Micro-batches of neighbouring lengths are costed together, in at most this many kinds."""
+_MAX_KINDS, _ALIKE = 8, 1.1
+"""Micro-batches are costed together in at most this many kinds, and those of one kind always whose tokens differ by no
+more than this factor."""
 
 GRADIENT_BYTES = 4
 """Megatron's DistributedDataParallel keeps and reduces gradients in fp32 (`grad_reduce_in_fp32`)."""
@@ -41,21 +42,36 @@ _LOGPROB_BYTES = (4, 12)
 
 
 class MicroBatches(NamedTuple):
-    """`number` micro-batches of `rows` rows, each padded to `tokens`."""
+    """`number` micro-batches, each of which costs what `rows` rows of `tokens` tokens would; neither need be whole."""
 
     number: int
-    rows: int
-    tokens: int
+    rows: float
+    tokens: float
 
 
 def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
-    """The micro-batches of a typical batch sorted by length, cut into consecutive rows, each padded to its longest."""
-    rows = min(micro_batch_size, num_rows)
+    """The micro-batches of a typical batch, dealt and packed as the runtime does it; those alike are costed together.
+
+    Rows of lengths l are sum(l) tokens with scores in proportion to sum(l^2). Equal rows that have as many of both are
+    sum(l)^2 / sum(l^2) rows of sum(l^2) / sum(l) tokens.
+    """
     ordered = lengths.strata(num_rows)
-    padded = [ordered[min(last, num_rows) - 1] for last in range(rows, num_rows + rows, rows)]
-    num_kinds = min(_MAX_KINDS, len(padded))
-    bounds = [len(padded) * i // num_kinds for i in range(num_kinds + 1)]
-    return tuple(MicroBatches(b - a, rows, round(sum(padded[a:b]) / (b - a))) for a, b in pairwise(bounds))
+    dealt = sorted(([ordered[i] for i in indices] for indices in deal(ordered, micro_batch_size)), key=sum)
+    factor = max(_ALIKE, (sum(dealt[-1]) / sum(dealt[0])) ** (1 / _MAX_KINDS))
+    kinds: list[list[list[int]]] = []
+    for micro_batch in dealt:
+        if not kinds or sum(micro_batch) > factor * sum(kinds[-1][0]):
+            kinds.append([])
+        kinds[-1].append(micro_batch)
+    return tuple(map(_kind, kinds))
+
+
+def _kind(alike: list[list[int]]) -> MicroBatches:
+    """Micro-batches of these lengths; one row at least, where rows of different micro-batches are costed together."""
+    num_tokens = sum(map(sum, alike))
+    num_squares = sum(length * length for lengths in alike for length in lengths)
+    rows = max(1.0, num_tokens**2 / (len(alike) * num_squares))
+    return MicroBatches(len(alike), rows, num_tokens / (len(alike) * rows))
 
 
 class _Compute(NamedTuple):
@@ -86,7 +102,7 @@ class Pipeline:
         Exchanges are costed at the mean micro-batch: they are linear in its tokens.
         """
         trains, pp = self.call.stage.trains, self.call.layout.pp
-        num_batches = total_tokens = 0
+        num_batches, total_tokens = 0, 0.0
         for number, rows, tokens in batches:
             num_batches += number
             total_tokens += number * rows * tokens

@@ -18,7 +18,15 @@ from meshwright.cost_models.memory import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
-from meshwright.cost_models.streaming import STREAMING_STAGES, Chunks, ChunkShard, all_chunks, last_chunks, passes_of
+from meshwright.cost_models.streaming import (
+    STREAMING_STAGES,
+    Chunks,
+    ChunkShard,
+    all_chunks,
+    last_chunks,
+    padded_prompts,
+    passes_of,
+)
 from meshwright.cost_models.turns import Overlap, Turns, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
@@ -158,7 +166,7 @@ class StageModel:
             )
         num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
         prompts = self._once(
-            ("prompts", num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size)
+            ("prompts", num_rows, size), lambda: padded_prompts(workload.prompt_lengths, num_rows, size)
         )
         return self._chunked(call, prompts, all_chunks)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +17,15 @@ import numpy as np
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import least_trusted
 from meshwright.cost_models.pipeline import MicroBatches
+from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
 STREAMING_STAGES = ("reward_score", "ref_logprob", "critic_value")
 """The stages that may read responses while they are generated."""
+
+_MAX_KINDS = 8
+"""Micro-batches of neighbouring lengths are costed together, in at most this many kinds."""
 
 
 class Chunks(NamedTuple):
@@ -35,7 +40,17 @@ class ReplicaPasses(NamedTuple):
     """The passes of one replica, and the mean number of cached tokens before those of a width."""
 
     batches: tuple[MicroBatches, ...]
-    contexts: Mapping[int, float]
+    contexts: Mapping[float, float]
+
+
+def padded_prompts(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
+    """The prompts of a typical batch sorted by length, cut into consecutive rows, each padded to its longest."""
+    rows = min(micro_batch_size, num_rows)
+    ordered = lengths.strata(num_rows)
+    padded = [ordered[min(last, num_rows) - 1] for last in range(rows, num_rows + rows, rows)]
+    num_kinds = min(_MAX_KINDS, len(padded))
+    bounds = [len(padded) * i // num_kinds for i in range(num_kinds + 1)]
+    return tuple(MicroBatches(b - a, rows, round(sum(padded[a:b]) / (b - a))) for a, b in pairwise(bounds))
 
 
 def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
@@ -65,7 +80,7 @@ def last_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[C
 def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int) -> ReplicaPasses:
     """Prompts as they come, then chunks: rows of different responses share a pass when theirs are ready together."""
     batches, cached = list(prompts), dict.fromkeys((batch.tokens for batch in prompts), 0.0)
-    numbers: dict[int, int] = {}
+    numbers: dict[float, int] = {}
     for batch in prompts:
         numbers[batch.tokens] = numbers.get(batch.tokens, 0) + batch.number
     for number, width, before in chunks:
@@ -87,14 +102,14 @@ class ChunkShard(Shard):
 
     shard: Shard
     analytic: AnalyticShard
-    contexts: Mapping[int, float]
+    contexts: Mapping[float, float]
 
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
         return self.total(body, ((1, rows, tokens, context),))
 
     def total(self, body: Body, passes: Passes) -> Time:
         layers, ends = self.shard.total(Body.PREFILL, passes), self.shard.total(body, passes)
-        cached = [(n, rows, tokens, context + self.contexts[int(tokens)]) for n, rows, tokens, context in passes]
+        cached = [(n, rows, tokens, context + self.contexts[tokens]) for n, rows, tokens, context in passes]
         more, source = 0.0, least_trusted([layers.source, ends.source])
         for number, rows, tokens, before in cached:
             if before:

@@ -1,4 +1,4 @@
-"""Durations of steps whose lengths are drawn from the workload: generation round by round, the rest by padded tokens.
+"""Durations of steps whose lengths are drawn from the workload: generation round by round, the rest by tokens.
 
 Every level is the plan's: a drawn step takes the planned seconds times what the drawn lengths cost over what the
 distribution costs, by one and the same model. Drawn lengths equal to the typical ones give the planned step back.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.pipeline import micro_batches
 from meshwright.cost_models.question import Call
 from meshwright.planner.controlled import Controlled
 from meshwright.planner.controllers import Controllers
@@ -77,25 +76,24 @@ class Sampled:
         )
 
     def _streaming(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
-        """Chunks are hardly padded; rows are shared as they were for generation, in order of the prompts."""
+        """Rows are shared as they were for generation, in order of the prompts."""
         dp = placement.layout.dp
         typical = self._workload.mean_tokens * len(lengths) / dp
         return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
 
     def _forward(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
-        padded = padded_tokens(lengths, placement.layout.dp, placement.schedule.micro_batch_size)
         typical = _typical_tokens(self._workload.sequence_lengths, len(lengths), placement)
-        return tuple(float(seconds) for seconds in placement.cost.total * padded / typical)
+        tokens = tokens_of_replicas(lengths, placement.layout.dp)
+        return tuple(float(seconds) for seconds in placement.cost.total * tokens / typical)
 
     def _training(self, placement: Placement, lengths: Lengths, step: int) -> float:
-        """Replicas meet at every update, which the one with the most padded tokens decides."""
+        """Replicas meet at every update, which the one with the most tokens decides."""
         num_minibatches, num_epochs = self._workload.num_minibatches, self._workload.num_epochs
         draw = np.random.default_rng([self._seed, step, 1])
         rows = len(lengths) // num_minibatches
         orders = [draw.permutation(lengths) for _ in range(num_epochs)]
         updates = [order[i * rows : (i + 1) * rows] for order in orders for i in range(num_minibatches)]
-        layout, size = placement.layout, placement.schedule.micro_batch_size
-        slowest = sum(float(padded_tokens(update, layout.dp, size).max()) for update in updates)
+        slowest = sum(float(tokens_of_replicas(update, placement.layout.dp).max()) for update in updates)
         typical = _typical_tokens(self._workload.sequence_lengths, rows, placement)
         return placement.cost.total * slowest / (len(updates) * typical)
 
@@ -120,15 +118,10 @@ def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, 
     return prompts, _sample(draw, workload.response_lengths, workload.batch_size)
 
 
-def padded_tokens(lengths: Lengths, num_replicas: int, micro_batch_size: int) -> NDArray[np.float64]:
-    """Tokens of each replica's micro-batches, every row as long as the longest of its micro-batch.
-
-    Rows are shared as the runtime shares them: every `num_replicas`-th in order of length, then in consecutive groups.
-    """
-    by_replica = np.sort(lengths).reshape(-1, num_replicas).T  # [replica, row]
-    longest = by_replica[:, micro_batch_size - 1 :: micro_batch_size]
-    padded: NDArray[np.float64] = longest.sum(axis=1) * float(micro_batch_size)
-    return padded
+def tokens_of_replicas(lengths: Lengths, num_replicas: int) -> NDArray[np.float64]:
+    """Tokens of each replica, to which every `num_replicas`-th row in order of length goes, as in the runtime."""
+    tokens: NDArray[np.float64] = np.sort(lengths).reshape(-1, num_replicas).sum(axis=0, dtype=float)
+    return tokens
 
 
 def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths:
@@ -136,10 +129,8 @@ def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths
 
 
 def _typical_tokens(lengths: Histogram, rows: int, placement: Placement) -> float:
-    """Padded tokens of one replica's typical micro-batches, as the cost model counts them."""
-    share = -(-rows // placement.layout.dp)
-    kinds = micro_batches(lengths, share, placement.schedule.micro_batch_size)
-    return float(sum(kind.number * kind.rows * kind.tokens for kind in kinds))
+    """Tokens of one replica's typical rows, as the cost model counts them."""
+    return float(sum(lengths.strata(-(-rows // placement.layout.dp))))
 
 
 def _call(plan: Plan, placement: Placement) -> Call:

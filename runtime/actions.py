@@ -100,18 +100,15 @@ class Actions:
         copy, lengths = self._copies[stage.name], batch.lengths()
         assert copy.model is not None
         mine = self._mine(stage, batch.rows, lengths)
-        groups = micro_batches(mine, self._plan.placement(stage.name).schedule.micro_batch_size)
-        blocks = [
-            MicroBatch(tokens=batch.experience.padded("tokens", group, max(lengths[row] for row in group)))
-            for group in groups
-        ]
+        groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
+        blocks = [MicroBatch.of(batch.experience.get("tokens", row) for row in group) for group in groups]
         if copy.spec.scalar_head:
             outputs = forward_scalars(copy.model, copy.mesh, blocks)
         else:
             outputs = forward_logprobs(copy.model, copy.mesh, blocks, temperature=self._job.ppo.temperature)
-        for group, output in zip(groups, outputs, strict=copy.mesh.is_last_stage):
-            for row, values in zip(group, output.cpu(), strict=True):
-                _put_answers(batch, stage, row, values[: lengths[row]])
+        for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
+            for row, values in zip(group, block.of_rows(output.cpu()), strict=True):
+                _put_answers(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in mine))}
 
     def _score_chunks(self, stage: Stage, batch: Batch) -> dict[str, float]:
@@ -128,7 +125,7 @@ class Actions:
         assert copy.trainer is not None
         staleness = 0 if copy.spec.scalar_head else self._plan.staleness
         learning = Learning(ppo, batch, max_staleness=staleness)
-        updates = []
+        updates, lengths = [], batch.lengths()
         for rows in minibatches(
             batch.rows,
             step=batch.step,
@@ -136,8 +133,8 @@ class Actions:
             num_minibatches=workload.num_minibatches,
             seed=self._data.seed,
         ):
-            mine = self._mine(stage, rows, batch.lengths())
-            groups = micro_batches(mine, self._plan.placement(stage.name).schedule.micro_batch_size)
+            mine = self._mine(stage, rows, lengths)
+            groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
             num_tokens = learning.num_tokens(rows)
             loss = training_loss(copy.spec, copy.mesh, ppo, num_tokens)
             sums = copy.trainer.train_step([learning.block(group) for group in groups], loss)

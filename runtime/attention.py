@@ -7,9 +7,10 @@ a cache only the protocol below: who keeps keys and values, and where, is the ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -49,11 +50,27 @@ def attention_cache(model: nn.Module, cache: AttentionCache) -> Iterator[None]:
             core.cache = earlier
 
 
+@dataclass(frozen=True)
+class Packing:
+    """Rows that lie one behind the other in a sequence of S tokens; each starts at position 0 and sees itself alone.
+
+    It takes the way of megatron's own packed sequences, so that a layer that is computed again finds the rows of its
+    micro-batch.
+    """
+
+    lengths: tuple[int, ...]
+    """Tokens of each row; they sum to S."""
+    cos: Tensor
+    """Of the tokens' angles, as `sin`: [S, 1, 1, D]."""
+    sin: Tensor
+    qkv_format: Literal["sbhd"] = "sbhd"
+    """What megatron asks before it would drop the batch dimension, which is kept."""
+
+
 class CoreAttention(nn.Module):
     """Causal grouped-query attention over [S, B, heads, D]; the heads are this tensor-parallel rank's.
 
-    Without a cache every row starts at position 0: batches are aligned left and padded right, so a causal mask is
-    all that keeps real tokens from looking at padding.
+    Either B rows continue what a cache has of them, or B is 1 and the sequence is packed.
     """
 
     def __init__(self, *, rotary: Rotary, first_layer: int, layer_number: int, **_: Any) -> None:
@@ -66,21 +83,34 @@ class CoreAttention(nn.Module):
         self.layer = layer_number - 1 - first_layer
         self.cache: AttentionCache | None = None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *_: Any,
+        packed_seq_params: Packing | None = None,
+        **__: Any,
+    ) -> Tensor:
         """[S, B, heads * D] from query [S, B, heads, D], key and value [S, B, kv_heads, D]."""
-        if self.cache is None:
-            cos, sin = self.rotary.first(query)
-            mask = None
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-            keys, values = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
-        else:
-            if self.layer == 0:  # all layers of a pass share the positions, the first computes their angles
-                self.rotary.aim(self.cache.positions, query.dtype)
-            cos, sin = self.rotary.aimed
-            query = rotate(query, cos, sin)
-            keys, values, mask = self.cache.extend(self.layer, rotate(key, cos, sin), value)
+        if packed_seq_params is not None:
+            return _attend_packed(query, key, value, packed_seq_params)
+        assert self.cache is not None, "tokens come packed or with a cache"
+        if self.layer == 0:  # all layers of a pass share the positions, the first computes their angles
+            self.rotary.aim(self.cache.positions, query.dtype)
+        cos, sin = self.rotary.aimed
+        query = rotate(query, cos, sin)
+        keys, values, mask = self.cache.extend(self.layer, rotate(key, cos, sin), value)
         attended = _attend(query.permute(1, 2, 0, 3), keys, values, mask)
         return attended.permute(2, 0, 1, 3).flatten(2)
+
+
+def _attend_packed(query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+    """[S, 1, heads * D], row by row: one call for all of them would compute the scores between rows too."""
+    turned = (rotate(query, packing.cos, packing.sin), rotate(key, packing.cos, packing.sin), value)
+    queries, keys, values = (heads.permute(1, 2, 0, 3).split(packing.lengths, dim=2) for heads in turned)
+    attended = (_attend(*row, None).permute(2, 0, 1, 3) for row in zip(queries, keys, values, strict=True))
+    return torch.cat(tuple(attended)).flatten(2)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -113,9 +143,12 @@ class Rotary:
         self.aimed: tuple[Tensor, Tensor]
         """cos and sin [S, B, 1, D] at the positions last aimed at."""
 
-    def first(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [S, 1, 1, D] at positions 0 to S-1, S and the dtype being those of `like` [S, ...]."""
-        return self.table(like.shape[0], like)
+    def pack(self, lengths: Sequence[int], like: Tensor) -> Packing:
+        """Rows of these lengths, with angles of the dtype of `like`."""
+        cos, sin = (
+            torch.cat([of_positions[:length] for length in lengths]) for of_positions in self.table(max(lengths), like)
+        )
+        return Packing(tuple(lengths), cos, sin)
 
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [length, 1, 1, D] at positions 0 to length-1, of the device and dtype of `like`."""

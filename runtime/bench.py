@@ -118,7 +118,7 @@ class Bench:
             return lambda: trainer.accumulate([block], loss)
         forward = forward_scalars if spec.scalar_head else forward_logprobs
         experience = _experience(spec, point.rows, point.tokens)
-        return lambda: _scored(forward, model, self._mesh, experience, point.tokens)
+        return lambda: _scored(forward, model, self._mesh, experience)
 
     def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> tuple[Decoder, Trainer]:
         if key != self._key or self.model is None or self._trainer is None:
@@ -184,12 +184,12 @@ def _scored(
     model: Decoder,
     mesh: Mesh,
     experience: Experience,
-    tokens: int,
 ) -> list[Tensor]:
     """A forward pass over the sequences, taken from the experience and put back there as a stage does."""
     rows = experience.rows("tokens")
-    outputs = forward(model, mesh, [MicroBatch(tokens=experience.padded("tokens", rows, tokens))])
-    for row, values in zip(rows, outputs[0].cpu(), strict=True):
+    block = MicroBatch.of(experience.get("tokens", row) for row in rows)
+    outputs = forward(model, mesh, [block])
+    for row, values in zip(rows, block.of_rows(outputs[0].cpu()), strict=True):
         experience.put("ref_logprobs", row, values.clone())
     return outputs
 
@@ -198,4 +198,4 @@ def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
     """A micro-batch with everything that either loss reads."""
     fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), torch.zeros(rows, tokens))
     mask = torch.ones(rows, tokens, dtype=torch.bool)
-    return MicroBatch(tokens=torch.randint(spec.vocab_size, (rows, tokens)), fields={**fields, "mask": mask})
+    return MicroBatch.of(torch.randint(spec.vocab_size, (rows, tokens)), {**fields, "mask": mask})

@@ -7,9 +7,9 @@ which with one stage are a plain loop. Every rank of a replica passes the same m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -32,12 +32,30 @@ from meshwright.runtime.ppo import Share
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that go through the model together, aligned left and padded right."""
+    """Rows that go through the model together, one behind the other and nothing between them."""
 
     tokens: Tensor
-    """[B, S] int64."""
+    """[T] int64."""
+    lengths: tuple[int, ...]
+    """Tokens of each row; they sum to T."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """What a loss needs, [B, S] each; a forward pass needs none."""
+    """What a loss needs, [T] each; a forward pass needs none."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
+        """From the tokens of each row, and its values in each field."""
+        rows = tuple(rows)
+        packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
+        return cls(torch.cat(rows), tuple(map(len, rows)), packed)
+
+    @property
+    def next_tokens(self) -> Tensor:
+        """[T], the token after each; behind the last one of a row stands one of no meaning."""
+        return F.pad(self.tokens[1:], (0, 1))
+
+    def of_rows(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Values [T], one for each token, cut into those of each row."""
+        return values.split(self.lengths)
 
 
 Output = Callable[[Tensor, MicroBatch], Any]
@@ -47,27 +65,28 @@ Output = Callable[[Tensor, MicroBatch], Any]
 def forward_logprobs(
     model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], *, temperature: float = 1.0
 ) -> list[Tensor]:
-    """Log-probabilities [B, S] fp32 of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+    """Log-probabilities [T] fp32 of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
 
-    Element t is of token t + 1 given the tokens up to t; the last element, which has no next token, is zero.
+    Element t of a row is of its token t + 1 given those up to t; its last element, which has no next token, is zero.
     """
 
     def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
-        next_tokens = F.pad(micro_batch.tokens[:, 1:], (0, 1)).to(logits.device)
+        next_tokens = micro_batch.next_tokens.to(logits.device).unsqueeze(0)
         of_next, _ = token_logprobs(
             logits, next_tokens, mesh.groups.tp, vocab_size=model.spec.vocab_size, temperature=temperature
         )
-        return F.pad(of_next[:, :-1], (0, 1))
+        ends = torch.tensor(micro_batch.lengths, device=logits.device).cumsum(0) - 1
+        return of_next[0].index_fill(0, ends, 0.0)
 
     return _forward(model, mesh, micro_batches, logprobs)
 
 
 def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-    """The scalar head's numbers [B, S] fp32 of each micro-batch, values or scores, on the ranks of the last stage.
+    """The scalar head's numbers [T] fp32 of each micro-batch, values or scores, on the ranks of the last stage.
 
     Elsewhere an empty list.
     """
-    return _forward(model, mesh, micro_batches, lambda numbers, _: numbers)
+    return _forward(model, mesh, micro_batches, lambda numbers, _: numbers[0])
 
 
 def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output) -> list[Tensor]:
@@ -92,15 +111,15 @@ def run_schedule(
 
     def step(remaining: Iterator[MicroBatch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         micro_batch = next(remaining)
-        result = model(micro_batch.tokens.to(host.device()))
+        result = model(micro_batch.tokens.to(host.device()).unsqueeze(0), micro_batch.lengths)
         return result, lambda result, **_: output(result, micro_batch)
 
     config: Any = model.config
-    shapes = {micro_batch.tokens.shape for micro_batch in micro_batches}
-    rows, length = micro_batches[0].tokens.shape
+    sizes = {len(micro_batch.tokens) for micro_batch in micro_batches}
+    length = max(sizes)
     aligned = mesh.layout.tp if mesh.layout.sp else 1
     # Only when micro-batches differ must stages tell each other the shape of every message.
-    config.variable_seq_lengths = len(shapes) > 1
+    config.variable_seq_lengths = len(sizes) > 1
     run = get_forward_backward_func(pp_size=mesh.layout.pp, vp_size=None)
     results: list[Any] = run(
         forward_step_func=step,
@@ -108,7 +127,7 @@ def run_schedule(
         model=model,
         num_microbatches=len(micro_batches),
         seq_length=length + -length % aligned,
-        micro_batch_size=rows,
+        micro_batch_size=1,
         forward_only=forward_only,
         collect_non_loss_data=forward_only,
         p2p_communicator=P2PCommunicator(mesh.groups.pp, config) if mesh.layout.pp > 1 else None,

@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from meshwright.planner.program import Receive, Send
+from meshwright.profiles.packing import deal
 from meshwright.runtime.mail import Mail
 
 
@@ -89,6 +90,9 @@ def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_rep
     return tuple(ordered[replica::num_replicas])
 
 
-def micro_batches(rows: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
-    """Consecutive rows in groups; rows of like length meet because `share` orders them."""
-    return tuple(tuple(rows[i : i + micro_batch_size]) for i in range(0, len(rows), micro_batch_size))
+def micro_batches(
+    rows: Sequence[int], lengths: Mapping[int, int], micro_batch_size: int
+) -> tuple[tuple[int, ...], ...]:
+    """The rows of each micro-batch, of at most `micro_batch_size` rows."""
+    dealt = deal([lengths[row] for row in rows], micro_batch_size)
+    return tuple(tuple(rows[index] for index in indices) for indices in dealt)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.planner.job import PPO
@@ -83,11 +82,10 @@ class Learning:
         return int(self._fields["mask"][list(rows)].sum())
 
     def block(self, rows: Sequence[int]) -> MicroBatch:
-        """A micro-batch of these rows, padded to the longest of them."""
-        width = max(self._lengths[row] for row in rows)
-        index = list(rows)
-        fields = {name: values[index, :width] for name, values in self._fields.items()}
-        return MicroBatch(tokens=self._tokens[index, :width], fields=fields)
+        """A micro-batch of these rows."""
+        ends = [(row, self._lengths[row]) for row in rows]
+        fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
+        return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
 
 
 def _staleness(batch: Batch, mask: Tensor, most: int) -> Tensor:
@@ -128,16 +126,16 @@ def _actor_share(
     num_tokens: int,
     ppo: PPO,
 ) -> Share:
-    """A micro-batch's share of the actor's loss, from logits [S, B, V / tp] cut over `group`."""
+    """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] cut over `group`."""
     logprobs, entropy = token_logprobs(
         output,
-        F.pad(block.tokens[:, 1:], (0, 1)).to(output.device),
+        block.next_tokens.to(output.device).unsqueeze(0),
         group,
         vocab_size=vocab_size,
         temperature=ppo.temperature,
         with_entropy=True,
     )
-    fields = {name: values.to(output.device) for name, values in block.fields.items()}
+    fields = _fields(block, output.device)
     return policy_loss(
         logprobs,
         fields["old_logprobs"],
@@ -151,9 +149,14 @@ def _actor_share(
 
 
 def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PPO) -> Share:
-    """A micro-batch's share of the critic's loss, from values [B, S]."""
-    fields = {name: values.to(output.device) for name, values in block.fields.items()}
+    """A micro-batch's share of the critic's loss, from values [1, T]."""
+    fields = _fields(block, output.device)
     return value_loss(output, fields["values"], fields["returns"], fields["mask"], num_tokens=num_tokens, settings=ppo)
+
+
+def _fields(block: MicroBatch, device: torch.device) -> dict[str, Tensor]:
+    """[1, T] each, on the device."""
+    return {name: values.to(device).unsqueeze(0) for name, values in block.fields.items()}
 
 
 def minibatches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,11 +32,13 @@ _RNG = "model-parallel-rng"
 class Decoder(GPTModel):
     """The decoder layers of one pipeline stage, with the embedding on the first stage and the head on the last.
 
-    `decoder(tokens)`, tokens [B, S] int64 on every stage, answers on the last stage
-    - logits [S, B, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
-    - numbers [B, S] in fp32 if the model has a scalar head,
+    `decoder(tokens, lengths)`, tokens [1, S] int64 on every stage, being rows of these lengths one behind the other,
+    answers on the last stage
+    - logits [S, 1, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
+    - numbers [1, S] in fp32 if the model has a scalar head,
     and on the others the hidden states that the pipeline schedule sends on. Any S will do: with sequence
-    parallelism the tokens are padded on the right to a multiple of tp and the answer is cut back.
+    parallelism the tokens are padded at their end to a multiple of tp and the answer is cut back.
+    Within `attention_cache` no lengths are given, and tokens [B, S] continue what the cache has of B rows.
     """
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig) -> None:
@@ -62,12 +65,15 @@ class Decoder(GPTModel):
         if mesh.is_first_stage and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: Sequence[int] = ()) -> Tensor:
         length = tokens.shape[1]
-        if self.config.sequence_parallel:
-            tokens = F.pad(tokens, (0, -length % self.mesh.layout.tp))
-        output: Tensor = super().forward(input_ids=tokens, position_ids=None, attention_mask=None)
-        if not self.post_process or tokens.shape[1] == length:
+        tail = -length % self.mesh.layout.tp if self.config.sequence_parallel else 0
+        rows = (*lengths, tail) if tail else lengths
+        packing = self.rotary.pack(rows, next(self.parameters())) if lengths else None
+        output: Tensor = super().forward(
+            input_ids=F.pad(tokens, (0, tail)), position_ids=None, attention_mask=None, packed_seq_params=packing
+        )
+        if not self.post_process or not tail:
             return output
         return output[:, :length] if self.spec.scalar_head else output[:length]
 

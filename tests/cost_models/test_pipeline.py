@@ -27,22 +27,24 @@ def steady(batch_size: int) -> Workload:
     )
 
 
-def test_micro_batches_are_padded_to_their_longest_row() -> None:
+def test_packed_micro_batches_have_the_tokens_and_the_squares_of_their_rows() -> None:
     lengths = Histogram((10, 20, 30, 40), (0.25, 0.25, 0.25, 0.25))
-    assert micro_batches(lengths, 4, 2) == ((1, 2, 20), (1, 2, 40))
+    # 40 meets 10 and 30 meets 20; 100 tokens and 3000 squares are two micro-batches of 5/3 rows of 30 tokens.
+    assert micro_batches(lengths, 4, 2) == ((2, pytest.approx(5 / 3), pytest.approx(30)),)
     assert micro_batches(lengths, 4, 1) == ((1, 1, 10), (1, 1, 20), (1, 1, 30), (1, 1, 40))
-    assert micro_batches(lengths, 4, 8) == ((1, 4, 40),)
-    assert micro_batches(lengths, 5, 2)[-1] == (1, 2, 40)
+    assert micro_batches(lengths, 4, 8) == ((1, pytest.approx(10 / 3), pytest.approx(30)),)
+    assert micro_batches(Histogram((7,), (1.0,)), 12, 4) == ((3, 4, 7),)
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 64, 1000])
 @pytest.mark.parametrize("size", [1, 4, 16])
-def test_no_row_is_forgotten_and_larger_micro_batches_pad_more(num_rows: int, size: int) -> None:
+def test_no_row_is_forgotten_and_no_token_is_added(num_rows: int, size: int) -> None:
     lengths = Histogram((10, 20, 300), (0.5, 0.3, 0.2))
     found = micro_batches(lengths, num_rows, size)
-    assert sum(number for number, _, _ in found) == -(-num_rows // min(size, num_rows))
-    padded = sum(number * rows * tokens for number, rows, tokens in found)
-    assert padded >= sum(lengths.strata(num_rows)) * 0.98
+    assert sum(number for number, _, _ in found) == -(-num_rows // size)
+    assert all(1 <= rows <= size for _, rows, _ in found)
+    tokens = sum(number * rows * tokens for number, rows, tokens in found)
+    assert tokens == pytest.approx(sum(lengths.strata(num_rows)))
 
 
 @pytest.mark.parametrize("stage", [*FORWARD_STAGES, *TRAIN_STAGES])

@@ -16,7 +16,7 @@ from meshwright.planner.job import Facts
 from meshwright.planner.leads import patterns
 from meshwright.planner.plan import Plan
 from meshwright.planner.probe import Grid, RoundTimes
-from meshwright.planner.sampled import Sampled, draw_lengths, padded_tokens
+from meshwright.planner.sampled import Sampled, draw_lengths, tokens_of_replicas
 from meshwright.planner.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.trace import LIVE
@@ -88,10 +88,9 @@ def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
     assert generation_seconds(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES) == pytest.approx(5)
 
 
-def test_a_micro_batch_is_as_wide_as_its_longest_row() -> None:
-    # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8; pairs are padded to 3, 7 and 4, 8.
-    lengths = np.array([8, 1, 7, 2, 6, 3, 5, 4])
-    assert padded_tokens(lengths, 2, 2).tolist() == [20.0, 24.0]
+def test_replicas_share_rows_in_order_of_length_and_pay_for_their_tokens() -> None:
+    # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8.
+    assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), 2).tolist() == [16.0, 20.0]
 
 
 def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:

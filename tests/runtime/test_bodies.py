@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,13 +25,15 @@ from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 
 ROWS, LENGTH = 4, 19
-NUM_TOKENS = ROWS * (LENGTH - 1)
+LENGTHS = (LENGTH, 11, 2, 14)
+NUM_TOKENS = sum(LENGTHS) - ROWS
 
 
 def language_loss(spec: ModelSpec, mesh: Mesh, output: Tensor, block: MicroBatch) -> Share:
     """Mean over all rows' tokens of -log p - entropy / 10, as this micro-batch's share of it."""
-    targets = F.pad(block.tokens[:, 1:], (0, 1))
-    logprobs, entropy = token_logprobs(output, targets, mesh.groups.tp, vocab_size=spec.vocab_size, with_entropy=True)
+    logprobs, entropy = token_logprobs(
+        output, block.next_tokens.unsqueeze(0), mesh.groups.tp, vocab_size=spec.vocab_size, with_entropy=True
+    )
     assert entropy is not None
     loss = (-(logprobs + 0.1 * entropy) * block.fields["mask"]).sum() / NUM_TOKENS
     return Share(loss, {"loss": loss.detach().double()})
@@ -44,14 +45,21 @@ def value_loss(spec: ModelSpec, mesh: Mesh, output: Tensor, block: MicroBatch) -
 
 
 def blocks(size: int, mesh: Mesh) -> list[MicroBatch]:
-    """This replica's rows in micro-batches of `size`, the last rows shorter than the first."""
+    """This replica's rows in micro-batches of `size`; the last token of a row has none to predict."""
     ids = tokens(ROWS, LENGTH)
-    mask = torch.ones(ROWS, LENGTH)
-    mask[:, -1] = 0
     goal = torch.linspace(-1, 1, ROWS * LENGTH).view(ROWS, LENGTH)
     mine = range(mesh.dp_rank, ROWS, mesh.layout.dp)
     groups = [list(mine)[i : i + size] for i in range(0, len(mine), size)]
-    return [MicroBatch(ids[rows], {"mask": mask[rows], "goal": goal[rows]}) for rows in groups]
+    return [
+        MicroBatch.of(
+            [ids[row, : LENGTHS[row]] for row in group],
+            {
+                "mask": [torch.arange(LENGTHS[row]) < LENGTHS[row] - 1 for row in group],
+                "goal": [goal[row, : LENGTHS[row]] for row in group],
+            },
+        )
+        for group in groups
+    ]
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ def _one_replica_idle(directory: Path, layout: str) -> list[float] | None:
     spec = read_model(directory)
     model = build_model(spec, mesh, trainable=True)
     load_weights(model, spec, mesh, directory)
-    rows = MicroBatch(tokens(ROWS, LENGTH), {"mask": torch.ones(ROWS, LENGTH)})
+    rows = MicroBatch.of(tokens(ROWS, LENGTH), {"mask": torch.ones(ROWS, LENGTH)})
     metrics = Trainer(model, mesh, learning_rate=1e-3).train_step(
         [rows] if mesh.dp_rank == 0 else [], functools.partial(language_loss, spec, mesh)
     )

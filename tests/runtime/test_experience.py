@@ -28,8 +28,8 @@ def test_rows_of_like_length_are_spread_over_replicas() -> None:
     assert share((0, 1, 2, 3, 4, 5), lengths, 1, 2) == (2, 1, 5)
 
 
-def test_micro_batches_keep_the_order_and_the_last_may_be_small() -> None:
-    assert micro_batches((4, 1, 3, 2, 0), 2) == ((4, 1), (3, 2), (0,))
+def test_the_longest_row_meets_the_shortest_in_a_micro_batch() -> None:
+    assert micro_batches((4, 1, 3, 2), {1: 30, 2: 5, 3: 10, 4: 80}, 2) == ((4, 2), (1, 3))
 
 
 def test_a_packed_field_unpacks_to_the_same_rows() -> None:

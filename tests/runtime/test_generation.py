@@ -66,11 +66,11 @@ def generate(directory: Path, layout: str, num_slots: int) -> tuple[tuple[Respon
     generator, model, mesh = opened
     responses = generator.generate(PROMPTS)
     blocks = [
-        MicroBatch(torch.tensor([prompt.tokens + response.tokens]))
+        MicroBatch.of([torch.tensor(prompt.tokens + response.tokens)])
         for prompt, response in zip(PROMPTS, responses, strict=True)
     ]
     gaps = [
-        float((values[0, len(prompt.tokens) - 1 : -1] - torch.tensor(response.logprobs)).abs().max())
+        float((values[len(prompt.tokens) - 1 : -1] - torch.tensor(response.logprobs)).abs().max())
         for prompt, response, values in zip(
             PROMPTS, responses, forward_logprobs(model, mesh, blocks, temperature=0.8) or [], strict=False
         )

@@ -77,7 +77,7 @@ def scored(directory: Path) -> tuple[int, int, list[Tensor]]:
     spec = read_model(directory)
     model = build_model(spec, mesh)
     load_weights(model, spec, mesh, directory)
-    micro_batch = MicroBatch(tokens(2, 7, seed=1))
+    micro_batch = MicroBatch.of(tokens(2, 7, seed=1))
     answers = forward_logprobs(model, mesh, [micro_batch])
     hosted, weights = HostedWeights(model), [parameter.data for parameter in model.parameters()]
     away = storage_bytes(weights)

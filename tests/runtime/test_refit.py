@@ -48,7 +48,7 @@ def _train_and_refit(directory: Path, source: Place, target: Place) -> tuple[Ten
         refit.run()
     forward = forward_scalars if spec.scalar_head else forward_logprobs
     answers = [
-        (forward(model, mesh, [MicroBatch(tokens())]) or [None])[0] if model is not None else None
+        (forward(model, mesh, [MicroBatch.of(tokens())]) or [None])[0] if model is not None else None
         for model, mesh in ((trained, source_mesh), (refitted, target_mesh))
     ]
     return answers[0], answers[1], refit.num_messages

@@ -59,12 +59,12 @@ def in_chunks(directory: Path, layout: str, chunk_tokens: int) -> list[tuple[Ten
         for row in [row for row, left in remaining.items() if not left]:
             answers[row] = scorer.finish(row)
             del remaining[row]
-    blocks = [MicroBatch(torch.tensor([sequence(row)])) for row in range(len(LENGTHS))]
+    blocks = [MicroBatch.of([torch.tensor(sequence(row))]) for row in range(len(LENGTHS))]
     if spec.scalar_head:
         whole = forward_scalars(model, mesh, blocks)
     else:
         whole = forward_logprobs(model, mesh, blocks, temperature=TEMPERATURE)
-    return [(answers[row], expected[0]) for row, expected in enumerate(whole)]
+    return [(answers[row], expected) for row, expected in enumerate(whole)]
 
 
 @pytest.mark.parametrize("head", ["ForCausalLM", "ForSequenceClassification"])

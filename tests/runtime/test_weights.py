@@ -39,8 +39,9 @@ def _answers(directory: Path, layout: str, ids: Tensor, scalar: bool | None) -> 
     spec = read_model(directory, scalar_head=scalar)
     model = build_model(spec, mesh)
     load_weights(model, spec, mesh, directory)
-    blocks = [MicroBatch(ids), MicroBatch(ids[:2, :9])]
-    return (forward_scalars if spec.scalar_head else forward_logprobs)(model, mesh, blocks)
+    blocks = [MicroBatch.of(ids), MicroBatch.of(ids[:2, :9])]
+    answers = (forward_scalars if spec.scalar_head else forward_logprobs)(model, mesh, blocks)
+    return [torch.stack(block.of_rows(answer)) for block, answer in zip(blocks, answers, strict=mesh.is_last_stage)]
 
 
 def _check(directory: Path, layout: str, expected: Tensor, *, scalar: bool | None = None) -> None:
