@@ -108,7 +108,7 @@ def value_loss(
 
     It is the form of the PPO authors' code (openai/baselines, ppo2) that RLHF trainers kept; c is `value_clip`.
     """
-    held = old_values + (values - old_values).clamp(-settings.value_clip, settings.value_clip)
+    held = values.clamp(old_values - settings.value_clip, old_values + settings.value_clip)
     error = torch.where(mask.bool(), values - returns, 0.0)
     held_error = torch.where(mask.bool(), held - returns, 0.0)
     loss = _share(0.5 * torch.maximum(error.square(), held_error.square()), mask, num_tokens)

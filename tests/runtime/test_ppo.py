@@ -113,6 +113,14 @@ def test_the_first_update_has_ratio_one_and_clips_nothing(seed: int) -> None:
     assert value_share(b, slice(None), num_tokens).metrics["value_clip_fraction"] == 0
 
 
+def test_a_value_that_moved_by_less_than_the_clip_is_not_clipped() -> None:
+    # The held value was the old one plus the move, which rounds: some of these were counted as clipped.
+    b = batch(0)
+    for name in ("values", "old_values"):
+        b[name] = b[name].clamp(-0.45, 0.45) * SETTINGS.value_clip
+    assert value_share(b, slice(None), int(b["mask"].sum())).metrics["value_clip_fraction"] == 0
+
+
 def test_the_policy_loss_stops_rewarding_a_move_past_the_clip() -> None:
     # eps = 0.2. Ratios (2, 0.5, 2, 0.5), advantages (1, 1, -1, -1): the minimum of r A and clip(r) A is
     # (1.2, 0.5, -2, -0.8), so the loss is -(1.2 + 0.5 - 2 - 0.8) / 4 = 0.275; tokens 0 and 3 are clipped and have no
