@@ -1,20 +1,28 @@
 """The experience of one PPO step as one rank holds it: fields of rows, and how they pass from rank to rank.
 
 A row is one sequence. Each field of a row is a one-dimensional tensor on the host. Messages are safetensors bytes over
-a gloo group, whatever the devices compute with.
+a gloo group, whatever the devices compute with; a field is one tensor there, its rows end to end, and what arrives is
+not copied again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from meshwright.planner.program import Receive, Send
 from meshwright.profiles.packing import deal
 from meshwright.runtime.mail import Mail
+
+_ROWS = ".rows"
+"""After the name of a field: its rows' numbers and lengths, [2, R]."""
+
+_DTYPES = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "F32": torch.float32, "F64": torch.float64}
+"""By their names in safetensors."""
 
 
 class Experience:
@@ -41,16 +49,31 @@ class Experience:
             block[index, : len(values)] = values
         return block
 
-    def pack(self, fields: Iterable[str]) -> bytes:
-        """All rows held of these fields."""
-        tensors = {f"{field}.{row}": self.get(field, row).contiguous() for field in fields for row in self.rows(field)}
-        return save(tensors)
+    def pack(self, fields: Iterable[str]) -> Tensor:
+        """All rows held of these fields, as bytes."""
+        tensors = {}
+        for field in fields:
+            if rows := self.rows(field):
+                parts = [self.get(field, row) for row in rows]
+                tensors[field] = torch.cat(parts)
+                tensors[field + _ROWS] = torch.tensor([rows, [len(part) for part in parts]])
+        return torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
 
-    def unpack(self, payload: bytes) -> None:
-        """Puts every row of a packed message."""
-        for key, values in load(payload).items():
-            field, row = key.rsplit(".", 1)
-            self.put(field, int(row), values)
+    def unpack(self, payload: Tensor) -> None:
+        """Puts every row of a packed message, which the rows share."""
+        tensors = dict(_tensors(payload))
+        for field, values in tensors.items():
+            if not field.endswith(_ROWS):
+                rows, lengths = tensors[field + _ROWS].view(2, -1).tolist()
+                self._rows.setdefault(field, {}).update(zip(rows, values.split(lengths), strict=True))
+
+
+def _tensors(payload: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Views [N] of the tensors in safetensors bytes: a length of 8 bytes, a header in JSON, and the aligned data."""
+    data = 8 + int(payload[:8].view(torch.int64))
+    for name, told in json.loads(payload[8:data].numpy().tobytes()).items():
+        begin, end = told["data_offsets"]
+        yield name, payload[data + begin : data + end].view(_DTYPES[told["dtype"]])
 
 
 class Courier:
@@ -64,7 +87,7 @@ class Courier:
         targets = [rank for rank in instruction.targets if rank != self._mail.rank]
         if not targets:
             return 0
-        payload = torch.frombuffer(bytearray(experience.pack(instruction.fields)), dtype=torch.uint8)
+        payload = experience.pack(instruction.fields)
         for rank in targets:
             self._mail.send(payload, rank, tag)
         return len(payload) * len(targets)
@@ -75,7 +98,7 @@ class Courier:
         for rank in instruction.owners:
             if rank != self._mail.rank:
                 payload = self._mail.receive(rank, tag)
-                experience.unpack(payload.numpy().tobytes())
+                experience.unpack(payload)
                 received += len(payload)
         return received
 

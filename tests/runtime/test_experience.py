@@ -44,6 +44,20 @@ def test_a_packed_field_unpacks_to_the_same_rows() -> None:
     assert float(received.get("scores", 3)) == 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64])
+def test_rows_of_every_type_arrive_as_they_were_beside_an_odd_number_of_bytes(dtype: torch.dtype) -> None:
+    sent, received = Experience(), Experience()
+    rows = {row: torch.arange(row % 4).to(dtype) for row in range(9)}
+    for row, values in rows.items():
+        sent.put("a field", row, values)
+        sent.put("truncated", row, torch.ones(1, dtype=torch.uint8))
+    received.unpack(sent.pack(("a field", "truncated", "not held")))
+    assert received.rows("not held") == ()
+    for row, values in rows.items():
+        assert received.get("a field", row).dtype is dtype
+        assert torch.equal(received.get("a field", row), values)
+
+
 def exchange() -> tuple[int, ...]:
     """Ranks 0 and 1 own a row each; ranks 1 and 2 want both."""
     courier, experience, rank = Courier(Mail(dist.group.WORLD)), Experience(), dist.get_rank()
