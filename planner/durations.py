@@ -60,6 +60,17 @@ class Planned:
         return self._work
 
 
+@dataclass(frozen=True)
+class Known:
+    """The work of the first steps as another answer had it: no state, so that threads and processes may share it."""
+
+    name: str
+    works: tuple[StepWork, ...]
+
+    def of_step(self, step: int, /) -> StepWork:
+        return self.works[step]
+
+
 def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
     """Seconds of each refit of the plan, by the name of its instruction."""
     return {f"refit {refit.source} -> {refit.target}": (refit.cost.total,) for refit in plan.refits}

@@ -107,11 +107,14 @@ def simulate(
         show_time.simulation(found, trace)
 
 
-@app.command(epilog="Example: meshwright rehearse plan.json --steps 3 --speed 0.1")
+@app.command(epilog="Example: meshwright rehearse plan.json --steps 3")
 def rehearse(
     plan: PlanPath,
     steps: Steps = 3,
-    speed: Annotated[float, typer.Option(help="Waits are the predicted seconds times this.")] = 0.1,
+    speed: Annotated[
+        float | None,
+        typer.Option(help="Waits are the predicted seconds times this; by default enough for waits to dominate."),
+    ] = None,
     ranks_per_process: Annotated[
         int | None, typer.Option(min=1, help="Ranks that a process hosts; by default as many as leave 16 processes.")
     ] = None,

@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch.distributed as dist
 
 from meshwright.planner.check_program import require_sound
-from meshwright.planner.durations import Durations
+from meshwright.planner.durations import Durations, Known
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import MoveWeights, Program, RunStage, lower
 from meshwright.planner.simulate import StepTimes, simulate
@@ -29,6 +29,7 @@ from meshwright.runtime.experience import Courier
 from meshwright.runtime.launch import launch, with_messages_only
 from meshwright.runtime.mail import House, Mail
 from meshwright.runtime.meeting import Meetings
+from meshwright.runtime.overhead import num_processors, slow_enough
 from meshwright.runtime.streaming import Streaming
 from meshwright.runtime.waiting import Waiting
 
@@ -41,6 +42,8 @@ class Rehearsal:
     """What a rehearsal showed. `steps` and `spans` are in seconds of the plan: wall time divided by `speed`.
 
     `overhead_seconds` is the wall time that the executor itself takes per instruction (median over ranks and steps).
+    `processor_seconds` are those of all processes per step; with `num_processors` they take `processor_seconds /
+    num_processors` of wall time at least, however long the waits are.
     """
 
     clock: str
@@ -53,14 +56,21 @@ class Rehearsal:
     overhead_seconds: float
     num_instructions: int
     message_bytes: float  # per step, over all ranks
+    processor_seconds: float
+    num_processors: int
     error: float  # (rehearsed - simulated) / simulated, of the mean step
     excess_seconds: float  # wall time per step beyond the waits: messages, scheduling, other work of this machine
     spans: tuple[Span, ...] = ()
 
+    @property
+    def processor_share(self) -> float:
+        """The part of the processors' time that the processes used, 0 to 1; near 1 the processors were the limit."""
+        return self.processor_seconds / (self.num_processors * self.steps.mean * self.speed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What every process is told."""
+    """What every process is told. `durations` may be asked by several ranks at once."""
 
     plan: Plan
     durations: Durations
@@ -73,11 +83,13 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one rank saw of the turns that are kept, in wall seconds; `ends` has the end of the turn before them too."""
+    """What one rank saw of the turns that are kept, in wall seconds; `ends` has the end of the turn before them too,
+    and `processor_seconds` what its process had used by then."""
 
     rank: int
     turns: tuple[tuple[Span, ...], ...]
     ends: tuple[float, ...]
+    processor_seconds: tuple[float, ...]
 
 
 def rehearse(
@@ -85,22 +97,25 @@ def rehearse(
     durations: Durations,
     *,
     steps: int = 3,
-    speed: float = 0.1,
+    speed: float | None = None,
     seed: int = 0,
     ranks_per_process: int | None = None,
 ) -> Rehearsal:
     """Rehearses `steps` steps of a valid plan on this machine, one more before them left out. `seed` draws lengths.
 
+    Without a `speed`, it is as fast as waits still dominate what this machine does besides.
     Raises BadInput for a program that is not sound, and RunFailed when a rank fails.
     """
-    require_sound(lower(plan))
+    program = lower(plan)
+    require_sound(program)
     num_ranks = plan.facts.cluster.num_ranks
     size = ranks_per_process or -(-num_ranks // MOST_PROCESSES)
+    speed = slow_enough(plan) if speed is None else speed
     if speed <= 0:
         raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
     request = Request(
         plan=plan,
-        durations=durations,
+        durations=Known(durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.max_lead))),
         steps=steps,
         seed=seed,
         speed=speed,
@@ -133,6 +148,8 @@ def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehe
         overhead_seconds=statistics.median(_gaps(parts)),
         num_instructions=len(kept),
         message_bytes=sum(span.facts["num_bytes"] for span in kept if span.kind == "send") / request.steps,
+        processor_seconds=_processor_seconds(parts, request.ranks_per_process) / request.steps,
+        num_processors=num_processors(),
         error=rehearsed.mean / simulated.mean - 1,
         excess_seconds=(rehearsed.mean - simulated.mean) * request.speed,
         spans=tuple(_scaled(span, ends[0], request.speed) for span in kept),
@@ -147,6 +164,11 @@ def _gaps(parts: Iterable[Part]) -> list[float]:
         for spans in part.turns
         for one, following in pairwise(spans)
     ]
+
+
+def _processor_seconds(parts: Iterable[Part], size: int) -> float:
+    """Of all processes over the turns that are kept; the first rank of each tells."""
+    return sum(part.processor_seconds[-1] - part.processor_seconds[0] for part in parts if part.rank % size == 0)
 
 
 def _scaled(span: Span, began: float, speed: float) -> Span:
@@ -220,6 +242,7 @@ def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) 
     steps = range(kept.stop + program.max_lead)
     turns: list[tuple[Span, ...]] = []
     ends: list[float] = []
+    processor_seconds: list[float] = []
     meetings.wait(everyone)
     for turn in program.turns(steps):
         spans = executor.execute(program, turn, steps).spans
@@ -230,6 +253,7 @@ def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) 
             turns.append(spans)
         if turn + 1 in kept or turn in kept:
             ends.append(time.time() - request.began)
+            processor_seconds.append(time.process_time())
     executor.flush()
     meetings.wait(everyone)
-    return Part(rank=mail.rank, turns=tuple(turns), ends=tuple(ends))
+    return Part(rank=mail.rank, turns=tuple(turns), ends=tuple(ends), processor_seconds=tuple(processor_seconds))

@@ -65,6 +65,8 @@ def rehearsal(found: Rehearsal, trace: Path | None) -> None:
     console.print(
         f"rehearsed against simulated: {found.error:+.1%}, which is {found.excess_seconds:.2f} s of wall time a step "
         f"for {found.message_bytes / _MIB:.1f} MiB of experience, scheduling and what else this machine does\n"
+        f"processors: {found.processor_seconds:.2f} s a step, {found.processor_share:.0%} of what the "
+        f"{found.num_processors} of this machine have\n"
         f"executor: {found.overhead_seconds * 1e3:.3f} ms per instruction (median)"
     )
     if trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import cast
 
@@ -210,6 +211,29 @@ def test_no_random_legal_plan_comes_to_a_standstill() -> None:
     seeds = range(200)
     followed = sum(run_on_ranks(2, follow_random_plans, seeds))
     assert followed == sum(len(i.ranks) for seed in seeds for i in lower(plan_of(seed)).instructions)
+
+
+class AskedHere:
+    """Planned work that only this process may ask for, step by step in their order."""
+
+    name = "asked here"
+
+    def __init__(self, plan: Plan) -> None:
+        self._planned, self._process, self._asked = Planned(plan), os.getpid(), 0
+
+    def of_step(self, step: int, /) -> StepWork:
+        assert (os.getpid(), self._asked) == (self._process, step)
+        self._asked += 1
+        return self._planned.of_step(step)
+
+
+@pytest.mark.slow
+def test_lengths_are_drawn_once_for_all_ranks_of_all_processes() -> None:
+    """Ranks that share a process drew them at once, from one generation whose turns then went astray."""
+    plan = pooled()
+    durations = AskedHere(plan)
+    found = rehearse(plan, durations, steps=1, speed=0.1 / plan.period_seconds, ranks_per_process=2)
+    assert found.simulated.mean == pytest.approx(plan.period_seconds)
 
 
 class Failing:
