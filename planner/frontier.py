@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call, CostModel
+from meshwright.planner import dominance
 from meshwright.planner.evaluate import WEIGHTS
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, max_deferral
@@ -128,14 +129,9 @@ def host_share(cluster: Cluster) -> float:
     return cluster.host_memory_bytes / cluster.ranks_per_node / offloading
 
 
-def undominated(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that no other beats; of equals the first stays."""
-    kept: list[tuple[Amounts, Candidate]] = []
-    for candidate in sorted(candidates, key=lambda c: c.amounts):
-        _, tail, other, weights, transient = candidate.amounts  # what is kept already is no slower
-        if not any(t <= tail and o <= other and w <= weights and m <= transient for (_, t, o, w, m), _ in kept):
-            kept.append((candidate.amounts, candidate))
-    return tuple(candidate for _, candidate in kept)
+    return tuple(candidates[index] for index in dominance.undominated([c.amounts for c in candidates]))
 
 
 def _undominated_by_layout(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

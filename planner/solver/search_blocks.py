@@ -1,11 +1,12 @@
 """The search when calls may be anywhere, and its proof.
 
     answer     = the best of a few options per call
-    repeat
-        target     = what is better than the answer by more than the gap asked
-        problem    = without the options that cannot meet the target
-        answer     = what CP-SAT finds within the target, in coarse steps of the makespan
-        bound      = what CP-SAT proved
+    for the problem with memory and times in coarse parts, in finer ones, and last as they are
+        repeat while that makes the answer better
+            target     = what is better than the answer by more than the gap asked
+            problem    = without the options that cannot meet the target, the others rounded down to whole parts
+            bound      = what CP-SAT proves of it, in coarse steps of the makespan
+            answer     = the best within the target of the options that are like those that it picked there
     until the gap is reached, or the limit is
 
 Everything is deterministic.
@@ -13,14 +14,14 @@ Everything is deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from meshwright.planner.solver.block_model import Relations, block_makespan_model
 from meshwright.planner.solver.blocks import first_ranks
 from meshwright.planner.solver.bounds import least_makespan, within
+from meshwright.planner.solver.coarse import around, blocks_of, coarsened, possible
 from meshwright.planner.solver.model import Solved, run
-from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run, ends_of
+from meshwright.planner.solver.problem import Call, Option, Problem, ends_of
 from meshwright.planner.solver.result import Answer, Limits, Progress, Result, picked_options
 from meshwright.planner.solver.steps import Steps
 from meshwright.planner.solver.variables import TaskVariables
@@ -28,8 +29,8 @@ from meshwright.planner.solver.variables import TaskVariables
 _FIRST_STEPS, _STEPS = 64, 16
 """Into how many steps CP-SAT cuts the makespans that it looks at, for a first answer and then."""
 
-_PARTS = 8
-"""Of a device: in each a few options are chosen for a first answer."""
+_FEW = 8
+"""Parts of a device: in each a few options are chosen for a first answer."""
 
 _FIRST_TIME = 4.0
 """Deterministic time for a first answer."""
@@ -37,24 +38,27 @@ _FIRST_TIME = 4.0
 _FIRST_RANGE = 4
 """A first answer is looked for within so many times the bound, and only then without a limit."""
 
+_PARTS = (32, 128)
+"""Of a device: memory is counted in these, coarse ones first."""
+
+_TICKS_PER_GAP = 16
+"""Times are rounded to this part of the gap that is asked."""
+
 
 def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     """The best answer within the limits, with the bound that was proven; every call has options."""
     best = _Best(problem, limits, progress)
-    remaining = _possible(problem)
+    remaining = possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
+    for parts in _PARTS:
+        remaining = best.narrow(remaining, parts)
     while best.is_open:
-        target = remaining.horizon if best.target is None else best.target
-        remaining = within(remaining, target)
-        if any(not call.options for call in remaining.calls):
-            best.bound = target + 1
-            break
-        best.bound = max(best.bound, min(least_makespan(remaining), target + 1))
+        remaining = best.left_of(remaining)
         if best.is_open:
-            best.improve(remaining, target)
+            best.finish(remaining)
     return best.result()
 
 
@@ -85,36 +89,75 @@ class _Best:
         """Whether there is time, and an answer within the target is not excluded."""
         return self.left > 0 and not self.is_infeasible and (self.target is None or self.bound <= self.target)
 
+    @property
+    def _grain(self) -> int:
+        """Ticks to which times may be rounded without much harm to a bound."""
+        return max(1, int(self.limits.gap * self.bound) // _TICKS_PER_GAP)
+
+    def left_of(self, problem: Problem) -> Problem:
+        """The problem without the options that cannot meet the target; when a call has none left, nothing can."""
+        target = self._target_in(problem)
+        left = within(problem, target)
+        least = least_makespan(left) if all(call.options for call in left.calls) else target + 1
+        self.bound = max(self.bound, min(least, target + 1))
+        return left
+
     def find(self, few: Problem) -> None:
         """Looks for a first answer among a few options, whatever time is left."""
-        most = few.horizon if self.target is None else self.target
+        most = self._target_in(few)
         for target in (min(_FIRST_RANGE * self.bound, most), most):
             if self.answer is None and self.is_open:
-                self._look(few, max(target, self.bound), _FIRST_TIME)
-        if self.answer is not None and self.target is not None and self.is_open:
-            self._look(few, self.target, self.left)
+                self._look(few, max(target, self.bound), _FIRST_TIME, _FIRST_STEPS)
+        if self.answer is not None and self.is_open:
+            self._look(few, self._target_in(few), self.left, _FIRST_STEPS)
 
-    def _look(self, few: Problem, target: int, limit: float) -> None:
-        """Looks for an answer within the target, without a proof."""
+    def narrow(self, problem: Problem, parts: int) -> Problem:
+        """What is left of the problem when neither the bound nor the answer gets better in parts of this size."""
+        is_better = True
+        while self.is_open and is_better:
+            problem, known = self.left_of(problem), self.answer
+            picked = self._bound_by(coarsened(problem, parts=parts, ticks=self._grain)) if self.is_open else ()
+            if picked and self.is_open:
+                near = around(problem, picked)
+                self._look(near, self._target_in(near), self.left, _STEPS)
+            is_better = self.answer is not known
+        return problem
+
+    def _bound_by(self, outer: Problem) -> tuple[Option, ...]:
+        """Learns the bound from a problem in which every answer has one; the options of the best there, if there is."""
+        steps = Steps.between(self.bound, self._target_in(outer), _STEPS)
+        solved, x, _ = self._run(outer, steps, self.left)
+        self._learn(solved, steps)
+        return _chosen(outer, solved, x) if solved.is_found else ()
+
+    def finish(self, problem: Problem) -> None:
+        """Looks for a better answer among all options that can be part of one, and learns the bound."""
+        steps = Steps.between(self.bound, self._target_in(problem), _STEPS)
+        solved, x, times = self._run(problem, steps, self.left)
+        if solved.is_found:
+            self._offer(_answer(self.problem, problem, solved, x, times))
+        self._learn(solved, steps)
+
+    def _look(self, few: Problem, target: int, limit: float, num_steps: int) -> None:
         left = within(few, target)
         if all(call.options for call in left.calls):
-            self._run(left, Steps.between(self.bound, target, _FIRST_STEPS), limit)
+            solved, x, times = self._run(left, Steps.between(self.bound, target, num_steps), limit)
+            if solved.is_found:
+                self._offer(_answer(self.problem, left, solved, x, times))
 
-    def improve(self, problem: Problem, target: int) -> None:
-        """Looks for an answer within the target among all options that can be part of one, and learns the bound."""
-        steps = Steps.between(self.bound, target, _STEPS)
-        solved = self._run(problem, steps, self.left)
-        self.is_infeasible = self.answer is None and solved.is_proven
-        self.bound = max(self.bound, min(steps.proven(solved), target + 1))
+    def _target_in(self, problem: Problem) -> int:
+        return problem.horizon if self.target is None else self.target
 
-    def _run(self, problem: Problem, steps: Steps, limit: float) -> Solved:
+    def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
         model, x, times = block_makespan_model(problem, steps.target)
         steps.minimise(model, times.makespan)
         solved = run(model, replace(self.limits, max_deterministic_time=limit))
         self.left -= max(solved.solver.deterministic_time, 1e-3)
-        if solved.is_found:
-            self._offer(_answer(self.problem, problem, solved, x, times))
-        return solved
+        return solved, x, times
+
+    def _learn(self, solved: Solved, steps: Steps) -> None:
+        self.is_infeasible = self.answer is None and not solved.is_found and solved.is_proven
+        self.bound = max(self.bound, min(steps.proven(solved), steps.target + 1))
 
     def _offer(self, answer: Answer) -> None:
         picked = picked_options(self.problem, answer)
@@ -147,13 +190,18 @@ class _Best:
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
 
 
+def _chosen(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:
+    """The option of each call that CP-SAT picked."""
+    return tuple(
+        next(o for index, o in enumerate(call.options) if solved.solver.value(x.pick[call.name, index]))
+        for call in problem.calls
+    )
+
+
 def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
     """What CP-SAT found for a part of the options, in the indices of all."""
-    value = solved.solver.value
-    picked = {}
-    for whole, call in zip(problem.calls, part.calls, strict=True):
-        chosen = next(o for index, o in enumerate(call.options) if value(x.pick[call.name, index]))
-        picked[call.name] = whole.options.index(chosen)
+    value, chosen = solved.solver.value, _chosen(part, solved, x)
+    picked = {call.name: call.options.index(option) for call, option in zip(problem.calls, chosen, strict=True)}
     sizes = {call.name: call.options[picked[call.name]].place.num_ranks for call in problem.calls}
     inside = {pair: bool(value(variable)) for pair, variable in x.blocks.inside.items()}
     return Answer(
@@ -161,47 +209,6 @@ def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times
         first_ranks=first_ranks(sizes, inside),
         starts={name: value(start) for name, start in times.start.items()},
     )
-
-
-def _possible(problem: Problem) -> Problem:
-    """The problem without options that are alone too large, or that another can always stand in for."""
-    calls = []
-    for call in problem.calls:
-        room = problem.num_ranks - _least_ranks_of_producers(problem, call.name)
-        fitting = [o for o in call.options if _memory(o) <= problem.device_blocks]
-        groups: dict[Place | None, list[Option]] = {}
-        for option in fitting:
-            groups.setdefault(option.place if call.name in problem.tied else None, []).append(option)
-        calls.append(Call(call.name, tuple(o for same in groups.values() for o in _undominated(same, room))))
-    return problem.with_calls(tuple(calls))
-
-
-def _least_ranks_of_producers(problem: Problem, call: str) -> int:
-    """The ranks that what streams to a call has at least, whichever of it is the smallest."""
-    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
-    before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == call and p.before in run}
-    sizes = [min((o.place.num_ranks for o in problem.options(name)), default=0) for name in before]
-    return min(sizes, default=problem.num_ranks)
-
-
-def _undominated(options: Iterable[Option], room: int) -> tuple[Option, ...]:
-    """The options that no other beats in ranks, ticks, early ticks and memory; of equals the first stays.
-
-    A smaller block can always take the place of a larger one, inside it. Of options with more ranks than `room` none
-    can start early, as they meet all that streams to them.
-    """
-    kept: list[tuple[tuple[int, ...], Option]] = []
-    for amounts, option in sorted(((_amounts(o, room), o) for o in options), key=lambda pair: pair[0]):
-        if not any(all(a <= b for a, b in zip(other, amounts, strict=True)) for other, _ in kept):
-            kept.append((amounts, option))
-    return tuple(option for _, option in kept)
-
-
-def _amounts(option: Option, room: int) -> tuple[int, ...]:
-    """What has to be small."""
-    early = option.early_ticks if option.place.num_ranks <= room else 0
-    memory = option.resident_blocks, option.transient_blocks
-    return option.place.num_ranks, option.ticks, option.ticks - early, *memory
 
 
 def _few(problem: Problem) -> Problem:
@@ -213,14 +220,10 @@ def _few(problem: Problem) -> Problem:
         for option in call.options:
             by_size.setdefault(option.place.num_ranks, []).append(option)
         for same in by_size.values():
-            chosen.add(min(same, key=_memory))
-            for part in range(1, _PARTS + 1):
-                within_part = [option for option in same if _memory(option) * _PARTS <= problem.device_blocks * part]
+            chosen.add(min(same, key=blocks_of))
+            for part in range(1, _FEW + 1):
+                within_part = [option for option in same if blocks_of(option) * _FEW <= problem.device_blocks * part]
                 chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
         return tuple(option for option in call.options if option in chosen)
 
     return problem.with_calls(tuple(Call(call.name, few(call)) for call in problem.calls))
-
-
-def _memory(option: Option) -> int:
-    return option.resident_blocks + option.transient_blocks

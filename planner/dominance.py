@@ -1,0 +1,22 @@
+"""Which of several rows of amounts, all of them better when smaller, no other row beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def undominated(amounts: Sequence[Sequence[float]]) -> list[int]:
+    """The indices of the rows that no other beats, by their amounts from the first on; of equals the first stays."""
+    if len(amounts) < 2:
+        return list(range(len(amounts)))
+    table = np.array(amounts)
+    kept = np.empty_like(table)
+    found: list[int] = []
+    for index in np.lexsort(table.T[::-1]).tolist():  # whatever beats a row comes before it
+        row = table[index]
+        if not (kept[: len(found)] <= row).all(axis=1).any():
+            kept[len(found)] = row
+            found.append(index)
+    return found

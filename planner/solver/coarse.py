@@ -1,0 +1,102 @@
+"""Fewer options for a call: without those that another can always stand in for, and with amounts that are rounded.
+
+possible    the same best answers
+coarsened   every answer has one here that is no longer and no larger
+around      some of the answers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from meshwright.planner.dominance import undominated
+from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run
+
+
+def possible(problem: Problem) -> Problem:
+    """The problem without options that are alone too large, or that another can always stand in for."""
+    calls = []
+    for call in problem.calls:
+        fitting = [o for o in call.options if blocks_of(o) <= problem.device_blocks]
+        calls.append(Call(call.name, tuple(fitting[index] for index in _kept(problem, call.name, fitting))))
+    return problem.with_calls(tuple(calls))
+
+
+def coarsened(problem: Problem, *, parts: int, ticks: int) -> Problem:
+    """The problem with memory in whole parts of a device and times in multiples of some ticks, rounded down.
+
+    Shared copies keep their size, and the ticks by which an option may start early are rounded up.
+    """
+    part, calls = max(1, problem.device_blocks // parts), []
+    for call in problem.calls:
+        rounded = [_rounded(option, part, ticks) for option in call.options]
+        calls.append(Call(call.name, tuple(rounded[index] for index in _kept(problem, call.name, rounded))))
+    return problem.with_calls(tuple(calls))
+
+
+def around(problem: Problem, picked: Sequence[Option]) -> Problem:
+    """The problem with the options that are like those picked: of as many ranks and, where it matters, the layout."""
+    calls = []
+    for call, option in zip(problem.calls, picked, strict=True):
+        is_tied, place = call.name in problem.tied, option.place
+        like = (o for o in call.options if (o.place == place if is_tied else o.place.num_ranks == place.num_ranks))
+        calls.append(Call(call.name, tuple(like)))
+    return problem.with_calls(tuple(calls))
+
+
+def blocks_of(option: Option) -> int:
+    """What an option needs if it is alone."""
+    return option.resident_blocks + option.transient_blocks
+
+
+def _rounded(option: Option, part: int, ticks: int) -> Option:
+    lasts = option.ticks // ticks * ticks
+    return replace(
+        option,
+        ticks=lasts,
+        early_ticks=min(lasts, -(-option.early_ticks // ticks) * ticks),
+        resident_blocks=option.shared_blocks + (option.resident_blocks - option.shared_blocks) // part * part,
+        transient_blocks=option.transient_blocks // part * part,
+    )
+
+
+def _kept(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
+    """The indices of the options that no other of the call beats in ranks, ticks, early ticks and memory.
+
+    A smaller block can always take the place of a larger one, inside it. Where the layout matters to others, options
+    are compared with those of their own place.
+    """
+    amounts = _amounts_for(problem, call)
+    groups: dict[Place | None, list[int]] = {}
+    for index, option in enumerate(options):
+        groups.setdefault(option.place if call in problem.tied else None, []).append(index)
+    return [
+        same[index] for same in groups.values() for index in undominated([amounts(options[index]) for index in same])
+    ]
+
+
+def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, ...]]:
+    """What has to be small in an option of a call.
+
+    Of options with more ranks than what streams to the call leaves, none can start early, as they meet all of it. What
+    streams from a call waits for its start, so that a short option that starts late cannot stand in for a long one.
+    """
+    room = problem.num_ranks - _least_ranks_of_producers(problem, call)
+    runs = {task.name for task in problem.tasks if isinstance(task, Run) and task.call == call}
+    is_streamed_from = any(p.streamed and p.before in runs for p in problem.precedences)
+
+    def amounts(option: Option) -> tuple[int, ...]:
+        early = option.early_ticks if option.place.num_ranks <= room else 0
+        memory = option.resident_blocks, option.transient_blocks
+        return option.place.num_ranks, option.ticks, option.ticks - early, -early * is_streamed_from, *memory
+
+    return amounts
+
+
+def _least_ranks_of_producers(problem: Problem, call: str) -> int:
+    """The ranks that what streams to a call has at least, whichever of it is the smallest."""
+    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == call and p.before in run}
+    sizes = [min((o.place.num_ranks for o in problem.options(name)), default=0) for name in before]
+    return min(sizes, default=problem.num_ranks)
