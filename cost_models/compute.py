@@ -145,6 +145,7 @@ class AnalyticShard(Shard):
         self._outputs = 1 if model.scalar_head else model.padded_vocab_size
         self._head_products = self._head_kernels.products([(hidden, self._outputs)])
         self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
+        self._prompts: dict[tuple[float, float], float] = {}  # attention of tokens among themselves
         forward: dict[float, float] = {}
         self._runs = {body: self._run(body, {} if body is Body.TRAIN else forward) for body in Body}
 
@@ -193,10 +194,14 @@ class AnalyticShard(Shard):
     def attention(self, rows: float, tokens: float, context: float = 0, *, trains: bool = False) -> float:
         """Seconds of one layer's core attention, forward (what selective recomputation repeats) or both ways."""
         if not self._framework.flash_attention:
-            forward, backward = self._stored_attention(rows, tokens)
-            return forward + backward if trains else forward
-        heads = self._cached_heads if tokens == 1 and context else self._heads
-        forward = self._kernels.attention(rows, tokens, context, heads, cache_bytes=self._cache_bytes)
+            stored, backward = self._stored_attention(rows, tokens)
+            return stored + backward if trains else stored
+        forward = None if context else self._prompts.get((rows, tokens))
+        if forward is None:
+            heads = self._cached_heads if tokens == 1 and context else self._heads
+            forward = self._kernels.attention(rows, tokens, context, heads, cache_bytes=self._cache_bytes)
+            if not context:
+                self._prompts[rows, tokens] = forward
         return forward * (1 + _ATTENTION_BACKWARD) if trains else forward
 
     def _without_attention(self, run: _Run, count: float) -> float:
