@@ -56,6 +56,8 @@ def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> t
     sum(l)^2 / sum(l^2) rows of sum(l^2) / sum(l) tokens.
     """
     ordered = lengths.strata(num_rows)
+    if ordered[0] == ordered[-1] and num_rows % micro_batch_size == 0:  # of many rows that are alike none is dealt
+        return (MicroBatches(num_rows // micro_batch_size, float(micro_batch_size), float(ordered[0])),)
     dealt = sorted(([ordered[i] for i in indices] for indices in deal(ordered, micro_batch_size)), key=sum)
     factor = max(_ALIKE, (sum(dealt[-1]) / sum(dealt[0])) ** (1 / _MAX_KINDS))
     kinds: list[list[list[int]]] = []

@@ -73,7 +73,10 @@ class CostModel(Protocol):
         ...
 
     def memory(self, call: Call) -> Memory:
-        """Bytes on the fullest rank of the pool."""
+        """Bytes on the fullest rank of the pool; of a larger micro-batch, or of more slots, never less.
+
+        What waits in the host's memory does not depend on either.
+        """
         ...
 
     def move_seconds(self, move: Move) -> Cost:

@@ -137,8 +137,11 @@ class Pass(NamedTuple):
 
 
 def _alone(batch: Batch, num_slots: int) -> Pass:
-    """A batch that has the slots for itself from its first round to its last."""
-    start = admit([0] * num_slots, batch.responses, 0)
+    """A batch that has the slots for itself from its first round to its last; sequences that are alike take turns."""
+    if np.ptp(batch.responses) == 0:
+        start = np.arange(len(batch.responses)) // num_slots * batch.responses[0]
+    else:
+        start = admit([0] * num_slots, batch.responses, 0)
     end = start + batch.responses
     return pass_of(start, end, batch.prompts, 0, int(end.max()))
 

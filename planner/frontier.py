@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -97,23 +97,37 @@ def frontier(
     candidates = {}
     for size in sorted({ranks.num_ranks for ranks in found}):
         fitting = []
+        too_large: dict[Hashable, str] = {}
         for choice in choices(facts, stage, size, mine, rejected, scope=scope):
+            family = _family(choice)
+            if family in too_large:  # the choices of a family come with the smaller ones first
+                rejected[too_large[family]] += 1
+                continue
             call = call_of(facts, stage, choice.layout, choice.schedule, max_deferral(scope.leads, facts.staleness))
             memory = model.memory(call)  # asked first: what does not fit need not be timed
             peak = memory.resident.total + memory.transient.total
             if smallest is None or peak < smallest_peak:
                 smallest, smallest_peak = choice, peak
             if memory.host.total > host_share(facts.cluster):
-                rejected[TOO_LARGE_FOR_HOST] += 1
+                too_large[family] = TOO_LARGE_FOR_HOST
             elif limit_bytes is not None and peak > limit_bytes:
-                rejected[TOO_LARGE] += 1
+                too_large[family] = TOO_LARGE
             else:
                 fitting.append(_candidate(model, call, memory))
+                continue
+            rejected[too_large[family]] += 1
         kept = _undominated_by_layout(fitting) if stage.role in TRAIN_STAGE else undominated(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         candidates[size] = kept
     least = costed_choice(facts, model, stage, smallest, scope) if smallest else None
     return Frontier(stage=stage, pools=found, candidates=candidates, rejected=+rejected, smallest=least)
+
+
+def _family(choice: Choice) -> Hashable:
+    """What is the same for choices that differ in their rows at a time alone, of which more never take less memory."""
+    schedule = choice.schedule
+    generation = schedule.batches_in_flight, schedule.overcommit
+    return choice.layout, schedule.recompute, schedule.chunk_tokens, schedule.offload, *generation
 
 
 def frontiers(

@@ -20,7 +20,16 @@ from meshwright.planner.job import Facts
 from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads
 from meshwright.planner.pins import Ranks
 from meshwright.planner.rules import pool_sizes
-from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
+from meshwright.planner.solver.problem import (
+    MAX_SUM,
+    Call,
+    Option,
+    Place,
+    Precedence,
+    Problem,
+    Run,
+    Transfer,
+)
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
@@ -29,9 +38,14 @@ BLOCK_BYTES = 2**20
 _TICKS_PER_STEP = 10**6
 """Ticks in about one step: the bound is then good to a few millionths."""
 
+_ROOM = 2
+"""Of the largest sum of durations, the part that the slowest choices of all stages may take is one in so many."""
+
 
 Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate behind each option of each call."""
+
+_Known: TypeAlias = dict[tuple[Role, str, str, bool, int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +99,10 @@ def pose(
         Call(name, tuple(_option(tick, *pair, is_shared=shared[name]) for pair in pairs))
         for name, pairs in behind.items()
     )
-    refits = tuple(_transfer(facts, model, tick, behind, target, anywhere=anywhere) for target in refit_targets())
+    known: _Known = {}
+    refits = tuple(
+        _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in refit_targets()
+    )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_blocks=facts.cluster.device.usable_bytes // BLOCK_BYTES,
@@ -118,10 +135,13 @@ def _sharers(role: Role) -> tuple[str, ...]:
 
 
 def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
-    """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks."""
-    fastest = [min((c.seconds.total for f in fs.candidates.values() for c in f), default=0.0) for fs in frontiers]
-    step = math.fsum(fastest) or 1.0
-    return float(10.0 ** (math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)))
+    """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks; fewer when the
+    slowest choices of a large cluster would otherwise have too many to be added up."""
+    every = [[c.seconds.total for found in fs.candidates.values() for c in found] for fs in frontiers]
+    step = math.fsum(min(seconds, default=0.0) for seconds in every) or 1.0
+    slowest = math.fsum(max(seconds, default=0.0) for seconds in every)
+    digits = math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)
+    return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
 
 
 def _option(tick: float, ranks: Ranks, candidate: Candidate, *, is_shared: bool) -> Option:
@@ -158,9 +178,13 @@ def _transfer(
     behind: Behind,
     target: str,
     *,
+    known: _Known,
     anywhere: bool,
 ) -> Transfer:
-    """The refit of one stage from the training stage of its role, between every two layouts they may have."""
+    """The refit of one stage from the training stage of its role, between every two layouts they may have.
+
+    `known` has the ticks between cuts of a role's weights, and grows.
+    """
     role = STAGE_BY_NAME[target].role
     source, spec = TRAIN_STAGE[role], facts.models.spec(role)
     overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
@@ -170,11 +194,10 @@ def _transfer(
             for one, other in overlaps
         }
     ticks: dict[tuple[str, str, int], int] = {}
-    known: dict[tuple[int, int, bool, int], int] = {}
     sources, targets = (_shards(behind[end]) for end in (source, target))
-    for (one, name, shard), (other, there, other_shard) in product(sources, targets):
+    for (one, name, cut), (other, there, other_cut) in product(sources, targets):
         for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
-            key = shard, other_shard, name == there, overlap
+            key = role, cut, other_cut, name == there, overlap
             if key not in known:
                 move = Move(model=spec, source=one, target=other, overlap=overlap)
                 known[key] = math.floor(model.move_seconds(move).total / tick)
@@ -182,11 +205,10 @@ def _transfer(
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 
 
-def _shards(pairs: Sequence[tuple[Ranks, Candidate]]) -> list[tuple[Layout, str, int]]:
-    """The layouts, each once, with their names and a number that is the same for those that cut weights alike."""
-    cuts: dict[Layout, int] = {}
+def _shards(pairs: Sequence[tuple[Ranks, Candidate]]) -> list[tuple[Layout, str, str]]:
+    """The layouts, each once, with their names and the same name for those that cut weights alike."""
     layouts = dict.fromkeys(candidate.layout for _, candidate in pairs)
-    return [(one, str(one), cuts.setdefault(replace(one, sp=False), len(cuts))) for one in layouts]
+    return [(one, str(one), str(replace(one, sp=False))) for one in layouts]
 
 
 def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:

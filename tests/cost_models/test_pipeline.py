@@ -11,6 +11,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.packing import deal
 from meshwright.profiles.workload import Workload
 
 FORWARD_STAGES = ("reward_score", "ref_logprob", "critic_value", "actor_logprob")
@@ -201,3 +202,13 @@ def test_published_a100_iterations_are_met_within_a_factor_of_two(
     assert 18.13 / 2 < full < 18.13 * 2
     assert 13.75 / 2 < selective < 13.75 * 2
     assert selective < full
+
+
+@pytest.mark.parametrize(("rows", "size"), [(12, 4), (12, 5), (4096, 64), (1, 1)])
+def test_rows_that_are_alike_fill_micro_batches_that_are_alike(rows: int, size: int) -> None:
+    """Where the size divides the rows none is dealt, and the answer is that of dealing."""
+    dealt = deal([30] * rows, size)
+    found = micro_batches(Histogram((30,), (1.0,)), rows, size)
+    assert sum(batch.number for batch in found) == len(dealt)
+    assert sum(batch.number * batch.rows for batch in found) == pytest.approx(rows)
+    assert {batch.tokens for batch in found} == {30}

@@ -138,8 +138,10 @@ class RandomModel:
 
     def memory(self, call: Call) -> Memory:
         weights = (0.5 + self._draw("w", call.model.name, call.layout)) / (call.layout.tp * call.layout.pp)
-        other = self._draw("o", call.stage.name, call.layout, call.schedule) * call.stage.trains
-        transient = self._draw("t", call.stage.name, call.layout, call.schedule)
+        rows = max(call.schedule.micro_batch_size, call.schedule.generation_slots)
+        alike = replace(call.schedule, micro_batch_size=1, generation_slots=0)
+        other = self._draw("o", call.stage.name, call.layout, alike) * call.stage.trains
+        transient = self._draw("t", call.stage.name, call.layout, alike) * (1 - 0.5 / rows)
         scale = self.memory_scale
         return Memory(
             resident=Cost((Term("weights", weights * scale), Term("other", other * scale))),

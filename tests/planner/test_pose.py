@@ -11,7 +11,7 @@ from meshwright.planner.frontier import frontiers
 from meshwright.planner.leads import SYNCHRONOUS, Scope
 from meshwright.planner.pins import Ranks, parse_pins
 from meshwright.planner.pose import BLOCK_BYTES, Posed, pose
-from meshwright.planner.solver.problem import Place, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import STAGES
@@ -34,6 +34,13 @@ class OffloadingModel(ToyModel):
         gone = [term for term in memory.resident.terms if term.name in moved[call.schedule.offload]]
         kept = [term for term in memory.resident.terms if term not in gone]
         return Memory(resident=Cost(tuple(kept)), transient=Cost((*memory.transient.terms, *gone)))
+
+
+class CrawlingModel(ToyModel):
+    """One rank alone is ten thousand times slower."""
+
+    def seconds(self, call: Call) -> Cost:
+        return super().seconds(call).scaled(10**4 if call.layout.num_ranks == 1 else 1)
 
 
 def pose_pinned(*pins: str, by_pool: bool = False) -> Posed:
@@ -86,6 +93,13 @@ def test_ticks_round_down_and_blocks_round_up(posed: Posed) -> None:
 def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(posed: Posed) -> None:
     fastest = sum(min(option.ticks for option in call.options) for call in posed.problem.calls)
     assert 10**5 <= fastest <= 10**6
+
+
+def test_choices_that_are_far_too_slow_do_not_make_the_durations_too_many_ticks() -> None:
+    slow = CrawlingModel(FACTS)
+    posed = pose(FACTS, slow, frontiers(FACTS, slow, (), None), handovers(FACTS, slow))
+    assert posed.problem.horizon <= MAX_SUM
+    assert sum(min(option.ticks for option in call.options) for call in posed.problem.calls) > 10**3
 
 
 def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(posed: Posed) -> None:
