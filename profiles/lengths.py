@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from meshwright.profiles.documents import Document
@@ -51,12 +53,15 @@ class Histogram:
 
     def strata(self, count: int) -> tuple[int, ...]:
         """The lengths of a typical sample of `count`, ascending: one from the middle of each equally likely part."""
-        found: list[int] = []
-        total = 0.0
-        for length, p in zip(self.tokens, self.probabilities, strict=True):
-            total += p
-            found += [length] * (min(count, math.floor(total * count + 0.5 + 1e-9)) - len(found))
-        return (*found, *[self.tokens[-1]] * (count - len(found)))
+        reached = np.minimum(count, np.floor(self._cumulative * count + 0.5 + 1e-9)).astype(int)
+        numbers = np.diff(reached, prepend=0)
+        numbers[-1] += count - reached[-1]
+        return tuple(np.repeat(self.tokens, numbers).tolist())
+
+    @cached_property
+    def _cumulative(self) -> NDArray[np.float64]:
+        """The probability of each length or a shorter one."""
+        return np.cumsum(self.probabilities)
 
     def plus(self, other: Histogram) -> Histogram:
         """The distribution of the sum of two independent lengths."""
