@@ -25,6 +25,7 @@ class Experts:
     shared_ffn_size: int = 0
     shared_gate: bool = False  # the shared ones are weighted by a gate of their own (Qwen2-MoE)
     num_dense_layers: int = 0  # layers at the bottom that have one plain MLP
+    normalized: bool = True  # the weights of a token's experts sum to one
 
     @property
     def active_ffn_size(self) -> int:
@@ -81,7 +82,10 @@ class LatentAttention:
 
 
 EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3")
-"""Families that are costed and planned; the runtime does not build them."""
+"""Families that are costed and planned."""
+
+RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen3Moe")
+"""Those of them that the runtime builds."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -109,6 +113,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         shared_ffn_size=shared,
         shared_gate=family == "Qwen2Moe",
         num_dense_layers=config.get("first_k_dense_replace") or 0,
+        normalized=family == "Mixtral" or bool(config.get("norm_topk_prob")),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.experts import (
     EXPERT_FAMILIES,
+    RUN_EXPERT_FAMILIES,
     Experts,
     LatentAttention,
     experts_from_config,
@@ -262,7 +263,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     if not config.get("head_dim") and hidden % heads and family not in _LATENT:
         raise BadInput(f"model {name}: {heads} attention heads do not divide hidden_size={hidden}; give head_dim.")
     attention_bias = bool(config.get("attention_bias", family == "Qwen2"))
-    rope_theta, rope_scaling = _rope(config, name, costed_only=family in EXPERT_FAMILIES)
+    costed_only = family in EXPERT_FAMILIES and family not in RUN_EXPERT_FAMILIES
+    rope_theta, rope_scaling = _rope(config, name, costed_only=costed_only)
     experts = experts_from_config(config, family, name) if family in EXPERT_FAMILIES else None
     latent = latent_from_config(config, name) if family in _LATENT else None
     head_dim = latent.nope_dim + latent.rope_dim if latent else config.get("head_dim") or hidden // heads
@@ -303,7 +305,9 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
         raise BadInput(f"model {name}: architecture {architecture!r} is not known; {hint}")
     head = next(h for h in _HEADS if architecture.endswith(h))
     family = architecture.removesuffix(head)
-    window = config.get("sliding_window") if config.get("use_sliding_window", family == "Mistral") else None
+    window = (
+        config.get("sliding_window") if config.get("use_sliding_window", family in ("Mistral", "Mixtral")) else None
+    )
     if window and window < config.get("max_position_embeddings", 0):
         raise BadInput(f"model {name}: sliding_window={window} is not supported; set it to null.")
     return architecture, family, _HEADS[head]

@@ -62,8 +62,10 @@ class _Layer:
         self._qkv_shape = (-1, model.spec.num_kv_heads // mesh.layout.tp, per_group, model.spec.head_dim)
         self._input_norm, self._mlp_norm = layer.input_layernorm.forward, layer.pre_mlp_layernorm.forward
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
-        self._qkv, self._up = (_parameters(linear) for linear in (attention.linear_qkv, mlp.linear_fc1))
-        self._projection, self._down = (_Joining(linear, group) for linear in (attention.linear_proj, mlp.linear_fc2))
+        self._qkv, self._projection = _parameters(attention.linear_qkv), _Joining(attention.linear_proj, group)
+        self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
+        if not model.spec.experts:
+            self._up, self._down = _parameters(mlp.linear_fc1), _Joining(mlp.linear_fc2, group)
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
 
     def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: DecodeView) -> Tensor:
@@ -79,7 +81,9 @@ class _Layer:
         return self._projection.add_to(hidden, attended.flatten(1))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """`hidden` after the gated MLP."""
+        """`hidden` after the gated MLP, or after megatron's own layer of experts."""
+        if self._experts is not None:
+            return hidden + self._experts(self._mlp_norm(hidden).unsqueeze(0))[0].squeeze(0)
         gate, linear = F.linear(self._mlp_norm(hidden), *self._up).chunk(2, dim=-1)
         return self._down.add_to(hidden, self._activation(gate) * linear)
 

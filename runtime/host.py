@@ -140,9 +140,12 @@ def _made_on_host(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NoStream:
-    """A stream on which everything has already happened."""
+    """A stream on which everything has already happened, and an event on it."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record_event(self) -> _NoStream:
+        return self
 
     def wait_stream(self, _: Any) -> None: ...
 

@@ -14,6 +14,9 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -34,7 +37,7 @@ def block_of_layers(spec: ModelSpec, rotary: Rotary, layers: range) -> Transform
             self_attention=_attention(spec, rotary, layers.start),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=_gated_mlp(spec),
+            mlp=_experts() if spec.experts else _gated_mlp(spec),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -64,6 +67,22 @@ def _gated_mlp(spec: ModelSpec) -> ModuleSpec:
             linear_fc2=_BiasedRowParallelLinear if spec.mlp_bias else RowParallelLinear,
         ),
     )
+
+
+def _experts() -> ModuleSpec:
+    linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    experts = ModuleSpec(module=SequentialMLP, submodules=linears)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=_Router))
+
+
+class _Router(TopKRouter):
+    """Megatron's, with a product of its own: megatron's names a function of Transformer Engine without looking for it.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
+    """
+
+    def gating(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight)
 
 
 class _BiasedColumnParallelLinear(ColumnParallelLinear):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,8 @@ from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.layout import layers_of_stage, layers_of_stages, layout_violations
+from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
+from meshwright.profiles.layout import Layout, layers_of_stage, layers_of_stages, layout_violations
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime import host
 from meshwright.runtime.attention import Rotary
@@ -25,8 +26,8 @@ from meshwright.runtime.mesh import Mesh
 Recompute = Literal["none", "selective", "full"]
 """Which activations the backward pass computes again: none, those of the core attention, or whole layers."""
 
-_RNG = "model-parallel-rng"
-"""The name under which megatron looks for the generator that initialises weights."""
+_RNGS = ("model-parallel-rng", "expert-parallel-rng")
+"""The names under which megatron looks for the generators that initialise weights."""
 
 
 class Decoder(GPTModel):
@@ -140,11 +141,17 @@ def last_logits(model: Decoder, tokens: Tensor, last: Tensor, *, hidden: Tensor 
     return output[0] if model.post_process else output
 
 
-def require_runnable(spec: ModelSpec) -> None:
-    """Raises BadInput for a model that can be planned and not run."""
-    if spec.experts:
-        raise BadInput(
-            f"model {spec.name} has experts, which can be planned and simulated but not run; use a dense one."
+def expert_violations(spec: ModelSpec, layout: Layout) -> Iterator[str]:
+    """One sentence per reason why experts that can be planned cannot be run."""
+    if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
+        yield (
+            f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
+            f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
+        )
+    elif spec.experts and (layout.tp > 1 or layout.ep > 1):
+        yield (
+            f"layout {layout} divides the experts of {spec.name}, which a run keeps whole on every replica; pin a "
+            "layout with tp=1 and ep=1."
         )
 
 
@@ -160,10 +167,9 @@ def build_model(
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
     A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
-    does not divide the model, and for a model with experts.
+    does not divide the model, or that divides experts, and for experts of a family that is not built.
     """
-    require_runnable(spec)
-    for sentence in layout_violations(mesh.layout, spec):
+    for sentence in (*layout_violations(mesh.layout, spec), *expert_violations(spec, mesh.layout)):
         raise BadInput(sentence)
     host.install()
     if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
@@ -171,7 +177,8 @@ def build_model(
         parallel_state._set_global_memory_buffer()
     generator = get_cuda_rng_tracker()
     generator.reset()
-    generator.add(_RNG, 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
+    for apart, name in enumerate(_RNGS):  # no two may have one seed
+        generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
     model = Decoder(spec, mesh, _config(spec, mesh, dtype, recompute))
     model.requires_grad_(trainable)
     model.train(trainable)
@@ -208,12 +215,26 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         sequence_parallel=layout.sp,
         variable_seq_lengths=True,
         cuda_graph_scope=[],  # the default warns of itself
-        # Refused otherwise with sequences of different lengths, though there are no experts.
+        # Refused otherwise with sequences of different lengths, also where there are no experts.
         moe_token_dispatcher_type="alltoall",
         # Losses come divided by a global count, so gradients are summed and never averaged.
         calculate_per_token_loss=True,
         **_RECOMPUTE[recompute],
+        **_routing(spec),
     )
+
+
+def _routing(spec: ModelSpec) -> dict[str, Any]:
+    """How tokens find their experts: none is dropped, and no loss but the job's pulls at the router."""
+    if not spec.experts:
+        return {}
+    return {
+        "num_moe_experts": spec.experts.num_experts,
+        "moe_ffn_hidden_size": spec.experts.ffn_size,
+        "moe_router_topk": spec.experts.experts_per_token,
+        "moe_router_pre_softmax": not spec.experts.normalized,
+        "moe_router_load_balancing_type": "none",
+    }
 
 
 _RECOMPUTE: dict[Recompute, dict[str, Any]] = {

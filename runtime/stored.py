@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import layers_of_stage
 from meshwright.profiles.model import ModelSpec
 
@@ -22,6 +23,7 @@ FINAL_NORM = "decoder.final_layernorm.weight"
 OUTPUT = "output_layer.weight"
 
 _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.([0-9]+)\.(linear_fc[12])")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
 def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
     """The recipe of a parameter of one layer, whose stored tensors' names begin with `layer`."""
     module, kind = parameter.rsplit(".", 1)
+    if spec.experts and module.startswith("mlp."):
+        return _experts_recipe(spec, spec.experts, layer, module)
     columns = (spec.hidden_size,) if kind == "weight" else ()
     if module == "self_attention.linear_qkv":
         rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
@@ -121,6 +125,21 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
     return _whole(f"{layer}.{name}.{kind}", size)
 
 
+def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) -> Recipe:
+    """The recipe of a router's weight, or of one of the two weights of an expert."""
+    mixtral = spec.architecture.startswith("Mixtral")
+    block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
+    if module == "mlp.router":
+        return _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size)
+    match = _EXPERT.fullmatch(module)
+    assert match, module
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    expert, wide = f"{block}.experts.{match[1]}", (experts.ffn_size, spec.hidden_size)
+    if match[2] == "linear_fc1":
+        return Recipe(tensors=tuple(Stored(f"{expert}.{x}.weight", wide) for x in (gate, up)), axis=0)
+    return Recipe(tensors=(Stored(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
+
+
 def _whole(name: str, *shape: int) -> Recipe:
     return Recipe(tensors=(Stored(name, shape),), axis=None)
 
@@ -131,8 +150,12 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int) -> tuple[str, ...]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
     if spec.qk_norm:
         layer += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"]
-    layer += ["pre_mlp_layernorm.weight", *_linear("mlp.linear_fc1", spec.mlp_bias)]
-    layer += _linear("mlp.linear_fc2", spec.mlp_bias)
+    layer += ["pre_mlp_layernorm.weight"]
+    if spec.experts:
+        experts = [f"mlp.experts.local_experts.{number}" for number in range(spec.experts.num_experts)]
+        layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+    else:
+        layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
     numbers = layers_of_stage(spec, pp, stage)
     names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
     if stage == 0:

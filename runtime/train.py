@@ -20,7 +20,6 @@ from meshwright.planner.program import lower
 from meshwright.planner.verify import verify
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import Role
 from meshwright.profiles.trace import Span
 from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
@@ -34,7 +33,7 @@ from meshwright.runtime.joining import Place, Seat, join
 from meshwright.runtime.launch import launch
 from meshwright.runtime.mail import Mail
 from meshwright.runtime.memory import bytes_in_use
-from meshwright.runtime.models import require_runnable
+from meshwright.runtime.models import expert_violations
 from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds, observations
@@ -101,8 +100,9 @@ def _check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None
 def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
-    for role in Role:
-        require_runnable(plan.facts.models.spec(role))
+    for placement in plan.placements:
+        for sentence in expert_violations(plan.facts.models.spec(placement.role), placement.layout):
+            raise BadInput(f"plan: {placement.stage}: {sentence}")
     for sentence in verify(plan):
         raise BadInput(f"plan: {sentence}")
     require_sound(lower(plan))
