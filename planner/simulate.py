@@ -104,7 +104,7 @@ def simulate(
     durations = durations or Planned(plan)
     program = lower(plan)
     require_sound(program)
-    begin = 1 + 2 * plan.staleness if warm_up is None else warm_up
+    begin = first_step(plan) if warm_up is None else warm_up
     kept = range(begin, begin + steps)
     works = [durations.of_step(step) for step in range(kept.stop + program.max_lead)]
     parts = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
@@ -130,6 +130,11 @@ def simulate(
         settings=tuple(work.setting for work in works[kept.start : kept.stop] if work.setting),
         spans=tuple(sorted(spans, key=lambda span: (span.start_seconds, span.rank))),
     )
+
+
+def first_step(plan: Plan) -> int:
+    """The first step that a simulation reports: the ones before it fill what is in flight."""
+    return 1 + 2 * plan.staleness
 
 
 def _staleness(works: Iterable[StepWork]) -> tuple[Stale, ...]:

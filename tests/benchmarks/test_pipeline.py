@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pipeline import ablation, law
+from benchmarks.pipeline import ablation, law, rehearsed
 from benchmarks.pipeline.jobs import JOBS, facts_of, model_of
 from benchmarks.pipeline.speed import facts_of_1024_ranks, plan_by_hand
 from meshwright.planner.job import Facts
 from meshwright.planner.recost import illegal_under
 from meshwright.planner.rules import workload_violations
+from meshwright.planner.sampled import Sampled
 from meshwright.planner.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
@@ -53,6 +54,19 @@ def test_the_named_differences_add_up_to_that_of_the_simulated_mean(seed: int) -
     plan = random_plan(seed, facts, model_of(facts), deferral=1)
     solver = plan.solver.model_copy(update={"objective_seconds": plan.period_seconds})
     row = law.compare("small", plan.model_copy(update={"solver": solver}))
-    assert row.difference == pytest.approx(row.no_barrier + row.tail + row.padding)
+    assert row.difference == pytest.approx(row.no_barrier + row.tail + row.bursts + row.padding)
     assert row.no_barrier == pytest.approx(0)
     assert row.tail != 0
+
+
+@pytest.mark.slow
+def test_a_row_is_rehearsed_with_the_lengths_it_is_simulated_with() -> None:
+    facts = long_tailed()
+    plan = random_plan(1, facts, model_of(facts), deferral=1)
+    row = rehearsed.compare("small", "any", plan)
+    assert row.simulated_seconds == pytest.approx(
+        simulate(plan, Sampled(plan, model_of, seed=0), steps=rehearsed.STEPS, warm_up=1).steps.mean
+    )
+    assert row.rehearsed_seconds == pytest.approx(row.simulated_seconds * (1 + row.error))
+    assert row.error > -0.001
+    assert 0 < row.processor_share < 1.1
