@@ -116,9 +116,9 @@ class Recorder:
         self._progress.start()
         self._task = self._progress.add_task("PPO steps", total=self._steps, completed=first_step, reward="")
 
-    def turn(self, outcomes: Sequence[Outcome]) -> Observation | None:
-        """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it; what
-        controllers follow from of that step, None of a turn that only works ahead.
+    def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
+        """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it, which it
+        returns; None of a turn that only works ahead.
 
         Its seconds go from the end of the turn before it, or from its own beginning where that is later.
         """
@@ -141,7 +141,7 @@ class Recorder:
         _append(self._out / "metrics.jsonl", line)
         if self._progress:
             self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
-        return _observation(line)
+        return line
 
     def evaluation(self, evaluation: Evaluation, span: Span) -> None:
         _append(self._out / "evaluations.jsonl", asdict(evaluation))
@@ -180,10 +180,11 @@ class Recorder:
 
 def observations(out: Path, first_step: int) -> tuple[Observation, ...]:
     """What controllers follow from of the steps before `first_step`, as a run has written it."""
-    return tuple(_observation(line) for line in _read(out / "metrics.jsonl") if line["step"] < first_step)
+    return tuple(observation(line) for line in _read(out / "metrics.jsonl") if line["step"] < first_step)
 
 
-def _observation(line: Mapping[str, Any]) -> Observation:
+def observation(line: Mapping[str, Any]) -> Observation:
+    """What controllers follow from of one step's metrics."""
     return Observation(step=line["step"], seconds=line["seconds"], reward=line["score"])
 
 

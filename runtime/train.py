@@ -36,7 +36,7 @@ from meshwright.runtime.memory import bytes_in_use
 from meshwright.runtime.models import expert_violations
 from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.outcome import Outcome
-from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds, observations
+from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds, observation, observations
 from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.reports import Reports
 from meshwright.runtime.resume import latest_step, load_step, require_shared, save_step
@@ -233,9 +233,9 @@ class Run:
         dist.barrier(group=self._control)
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
-        observation = self.recorder.turn(outcomes)
-        if observation:
-            self._controllers.tell(observation)
+        line = self.recorder.turn(outcomes)
+        if line and self._controllers.decides:
+            self._controllers.tell(observation(line))
 
     def _batch_of(self, step: int) -> Batch:
         if step not in self._batches:
