@@ -27,17 +27,17 @@ class Pace:
 
     def __init__(self, plan: Plan) -> None:
         self._planned_rounds = planned_rounds(plan)
-        self._planned_tokens = self._mean_tokens = plan.facts.workload.response_lengths.mean
+        self._planned_tokens = self.mean_tokens = plan.facts.workload.response_lengths.mean
 
     @property
     def least_rounds(self) -> int:
         """Of the next turn."""
-        return int(self._planned_rounds * min(1.0, self._mean_tokens / self._planned_tokens))
+        return int(self._planned_rounds * min(1.0, self.mean_tokens / self._planned_tokens))
 
     def delivered(self, response_tokens: Collection[int]) -> None:
         """A turn has delivered responses of these lengths."""
         if response_tokens:
-            self._mean_tokens += (statistics.fmean(response_tokens) - self._mean_tokens) / _MEMORY_TURNS
+            self.mean_tokens += (statistics.fmean(response_tokens) - self.mean_tokens) / _MEMORY_TURNS
 
 
 def planned_rounds(plan: Plan) -> float:

@@ -27,6 +27,7 @@ from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.ppo import final_metrics
 from meshwright.runtime.scoring import ChunkScorer
 from meshwright.runtime.streaming import Streaming
+from meshwright.runtime.underway import Drawing
 
 
 class Actions:
@@ -53,19 +54,34 @@ class Actions:
             Generating(plan, job, data, generation, steps=steps, streaming=streaming) if generation.model else None
         )
         self._version = steps.start
+        self._turn, self._done = steps.start, range(0)
         self._chunked = {
             stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
             for stage, reader in streaming.readers.items()
         }
 
+    def drawing(self) -> Drawing | None:
+        """Where generation stands between two turns; None on a rank that does not generate."""
+        return self._generating.kept() if self._generating else None
+
+    def resume(self, drawing: Drawing | None, num_steps: int) -> None:
+        """Goes on from there. What stages work ahead for steps before `num_steps` is in their batches already."""
+        self._done = range(num_steps)
+        if drawing is not None:
+            assert self._generating is not None
+            self._generating.resume(drawing)
+
     def begin(self, turn: int) -> None:
         """A turn begins: it generates with this policy, and as controllers decide."""
         self._version = version_of_generation(self._plan, turn, self._steps.start)
+        self._turn = turn
         if self._generating:
             self._generating.begin(self._control.setting(turn))
 
     def run(self, stage: str, batch: Batch) -> dict[str, float]:
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""
+        if self._turn < self._steps.start and batch.step in self._done:
+            return {"num_restored_rows": float(len(batch.experience.rows(STAGE_BY_NAME[stage].writes[0])))}
         with self._host_memory.reloaded(stage) as moved:
             facts = self._run(STAGE_BY_NAME[stage], batch)
         return facts | moved

@@ -42,6 +42,21 @@ class Admission:
         self._num_admitted = 0
         self._pace = Pace(plan)
 
+    @property
+    def num_admitted(self) -> int:
+        """Of the replica's prompts from step 0 on, as if the run had begun there."""
+        return self._steps.start * self._per_step + self._num_admitted
+
+    @property
+    def mean_response_tokens(self) -> float:
+        """Of what was delivered lately."""
+        return self._pace.mean_tokens
+
+    def resume(self, num_admitted: int, mean_response_tokens: float) -> None:
+        """Goes on from where another one stood."""
+        self._num_admitted = num_admitted - self._steps.start * self._per_step
+        self._pace.mean_tokens = mean_response_tokens
+
     def of(self, step: int) -> Admitted:
         """What is admitted when `step` is to be delivered; steps are asked for in their order."""
         ahead = self.overcommit // self._num_replicas if self._overcommits else (self._in_flight - 1) * self._per_step

@@ -6,7 +6,7 @@ The parts that are not tensors are pickles: read checkpoints of your own runs on
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from meshwright.runtime import host
 from meshwright.runtime.bodies import Trainer
 
 
-def save_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
+def save_trainers(
+    directory: Path, trainers: Mapping[str, Trainer], beside: Callable[[Path], None] = lambda _: None
+) -> None:
     """Writes the trainers that the ranks of the world hold, each under its own name, into a new directory.
 
-    Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of. The
+    Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of, and
+    what it writes `beside` them, given the directory as it comes to be. The
     directory appears when it is whole, so a save that was cut short is never read. Raises BadInput if it exists.
     """
     host.install()
@@ -38,6 +41,8 @@ def save_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     dist.barrier()
     state = {name: _state(name, trainer, is_loading=False) for name, trainer in trainers.items()}
     dist_checkpointing.save(state, str(partial))
+    beside(partial)
+    dist.barrier()
     if dist.get_rank() == 0:
         partial.rename(directory)
     dist.barrier()

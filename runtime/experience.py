@@ -40,6 +40,10 @@ class Experience:
     def rows(self, field: str) -> tuple[int, ...]:
         return tuple(sorted(self._rows.get(field, {})))
 
+    def fields(self) -> Mapping[str, Mapping[int, Tensor]]:
+        """All that is held, by field and row."""
+        return self._rows
+
     def padded(self, field: str, rows: Sequence[int], width: int) -> Tensor:
         """[len(rows), width], padded with zeros on the right."""
         first = self.get(field, rows[0])

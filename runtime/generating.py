@@ -20,6 +20,7 @@ from meshwright.runtime.generation import Generator
 from meshwright.runtime.slots import Finish, LiveSequence, Prompt, Response
 from meshwright.runtime.stream import Chunk, Listeners, Stream
 from meshwright.runtime.streaming import ChunkSender, Piece, Streaming
+from meshwright.runtime.underway import Drawing
 
 
 class Generating:
@@ -50,6 +51,26 @@ class Generating:
         self._admission.overcommit = setting.overcommit
         for sending, stream in zip(self._sending, self._streams, strict=True):
             stream.chunk_tokens = min(setting.chunk_tokens, sending.chunk_tokens)
+
+    def kept(self) -> Drawing:
+        """Where this rank stands between two turns."""
+        return Drawing(
+            num_admitted=self._admission.num_admitted,
+            mean_response_tokens=self._admission.mean_response_tokens,
+            in_flight=self._generator.kept() if self._generator else None,
+        )
+
+    def resume(self, kept: Drawing) -> None:
+        """Goes on from there. Stages that read what streams begin anew with every sequence in flight."""
+        self._admission.resume(kept.num_admitted, kept.mean_response_tokens)
+        if kept.in_flight is None:
+            return
+        self._generator = self._new_generator()
+        self._generator.resume(kept.in_flight)
+        for sending in self._sending:
+            sending.sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in self._generator.in_flight)
+            ended = kept.in_flight.ended
+            sending.sender.send(Piece(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
 
     def run(self, batch: Batch, version: int) -> dict[str, float]:
         """Draws responses with policy `version` until this replica's rows are there; returns what is worth recording.

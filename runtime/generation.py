@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, 
 from meshwright.runtime.stopping import Stopping, StopStrings
 from meshwright.runtime.stream import Listener
 from meshwright.runtime.turns import Delivery, Everything, Flight
+from meshwright.runtime.underway import InFlight
 
 _HASHED_AT_ONCE = 128
 """Positions whose uniform numbers are hashed together."""
@@ -88,6 +90,35 @@ class Generator:
         """The prompts admitted and not delivered: ended, live, then waiting ones."""
         ended = [response.prompt for response in self._flight.ended]
         return (*ended, *self._flight.unfinished_prompts())
+
+    def kept(self) -> InFlight:
+        """What is in flight between two turns."""
+        flight = self._flight
+        return InFlight(
+            turn=flight.turn,
+            live=tuple(tuple(replace(sequence, text=None) for sequence in group.live) for group in flight.groups),
+            waiting=tuple(flight.waiting),
+            ended=tuple(flight.ended),
+            cached=tuple(self._cache.read(slot, sequence.num_cached) for slot, sequence in self._slots()),
+        )
+
+    def resume(self, kept: InFlight) -> None:
+        """Takes over what a generator of the same kind had in flight."""
+        flight = self._flight
+        flight.turn, flight.ended = kept.turn, list(kept.ended)
+        flight.waiting.extend(kept.waiting)
+        for group, live in zip(flight.groups, kept.live, strict=True):
+            group.live = list(live)
+        for (slot, _), (keys, values) in zip(self._slots(), kept.cached, strict=True):
+            self._cache.write(slot, keys, values)
+
+    def _slots(self) -> list[tuple[int, LiveSequence]]:
+        """Each live sequence with its slot."""
+        return [
+            (group.first_slot + index, sequence)
+            for group in self._flight.groups
+            for index, sequence in enumerate(group.live)
+        ]
 
     def turn(
         self,

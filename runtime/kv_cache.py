@@ -39,6 +39,16 @@ class SlotCache:
         for cache in (self.keys, self.values):
             cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
 
+    def read(self, slot: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """A copy on the host of the first `num_tokens` of a slot, [layers, kv_heads, num_tokens, head_dim] each."""
+        keys, values = (cache[:, slot, :, :num_tokens].detach().cpu().clone() for cache in (self.keys, self.values))
+        return keys, values
+
+    def write(self, slot: int, keys: Tensor, values: Tensor) -> None:
+        """Puts what was read into a slot."""
+        for cache, read in ((self.keys, keys), (self.values, values)):
+            cache[:, slot, :, : read.shape[2]] = read
+
     def prefill(self, first_slot: int, num_rows: int, num_tokens: int) -> PrefillView:
         """A view that stores right-padded prompts of `num_tokens` into consecutive empty slots."""
         positions = torch.arange(num_tokens, device=self.keys.device)

@@ -1,6 +1,7 @@
 """Where a run stands on disk: one checkpoint per saved step, of which the last is continued from.
 
-Prompts, draws and minibatches follow from the seed and the step, so trainers and the step are all there is to save.
+Prompts, draws and minibatches follow from the seed and the step. What is saved are the trainers and the step and, of a
+run that has not come to its end, what each rank has under way.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from meshwright.planner.plan import Plan
+from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.bodies import Trainer
 from meshwright.runtime.checkpoint import load_trainers, save_trainers
 from meshwright.runtime.copies import WeightCopy
+from meshwright.runtime.underway import Underway, read_underway, write_underway
 
 _STEP = re.compile(r"step-([0-9]+)")
 
@@ -42,25 +46,31 @@ def require_shared(out: Path) -> None:
         raise BadInput(f"--out {out} is not the same directory on ranks {ranks}; name one on a shared file system.")
 
 
-def save_step(out: Path, step: int, copies: Mapping[str, WeightCopy]) -> None:
-    """Saves the trainers after `step` updates, then removes older checkpoints. Collective over the world."""
+def save_step(out: Path, step: int, copies: Mapping[str, WeightCopy], underway: Underway) -> None:
+    """Saves the trainers and what is under way after `step` updates, then removes older checkpoints.
+
+    Collective over the world.
+    """
     target = _path(out, step)
     if dist.get_rank() == 0:
         target.parent.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    save_trainers(target, _trainers(copies))
+    save_trainers(target, _trainers(copies), lambda directory: write_underway(directory, dist.get_rank(), underway))
     if dist.get_rank() == 0:
         for path in target.parent.glob("step-*"):
             if path != target:
                 shutil.rmtree(path)
 
 
-def load_step(out: Path, copies: Mapping[str, WeightCopy]) -> int:
-    """Fills the trainers from the newest checkpoint and returns its step. Collective over the world."""
+def load_step(out: Path, copies: Mapping[str, WeightCopy], plan: Plan) -> tuple[int, Underway | None]:
+    """Fills the trainers from the newest checkpoint; returns its step, and what this rank had under way by the plan.
+
+    Collective over the world.
+    """
     step = latest_step(out)
     assert step is not None, "the launcher has looked before"
     load_trainers(_path(out, step), _trainers(copies))
-    return step
+    return step, read_underway(_path(out, step), dist.get_rank(), digest(plan))
 
 
 def _path(out: Path, step: int) -> Path:

@@ -71,7 +71,7 @@ class LiveSequence:
     uniforms: list[float] = field(default_factory=list)
     """Numbers that decide this sequence's tokens by position, as far as they have been hashed."""
     text: DecodedText | None = None
-    """Kept where stop strings are watched for."""
+    """Kept where stop strings are watched for; made again from the tokens where it is missing."""
 
     @property
     def num_cached(self) -> int:

@@ -27,6 +27,8 @@ class StopStrings:
         """Whether the token drawn last completes one of the strings; to be asked once after every token."""
         if sequence.text is None:
             sequence.text = DecodedText(self._tokenizer)
+            for token in sequence.tokens[:-1]:  # those of a sequence that a checkpoint kept
+                sequence.text.grow(token, self._strings, self._kept)
         return sequence.text.grow(sequence.tokens[-1], self._strings, self._kept)
 
 

@@ -41,6 +41,7 @@ from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.reports import Reports
 from meshwright.runtime.resume import latest_step, load_step, require_shared, save_step
 from meshwright.runtime.streaming import Streaming, streaming_violations
+from meshwright.runtime.underway import Underway
 
 T = TypeVar("T")
 
@@ -152,8 +153,8 @@ def _work(request: RunRequest) -> RunSummary | None:
 class Run:
     """One rank's models, program and clock.
 
-    Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed begins again with what
-    works ahead: that experience is not saved.
+    Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed with the same plan takes
+    up what was worked ahead and what was in flight; with another one it begins again with that.
     """
 
     def __init__(self, request: RunRequest) -> None:
@@ -164,7 +165,8 @@ class Run:
         self._out = request.out
         self._program, self._evaluation = lower(plan), lower(plan, EVALUATED).of_one_step()
         self.copies = build_copies(plan, job, request.directory)
-        self.steps = range(load_step(request.out, self.copies) if request.resume else 0, request.steps)
+        done, underway = load_step(request.out, self.copies, plan) if request.resume else (0, None)
+        self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
         self._batches: dict[int, Batch] = {}
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
@@ -173,7 +175,8 @@ class Run:
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
         self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
         self._host_memory = HostMemory(plan, self.copies)
-        actions = Actions(
+        self._plan = digest(plan)
+        self._actions = Actions(
             plan,
             job,
             self.data,
@@ -183,9 +186,11 @@ class Run:
             host_memory=self._host_memory,
             control=self._controllers,
         )
+        if underway is not None:
+            self._resume(underway)
         self._executor = Executor(
             Computing(
-                actions,
+                self._actions,
                 build_refits(plan, self.copies),
                 bytes_before=bytes_before,
                 measured_turn=self.steps.start,
@@ -219,18 +224,37 @@ class Run:
         return time.perf_counter() - start
 
     def save(self, done: int) -> None:
-        """Saves the trainers after `done` updates."""
+        """Saves the trainers after `done` updates, and what is under way; the record is complete up to there."""
+        self._record_all()
+        experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
+        underway = Underway(
+            plan=self._plan,
+            num_steps=self.steps.stop,
+            experience=experience,
+            drawing=self._actions.drawing(),
+        )
         with self._host_memory.trainers_reloaded():
-            save_step(self._out, done, self.copies)
+            save_step(self._out, done, self.copies, underway)
         self._ended = time.perf_counter()
 
+    def _resume(self, underway: Underway) -> None:
+        for step, fields in underway.experience.items():
+            for field, rows in fields.items():
+                for row, values in rows.items():
+                    self._batch_of(step).experience.put(field, row, values)
+        self._actions.resume(underway.drawing, underway.num_steps)
+
     def finish(self) -> None:
-        """Records the turns that rank 0 has not waited for, and ends with all ranks."""
-        while outcomes := self._reports.take():
-            self._record(outcomes)
+        """Ends with all ranks."""
+        self._record_all()
         self._reports.flush()
         self._executor.flush()
         dist.barrier(group=self._control)
+
+    def _record_all(self) -> None:
+        """Records the turns that rank 0 has not waited for."""
+        while outcomes := self._reports.take():
+            self._record(outcomes)
 
     def _record(self, outcomes: Sequence[Outcome]) -> None:
         line = self.recorder.turn(outcomes)
