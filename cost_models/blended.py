@@ -9,9 +9,10 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.measured import MeasuredShard, TableModel, corrected
+from meshwright.cost_models.mixed import MixedModel
 from meshwright.cost_models.peaks import Peaks, with_peaks
 from meshwright.cost_models.question import Call, CostModel
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body, Table, shape_of
 from meshwright.profiles.workload import Workload
@@ -52,11 +53,24 @@ class _BlendedShard(Shard):
         return self._measured if self._measured.covers(body) else self._analytic
 
 
-def cost_model(cluster: Cluster, workload: Workload, precision: str, table: Table | None = None) -> CostModel:
+def cost_model(cluster: AnyCluster, workload: Workload, precision: str, table: Table | None = None) -> CostModel:
     """The best model that the facts allow: blended with a table, analytic without.
 
-    Raises BadInput when the table is of another device or precision.
+    On nodes of several kinds the table is for the parts that have its device. Raises BadInput when the table is of
+    another device or precision.
     """
+    if isinstance(cluster, MixedCluster):
+        names = {part.device.name for part in cluster.parts}
+        is_of_one = table is not None and table.provenance.device in names
+        models = [
+            cost_model(part, workload, precision, None if is_of_one and not _is_of(table, part) else table)
+            for part in cluster.parts
+        ]
+        return MixedModel(cluster, models, precision)
     if table is None:
         return AnalyticModel(cluster, workload, precision)
     return BlendedModel(table, cluster, workload, precision)
+
+
+def _is_of(table: Table | None, part: Cluster) -> bool:
+    return table is not None and table.provenance.device == part.device.name

@@ -19,7 +19,8 @@ from meshwright.profiles.stages import Stage
 class Call:
     """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them.
 
-    `max_deferral` counts the turns beyond its first that a sequence may take when the schedule overcommits.
+    `max_deferral` counts the turns beyond its first that a sequence may take when the schedule overcommits; `part` is
+    the position of the cluster's part that the ranks are in.
     """
 
     stage: Stage
@@ -28,6 +29,7 @@ class Call:
     schedule: Schedule
     max_deferral: int = 0
     num_chunks: int = 1  # pieces of layers that a rank holds under an interleaved pipeline
+    part: int = 0
 
     def __hash__(self) -> int:
         """Of what tells most calls apart: a search asks too often to hash a whole model each time."""
@@ -52,13 +54,16 @@ class Call:
 class Move:
     """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools.
 
-    Sequence parallelism, which cuts no weights, matters only to whether the two layouts are the same.
+    Sequence parallelism, which cuts no weights, matters only to whether the two layouts are the same. The parts are the
+    positions of the cluster's parts that the pools are in.
     """
 
     model: ModelSpec
     source: Layout
     target: Layout
     overlap: int
+    source_part: int = 0
+    target_part: int = 0
 
 
 class CostModel(Protocol):

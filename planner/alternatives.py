@@ -12,7 +12,7 @@ from itertools import islice
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import Handover, handovers
-from meshwright.planner.evaluate import private_bytes, resident_bytes, tasks
+from meshwright.planner.evaluate import free_bytes, private_bytes, resident_bytes, tasks
 from meshwright.planner.frontier import Candidate, Frontier, frontiers
 from meshwright.planner.pins import Ranks, parse_pins
 from meshwright.planner.plan import Plan
@@ -47,14 +47,13 @@ class Considered:
 def alternatives(plan: Plan, model: CostModel, *, most: int = 3) -> tuple[Considered, ...]:
     """The `most` best other choices of each stage, under the plan's pins. `model` prices the plan's own facts."""
     edges = handovers(plan.facts, model)
-    limit = plan.facts.cluster.device.usable_bytes
     return tuple(
         Considered(
             stage=found.stage.name,
             runners_up=_best(_tried(plan, model, edges, found), most),
             rejected=dict(found.rejected),
         )
-        for found in frontiers(plan.facts, model, parse_pins(plan.pins), limit)
+        for found in frontiers(plan.facts, model, parse_pins(plan.pins))
     )
 
 
@@ -79,7 +78,7 @@ def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Front
 
     for ranks in found.pools:
         room = room_for(plan, stage, ranks)
-        nearest = sorted(found.candidates[ranks.num_ranks], key=lambda candidate: candidate.seconds.total)
+        nearest = sorted(found.on(ranks), key=lambda candidate: candidate.seconds.total)
         small = (Pick(ranks, c) for c in nearest if c.peak_bytes - c.weights_bytes <= room)
         plans = ((pick, plan_with(pick)) for pick in small if _choice(pick) != _choice(picks[stage]))
         fitting = ((pick, other) for pick, other in plans if _fits(other))
@@ -105,11 +104,11 @@ def room_for(plan: Plan, stage: str, ranks: Ranks) -> float:
         return sum(resident_bytes(plan, p) if p.role != role else private_bytes(p) for p in others)
 
     first, last = ranks.first_rank, ranks.first_rank + ranks.num_ranks
-    return plan.facts.cluster.device.usable_bytes - max(kept(rank) for rank in range(first, last))
+    return plan.facts.cluster.usable_bytes(first) - max(kept(rank) for rank in range(first, last))
 
 
 def _fits(plan: Plan) -> bool:
-    return max(plan.peak_bytes_per_rank) <= plan.facts.cluster.device.usable_bytes
+    return free_bytes(plan) >= 0
 
 
 def _picks(plan: Plan) -> dict[str, Pick]:

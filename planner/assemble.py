@@ -123,6 +123,8 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
             source=plan.placement(source).layout,
             target=plan.placement(target).layout,
             overlap=len(set(plan.pool_of(source).ranks) & set(plan.pool_of(target).ranks)),
+            source_part=plan.part_of(source),
+            target_part=plan.part_of(target),
         )
     )
     return Refit(

@@ -42,7 +42,7 @@ def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
     ranks = Ranks(pool.first_rank, pool.num_ranks)
     pins = [pin for pin in parse_pins(plan.pins) if pin.stage == stage and pin.key != "pool"]
     here = (*pins, Pin(stage, "pool", ranks))
-    candidates = frontier(plan.facts, model, STAGE_BY_NAME[stage], here, None).candidates[ranks.num_ranks]
+    candidates = frontier(plan.facts, model, STAGE_BY_NAME[stage], here, is_limited=False).on(ranks)
     room = room_for(plan, stage, ranks)
     excluded = [
         candidate

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import Call
+from meshwright.planner.frontier import call_in
 from meshwright.planner.plan import Plan, read_plan
 from meshwright.planner.recost import recost
 from meshwright.profiles.calibrate import (
@@ -27,9 +27,10 @@ from meshwright.profiles.calibrate import (
     traffic_factor,
     unprofiled,
 )
+from meshwright.profiles.cluster import of_one_kind
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from meshwright.profiles.stages import STAGES
 from meshwright.profiles.table import Body, Correction, Shape, Table, Traffic, TrafficCorrection, shape_of
 from meshwright.profiles.trace import Span, read_spans
 from meshwright.profiles.workload import Workload
@@ -179,7 +180,7 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
         return table
     if "profile" in plan.digests:
         raise BadInput("the plan was made with a measured table; name it with --profile, so that it is corrected.")
-    cluster = plan.facts.cluster
+    cluster = of_one_kind(plan.facts.cluster, "calibrate without a table")
     return unprofiled(
         device=cluster.device.name,
         kind=cluster.device.kind,
@@ -233,15 +234,4 @@ def _seconds(plan: Plan, workload: Workload, table: Table, stages: Sequence[str]
     """Predicted seconds of the stages, all when none is named, placed as in the plan but for this workload."""
     facts = plan.facts
     model = cost_model(facts.cluster, workload, facts.precision, table)
-    return {
-        p.stage: model.seconds(
-            Call(
-                stage=STAGE_BY_NAME[p.stage],
-                model=facts.models.spec(p.role),
-                layout=p.layout,
-                schedule=p.schedule,
-            )
-        ).total
-        for p in plan.placements
-        if not stages or p.stage in stages
-    }
+    return {p.stage: model.seconds(call_in(plan, p)).total for p in plan.placements if not stages or p.stage in stages}

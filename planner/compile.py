@@ -153,9 +153,9 @@ class _Asked:
         return _Searched(scope=scope, edges=edges, posed=posed, result=result)
 
     def _frontier(self, stage: Stage, scope: Scope) -> Frontier:
-        key, limit = (stage.name, scope.of(stage.name)), self.facts.cluster.device.usable_bytes
+        key = stage.name, scope.of(stage.name)
         if key not in self.known:
-            self.known[key] = frontier(self.facts, self.model, stage, self.pins, limit, scope=scope)
+            self.known[key] = frontier(self.facts, self.model, stage, self.pins, scope=scope)
         return self.known[key]
 
 

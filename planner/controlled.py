@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from meshwright.cost_models.question import Call
 from meshwright.planner.controllers import Controllers, Observation, Setting
 from meshwright.planner.evaluate import evaluate
-from meshwright.planner.frontier import call_of
+from meshwright.planner.frontier import call_in
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Placement, Plan
 from meshwright.planner.probe import Remodel
-from meshwright.profiles.stages import STAGE_BY_NAME
 
 STEPS_TO_LEVEL = 50.0
 """Assumed rewards come closer to their level by a factor of e in so many steps."""
@@ -69,11 +67,7 @@ class Controlled:
         if placement.schedule.chunk_tokens <= size:
             return placement
         model, shorter = self._remodel(self._plan.facts), replace(placement.schedule, chunk_tokens=size)
-        now, then = self._call(placement), replace(self._call(placement), schedule=shorter)
+        now, then = call_in(self._plan, placement), replace(call_in(self._plan, placement), schedule=shorter)
         tail = model.tail_seconds(then) / model.tail_seconds(now) * placement.tail_seconds
         cost = placement.cost.scaled(model.seconds(then).total / model.seconds(now).total)
         return placement.model_copy(update={"schedule": shorter, "cost": cost, "tail_seconds": tail})
-
-    def _call(self, placement: Placement) -> Call:
-        stage, facts = STAGE_BY_NAME[placement.stage], self._plan.facts
-        return call_of(facts, stage, placement.layout, placement.schedule, facts.staleness - placement.lead)

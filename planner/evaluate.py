@@ -149,6 +149,18 @@ def refit_readers(target: str) -> tuple[str, ...]:
     return tuple(stage.name for stage in later if stage.role == role and not stage.trains)
 
 
+def fullest_rank(plan: Plan) -> int:
+    """The rank that has the least left of the memory that its device can use."""
+    peaks = plan.peak_bytes_per_rank
+    return max(range(len(peaks)), key=lambda rank: peaks[rank] - plan.facts.cluster.usable_bytes(rank))
+
+
+def free_bytes(plan: Plan) -> int:
+    """What the fullest rank has left; negative where it has too little."""
+    rank = fullest_rank(plan)
+    return plan.facts.cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank]
+
+
 def inputs_of(plan: Plan, item: Item) -> tuple[Edge, ...]:
     """The edges over which a stage waits for others in its own turn."""
     if isinstance(item, Refit):

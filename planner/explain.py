@@ -85,7 +85,7 @@ def explain(plan: Plan) -> Explanation:
             sorted((_pool_use(plan, pool, path) for pool in plan.pools), key=lambda use: -use.critical_seconds)
         ),
         ranks=tuple(_rank_use(plan, rank) for rank in range(plan.facts.cluster.num_ranks)),
-        device_bytes=plan.facts.cluster.device.usable_bytes,
+        device_bytes=max(part.device.usable_bytes for part in plan.facts.cluster.parts),
         extrapolated=tuple(task_name(i) for i in items_of(plan) if i.cost.source is Source.EXTRAPOLATED),
         pins=plan.pins,
     )
@@ -144,7 +144,7 @@ def _pool_use(plan: Plan, pool: Pool, path: Sequence[Wait]) -> PoolUse:
         idle_share=statistics.fmean(_idle_share(plan, rank) for rank in pool.ranks),
         critical_seconds=math.fsum(wait.seconds for wait in path if wait.task in stages),
         peak_bytes=peak,
-        free_bytes=plan.facts.cluster.device.usable_bytes - peak,
+        free_bytes=plan.facts.cluster.usable_bytes(pool.first_rank) - peak,
     )
 
 

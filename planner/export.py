@@ -26,7 +26,7 @@ def torchrun_scripts(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str
 def slurm_script(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, str]:
     """One batch script by file name; it is submitted with the options of `meshwright run`."""
     cluster = plan.facts.cluster
-    devices = f"#SBATCH --gpus-per-node={cluster.ranks_per_node}\n" if cluster.device.kind == "cuda" else ""
+    devices = f"#SBATCH --gpus-per-node={cluster.ranks_per_node}\n" if cluster.kind == "cuda" else ""
     count = cluster.nodes
     table = "".join(_table(plan, node) for node in range(count))
     return {
@@ -82,7 +82,7 @@ def _environment(plan: Plan) -> str:
     """One thread per rank, and devices in the order of the plan's ranks."""
     cluster = plan.facts.cluster
     lines = ["export OMP_NUM_THREADS=1"]
-    if cluster.device.kind == "cuda":
+    if cluster.kind == "cuda":
         order = ",".join(str(device) for device in range(cluster.ranks_per_node))
         lines += [
             "# The r-th device named is local rank r's, and a number names the same slot on every node.",
@@ -99,7 +99,7 @@ def _table(plan: Plan, node: int) -> str:
     lines = [f"# Node {node} of {cluster.nodes}:"]
     for local in range(cluster.ranks_per_node):
         stages = " ".join(p.stage for p in plan.placements if first + local in _ranks(plan, p.stage))
-        lines.append(f"#   rank {first + local}, {cluster.device.kind} {local}: {stages or 'idle'}")
+        lines.append(f"#   rank {first + local}, {cluster.kind} {local}: {stages or 'idle'}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
 """The exact Pareto set of each stage: choices that no other choice beats in seconds and in every kind of bytes.
 
 A stage whose weights other stages may share, or are refit to, keeps the choices of each layout apart: the layout then
-decides more than the stage's own cost. Positions of a pool do not matter here, only its size.
+decides more than the stage's own cost. Positions of a pool do not matter here, only its size and its kind of nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call, CostModel
@@ -20,12 +20,13 @@ from meshwright.planner.evaluate import WEIGHTS
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, max_deferral
 from meshwright.planner.pins import Pin, Ranks
+from meshwright.planner.plan import Placement, Plan
 from meshwright.planner.rules import offloads
 from meshwright.planner.space import Choice, choices, pools
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Stage
 
 DOMINATED = "another choice is no slower and no larger"
 TOO_LARGE = "larger than the device"
@@ -66,18 +67,29 @@ class Candidate:
         return seconds, tail, resident - self.weights_bytes, self.weights_bytes, self.transient.total
 
 
+class Kind(NamedTuple):
+    """What of a pool decides the cost of a choice on it: the position of its part of the cluster, and its size."""
+
+    part: int
+    num_ranks: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """What is left of one stage's choices: by pool size, with the pools it may use and the counts of what was left out.
+    """What is left of one stage's choices: by the kind of the pools it may use, with the counts of what was left out.
 
-    `smallest` is the least peak of any legal choice, fitting or not.
+    `smallest` is the least peak of any legal choice on each part of the cluster, fitting or not.
     """
 
     stage: Stage
-    pools: tuple[Ranks, ...]
-    candidates: Mapping[int, tuple[Candidate, ...]]
+    pools: Mapping[Ranks, Kind]
+    candidates: Mapping[Kind, tuple[Candidate, ...]]
     rejected: Counter[str]
-    smallest: Candidate | None
+    smallest: Mapping[int, Candidate]
+
+    def on(self, ranks: Ranks) -> tuple[Candidate, ...]:
+        """The choices on one of its pools."""
+        return self.candidates[self.pools[ranks]]
 
 
 def frontier(
@@ -85,42 +97,74 @@ def frontier(
     model: CostModel,
     stage: Stage,
     pins: Sequence[Pin],
-    limit_bytes: float | None,
     *,
+    is_limited: bool = True,
     scope: Scope = PLAIN,
 ) -> Frontier:
-    """The frontier of one stage; without `limit_bytes`, choices of any size are kept."""
-    rejected: Counter[str] = Counter()
+    """The frontier of one stage; without a limit, choices are kept however much of the device they need."""
     mine = [pin for pin in pins if pin.stage == stage.name]
-    found = pools(facts, stage, mine)
-    smallest, smallest_peak = None, math.inf
-    candidates = {}
-    for size in sorted({ranks.num_ranks for ranks in found}):
+    found = {
+        ranks: Kind(facts.cluster.part_of(ranks.first_rank), ranks.num_ranks) for ranks in pools(facts, stage, mine)
+    }
+    costing = _Costing(facts=facts, model=model, stage=stage, pins=mine, is_limited=is_limited, scope=scope)
+    return Frontier(
+        stage=stage,
+        pools=found,
+        candidates={kind: costing.kept(kind) for kind in sorted(set(found.values()))},
+        rejected=+costing.rejected,
+        smallest={part: costing.candidate(choice, part) for part, (_, choice) in costing.smallest.items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Costing:
+    """The choices of one stage, costed kind by kind; what is left out is counted as it goes."""
+
+    facts: Facts
+    model: CostModel
+    stage: Stage
+    pins: Sequence[Pin]
+    is_limited: bool
+    scope: Scope
+    rejected: Counter[str] = field(default_factory=Counter)
+    smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
+
+    def kept(self, kind: Kind) -> tuple[Candidate, ...]:
+        """The choices on pools of one kind that fit and that no other beats."""
+        part = self.facts.cluster.parts[kind.part]
+        limit_bytes = part.device.usable_bytes if self.is_limited else math.inf
         fitting = []
         too_large: dict[Hashable, str] = {}
-        for choice in choices(facts, stage, size, mine, rejected, scope=scope):
+        for choice in choices(self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope):
             family = _family(choice)
             if family in too_large:  # the choices of a family come with the smaller ones first
-                rejected[too_large[family]] += 1
+                self.rejected[too_large[family]] += 1
                 continue
-            call = call_of(facts, stage, choice.layout, choice.schedule, max_deferral(scope.leads, facts.staleness))
-            memory = model.memory(call)  # asked first: what does not fit need not be timed
+            call = self._call(choice, kind.part)
+            memory = self.model.memory(call)  # asked first: what does not fit need not be timed
             peak = memory.resident.total + memory.transient.total
-            if smallest is None or peak < smallest_peak:
-                smallest, smallest_peak = choice, peak
-            if memory.host.total > host_share(facts.cluster):
+            if kind.part not in self.smallest or peak < self.smallest[kind.part][0]:
+                self.smallest[kind.part] = peak, choice
+            if memory.host.total > host_share(part):
                 too_large[family] = TOO_LARGE_FOR_HOST
-            elif limit_bytes is not None and peak > limit_bytes:
+            elif peak > limit_bytes:
                 too_large[family] = TOO_LARGE
             else:
-                fitting.append(_candidate(model, call, memory))
+                fitting.append(_candidate(self.model, call, memory))
                 continue
-            rejected[too_large[family]] += 1
-        kept = _undominated_by_layout(fitting) if stage.role in TRAIN_STAGE else undominated(fitting)
-        rejected[DOMINATED] += len(fitting) - len(kept)
-        candidates[size] = kept
-    least = costed_choice(facts, model, stage, smallest, scope) if smallest else None
-    return Frontier(stage=stage, pools=found, candidates=candidates, rejected=+rejected, smallest=least)
+            self.rejected[too_large[family]] += 1
+        kept = _undominated_by_layout(fitting) if self.stage.role in TRAIN_STAGE else undominated(fitting)
+        self.rejected[DOMINATED] += len(fitting) - len(kept)
+        return kept
+
+    def candidate(self, choice: Choice, part: int) -> Candidate:
+        """The choice on a part of the cluster with what it costs."""
+        call = self._call(choice, part)
+        return _candidate(self.model, call, self.model.memory(call))
+
+    def _call(self, choice: Choice, part: int) -> Call:
+        deferral = max_deferral(self.scope.leads, self.facts.staleness)
+        return call_of(self.facts, self.stage, choice, deferral=deferral, part=part)
 
 
 def _family(choice: Choice) -> Hashable:
@@ -131,10 +175,10 @@ def _family(choice: Choice) -> Hashable:
 
 
 def frontiers(
-    facts: Facts, model: CostModel, pins: Sequence[Pin], limit_bytes: float | None, *, scope: Scope = PLAIN
+    facts: Facts, model: CostModel, pins: Sequence[Pin], *, is_limited: bool = True, scope: Scope = PLAIN
 ) -> tuple[Frontier, ...]:
     """The frontier of every stage, in the order of the stages."""
-    return tuple(frontier(facts, model, stage, pins, limit_bytes, scope=scope) for stage in STAGES)
+    return tuple(frontier(facts, model, stage, pins, is_limited=is_limited, scope=scope) for stage in STAGES)
 
 
 def host_share(cluster: Cluster) -> float:
@@ -155,9 +199,11 @@ def _undominated_by_layout(candidates: Iterable[Candidate]) -> tuple[Candidate, 
     return tuple(kept for layout in groups for kept in undominated(groups[layout]))
 
 
-def costed_choice(facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope = PLAIN) -> Candidate:
-    """The choice with what it costs."""
-    call = call_of(facts, stage, choice.layout, choice.schedule, max_deferral(scope.leads, facts.staleness))
+def costed_choice(
+    facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope = PLAIN, *, part: int = 0
+) -> Candidate:
+    """The choice on a part of the cluster, with what it costs there."""
+    call = call_of(facts, stage, choice, deferral=max_deferral(scope.leads, facts.staleness), part=part)
     return _candidate(model, call, model.memory(call))
 
 
@@ -173,9 +219,20 @@ def _candidate(model: CostModel, call: Call, memory: Memory) -> Candidate:
     )
 
 
-def call_of(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule, deferral: int) -> Call:
+def call_in(plan: Plan, placement: Placement) -> Call:
+    """The question that a placement of a plan is to a cost model."""
+    choice = Choice(placement.layout, placement.schedule)
+    deferral, part = plan.facts.staleness - placement.lead, plan.part_of(placement.stage)
+    return call_of(plan.facts, STAGE_BY_NAME[placement.stage], choice, deferral=deferral, part=part)
+
+
+def call_of(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
     """The question that a choice is to a cost model; `deferral` counts turns, and matters where a stage overcommits."""
-    deferred = deferral if schedule.overcommit else 0
     return Call(
-        stage=stage, model=facts.models.spec(stage.role), layout=layout, schedule=schedule, max_deferral=deferred
+        stage=stage,
+        model=facts.models.spec(stage.role),
+        layout=choice.layout,
+        schedule=choice.schedule,
+        max_deferral=deferral if choice.schedule.overcommit else 0,
+        part=part,
     )

@@ -7,13 +7,13 @@ name looked up; a plan carries its facts, so that it can be checked and asked ab
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from meshwright.profiles.cluster import Cluster, Device, Link
+from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, MixedCluster
 from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
-from meshwright.profiles.documents import Document, digest, read_yaml
+from meshwright.profiles.documents import Document, digest, parse, read_yaml
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec, read_model
 from meshwright.profiles.stages import Role
@@ -84,6 +84,22 @@ class ClusterSpec(Document):
         return network_named(self.network) if isinstance(self.network, str) else self.network
 
 
+class MixedSpec(Document):
+    """Nodes of several kinds; a stage runs on ranks of one kind."""
+
+    parts: tuple[ClusterSpec, ...] = Field(min_length=2, description="clusters of one kind each; not local")
+    network: str | Link = Field(default="ib-hdr-200", description="fabric between the parts, by name or typed in")
+
+    def resolve(self) -> MixedCluster:
+        """The clusters with every name looked up. Raises BadInput for a name that is not known, for local, and for
+        parts that are not alike where they must be."""
+        if any(part.device == "local" for part in self.parts):
+            raise BadInput("cluster.parts: a part is local, which is this machine alone; name the device of each part.")
+        between = network_named(self.network) if isinstance(self.network, str) else self.network
+        found = MixedCluster.model_construct(parts=tuple(part.resolve() for part in self.parts), between=between)
+        return parse(MixedCluster, found.model_dump_json(), "cluster")
+
+
 def _typed(device: Device) -> tuple[Device, Link, Link]:
     """A user's own device, its links those of a CPU's ranks or PCIe 4.0 x16 until links are typed too."""
     _, *pcie = device_named("l40s")
@@ -124,9 +140,23 @@ class Data(Document):
     tokenizer: str
 
 
+def _spec_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return MixedSpec.__name__ if "parts" in value else ClusterSpec.__name__
+    return type(value).__name__ if isinstance(value, Document) else "Local"
+
+
+_AnySpec: TypeAlias = Annotated[
+    Annotated[Literal["local"], Tag("Local")]
+    | Annotated[ClusterSpec, Tag("ClusterSpec")]
+    | Annotated[MixedSpec, Tag("MixedSpec")],
+    Discriminator(_spec_of),
+]
+
+
 class Job(Document):
     models: Models
-    cluster: Literal["local"] | ClusterSpec = Field(default="local", union_mode="left_to_right")
+    cluster: _AnySpec = "local"
     precision: Literal["fp32", "bf16"] = "bf16"
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
@@ -152,7 +182,7 @@ class Facts(Document):
     """All that a plan is computed from, names resolved."""
 
     models: RoleModels
-    cluster: Cluster
+    cluster: AnyCluster
     precision: Literal["fp32", "bf16"]
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)

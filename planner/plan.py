@@ -113,6 +113,10 @@ class Plan(Document):
     def placement(self, stage: str) -> Placement:
         return next(p for p in self.placements if p.stage == stage)
 
+    def part_of(self, stage: str) -> int:
+        """The position of the cluster's part that a stage runs in."""
+        return self.facts.cluster.part_of(self.pool_of(stage).first_rank)
+
     @property
     def leads(self) -> dict[str, int]:
         return {placement.stage: placement.lead for placement in self.placements}

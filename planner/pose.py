@@ -7,10 +7,10 @@ blocks fits in bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.edges import Handover
@@ -30,7 +30,7 @@ from meshwright.planner.solver.problem import (
     Run,
     Transfer,
 )
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
 
@@ -90,13 +90,14 @@ def pose(
             (ranks, candidate)
             for ranks in found.pools
             if not (anywhere and ranks.first_rank)
-            for candidate in found.candidates[ranks.num_ranks]
+            for candidate in found.on(ranks)
         )
         for found in frontiers
     }
     shared = {name: STAGE_BY_NAME[name].role in TRAIN_STAGE for name in behind}
+    device_blocks = max(part.device.usable_bytes for part in facts.cluster.parts) // BLOCK_BYTES
     calls = tuple(
-        Call(name, tuple(_option(tick, *pair, is_shared=shared[name]) for pair in pairs))
+        Call(name, tuple(_option(facts.cluster, tick, *pair, is_shared=shared[name]) for pair in pairs))
         for name, pairs in behind.items()
     )
     known: _Known = {}
@@ -105,7 +106,7 @@ def pose(
     )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
-        device_blocks=facts.cluster.device.usable_bytes // BLOCK_BYTES,
+        device_blocks=device_blocks,
         calls=calls,
         tasks=(*refits, *(Run(name=name, call=name) for name in behind)),
         precedences=(
@@ -122,8 +123,10 @@ def pose(
     return Posed(problem=problem, tick_seconds=tick, behind=behind)
 
 
-def _is_every_block(cluster: Cluster, pools: Sequence[Ranks]) -> bool:
-    """Whether these are all aligned blocks of the sizes that a pool may have."""
+def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
+    """Whether these are all aligned blocks of the sizes that a pool may have, and all nodes are of one kind."""
+    if len(cluster.parts) > 1:
+        return False
     blocks = (range(0, cluster.num_ranks - size + 1, size) for size in pool_sizes(cluster))
     return len(pools) == sum(map(len, blocks))
 
@@ -144,17 +147,32 @@ def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
 
 
-def _option(tick: float, ranks: Ranks, candidate: Candidate, *, is_shared: bool) -> Option:
-    """One choice on one pool; weights of a role that is not trained belong to one stage, and may wait in the host."""
+def _option(cluster: AnyCluster, tick: float, ranks: Ranks, candidate: Candidate, *, is_shared: bool) -> Option:
+    """One choice on one pool; weights of a role that is not trained belong to one stage, and may wait in the host.
+
+    What a device has less than the largest one counts as used by whatever runs on it.
+    """
     weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
+    part = cluster.part_of(ranks.first_rank)
     return Option(
-        place=Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout)),
+        place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds.total / tick),
         early_ticks=_early_ticks(tick, candidate),
         resident_blocks=weights + math.ceil((candidate.resident.total - candidate.weights_bytes) / BLOCK_BYTES),
         shared_blocks=weights if is_shared else 0,
-        transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES),
+        transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES) + _lacking_blocks(cluster, part),
     )
+
+
+def _place_name(part: int, layout: Layout) -> str:
+    """Weights cut alike on different kinds of nodes are at different places."""
+    return f"{layout}@{part}" if part else str(layout)
+
+
+def _lacking_blocks(cluster: AnyCluster, part: int) -> int:
+    """Blocks that a device of the part has less than the largest."""
+    blocks = [one.device.usable_bytes // BLOCK_BYTES for one in cluster.parts]
+    return max(blocks) - blocks[part]
 
 
 def _may_stream(behind: Behind, handover: Handover) -> bool:
@@ -194,21 +212,37 @@ def _transfer(
             for one, other in overlaps
         }
     ticks: dict[tuple[str, str, int], int] = {}
-    sources, targets = (_shards(behind[end]) for end in (source, target))
-    for (one, name, cut), (other, there, other_cut) in product(sources, targets):
-        for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
-            key = role, cut, other_cut, name == there, overlap
+    sources, targets = (_shards(facts.cluster, behind[end]) for end in (source, target))
+    for one, other in product(sources, targets):
+        for overlap in overlaps.get((one.layout.num_ranks, other.layout.num_ranks), ()):
+            key = role, one.cut, other.cut, one.name == other.name, overlap
             if key not in known:
-                move = Move(model=spec, source=one, target=other, overlap=overlap)
+                move = Move(
+                    model=spec,
+                    source=one.layout,
+                    target=other.layout,
+                    overlap=overlap,
+                    source_part=one.part,
+                    target_part=other.part,
+                )
                 known[key] = math.floor(model.move_seconds(move).total / tick)
-            ticks[name, there, overlap] = known[key]
+            ticks[one.name, other.name, overlap] = known[key]
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 
 
-def _shards(pairs: Sequence[tuple[Ranks, Candidate]]) -> list[tuple[Layout, str, str]]:
-    """The layouts, each once, with their names and the same name for those that cut weights alike."""
-    layouts = dict.fromkeys(candidate.layout for _, candidate in pairs)
-    return [(one, str(one), str(replace(one, sp=False))) for one in layouts]
+class _Shard(NamedTuple):
+    """A layout on a part of the cluster; `cut` names those that cut weights alike there."""
+
+    part: int
+    layout: Layout
+    name: str
+    cut: str
+
+
+def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:
+    """The layouts of some pools, each once for each part."""
+    found = dict.fromkeys((cluster.part_of(ranks.first_rank), candidate.layout) for ranks, candidate in pairs)
+    return [_Shard(part, one, _place_name(part, one), _place_name(part, replace(one, sp=False))) for part, one in found]
 
 
 def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -49,7 +49,7 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
         update={
             "facts": facts,
             "digests": facts.digests(),
-            "placements": tuple(_placement(p, facts, model) for p in plan.placements),
+            "placements": tuple(_placement(plan, p, facts, model) for p in plan.placements),
             "edges": tuple(
                 Edge(producer=h.producer, consumer=h.consumer, fields=h.fields, bytes=h.num_bytes, cost=h.cost)
                 for h in handovers(facts, model)
@@ -62,9 +62,11 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
     return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
 
 
-def _placement(placement: Placement, facts: Facts, model: CostModel) -> Placement:
+def _placement(plan: Plan, placement: Placement, facts: Facts, model: CostModel) -> Placement:
     stage, choice = STAGE_BY_NAME[placement.stage], Choice(placement.layout, placement.schedule)
-    candidate = costed_choice(facts, model, stage, choice, Scope(leads={**SYNCHRONOUS, GENERATE: placement.lead}))
+    scope = Scope(leads={**SYNCHRONOUS, GENERATE: placement.lead})
+    part = facts.cluster.part_of(plan.pool(placement.pool).first_rank)
+    candidate = costed_choice(facts, model, stage, choice, scope, part=part)
     costs = {
         "cost": candidate.seconds,
         "tail_seconds": candidate.tail_seconds,
@@ -82,6 +84,8 @@ def _refit(plan: Plan, refit: Refit, facts: Facts, model: CostModel) -> Refit:
         source=plan.placement(refit.source).layout,
         target=plan.placement(refit.target).layout,
         overlap=len(set(plan.pool_of(refit.source).ranks) & set(plan.pool_of(refit.target).ranks)),
+        source_part=facts.cluster.part_of(plan.pool_of(refit.source).first_rank),
+        target_part=facts.cluster.part_of(plan.pool_of(refit.target).first_rank),
     )
     num_bytes = float(spec.num_params * element_bytes(facts.precision))
     return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})

@@ -20,6 +20,7 @@ from meshwright.planner.pose import BLOCK_BYTES, pose
 from meshwright.planner.settings import with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import least_memory
+from meshwright.profiles.cluster import MixedCluster
 
 _GIB = 2**30
 _MIB = 2**20
@@ -72,7 +73,7 @@ class _Need:
     num_bytes: int | None
 
     def fits(self, facts: Facts) -> bool:
-        return self.num_bytes is not None and self.num_bytes <= facts.cluster.device.usable_bytes
+        return self.num_bytes is not None and self.num_bytes <= _usable_bytes(facts)
 
 
 def refuse(
@@ -102,7 +103,7 @@ def refuse(
 
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
-    found = frontiers(facts, model, pins, None)
+    found = frontiers(facts, model, pins, is_limited=False)
     blocks = least_memory(pose(facts, model, found, handovers(facts, model)).problem, limits)
     return _Need(found, None if blocks is None else blocks * BLOCK_BYTES)
 
@@ -111,7 +112,7 @@ def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
     alone = [limit for found in need.stages for limit in _limits_alone(facts, found)]
     yield from alone
     if not alone and need.num_bytes is not None:
-        usable = facts.cluster.device.usable_bytes
+        usable = _usable_bytes(facts)
         sentence = (
             f"each stage fits alone, and all together need {_size(need.num_bytes)} on a rank, "
             f"{_size(need.num_bytes - usable)} more than the {_size(usable)} that the device can use."
@@ -121,14 +122,18 @@ def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
 
 def _limits_alone(facts: Facts, found: Frontier) -> Iterator[Limit]:
     """What binds one stage even if it had the cluster to itself."""
-    name, usable = found.stage.name, facts.cluster.device.usable_bytes
-    if found.smallest is None:
+    name = found.stage.name
+    if not found.smallest:
         reasons = "; ".join(sentence.rstrip(".") for sentence, _ in found.rejected.most_common(3))
         yield Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.")
-    elif found.smallest.peak_bytes > usable:
-        peak = math.ceil(found.smallest.peak_bytes)
+        return
+    lacking = {part: one.peak_bytes - _usable_on(facts, part) for part, one in found.smallest.items()}
+    nearest = min(lacking, key=lambda part: lacking[part])
+    if lacking[nearest] > 0:
+        smallest, usable = found.smallest[nearest], _usable_on(facts, nearest)
+        peak = math.ceil(smallest.peak_bytes)
         sentence = (
-            f"{name} needs {_size(peak)} on a rank in its smallest form ({found.smallest.layout}), "
+            f"{name} needs {_size(peak)} on a rank in its smallest form ({smallest.layout}), "
             f"{_size(peak - usable)} more than the {_size(usable)} that the device can use."
         )
         yield Limit(stage=name, sentence=sentence, needed_bytes=peak, device_bytes=usable)
@@ -139,9 +144,21 @@ def _asked_again(remodel: Remodel, pins: Sequence[Pin], limits: Limits) -> Calla
     return lambda facts: _need(facts, remodel(facts), pins, limits).fits(facts)
 
 
+def _usable_on(facts: Facts, part: int) -> int:
+    return facts.cluster.parts[part].device.usable_bytes
+
+
+def _usable_bytes(facts: Facts) -> int:
+    """Of the largest device: what a smaller one lacks counts as needed (see `pose`)."""
+    return max(part.device.usable_bytes for part in facts.cluster.parts)
+
+
 def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:
-    """The smallest device, in whole GiB, or whole MiB when that is less than one, that leaves a plan."""
-    if need.num_bytes is None:
+    """The smallest device, in whole GiB, or whole MiB when that is less than one, that leaves a plan.
+
+    Of several kinds of nodes none is singled out.
+    """
+    if need.num_bytes is None or isinstance(facts.cluster, MixedCluster):
         return
     device = facts.cluster.device
     unit = _GIB if need.num_bytes >= _GIB else _MIB
@@ -166,8 +183,10 @@ def _shorter_response(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[C
 
 
 def _more_nodes(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]:
-    """The fewest nodes among doublings that leave a plan."""
+    """The fewest nodes among doublings that leave a plan; of several kinds of nodes none is singled out."""
     before = facts.cluster
+    if isinstance(before, MixedCluster):
+        return
     times = 2
     while times <= _MOST_TIMES:
         cluster = before.model_copy(update={"nodes": before.nodes * times})

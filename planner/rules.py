@@ -13,7 +13,7 @@ from functools import lru_cache
 from meshwright.cost_models.streaming import STREAMING_STAGES
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, max_deferral
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.cluster import AnyCluster, Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import TRAIN_STAGE, Stage
@@ -22,19 +22,28 @@ CHUNKS = (128, 256, 512)
 """Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
 
 
-def pool_sizes(cluster: Cluster) -> tuple[int, ...]:
-    """How many ranks a pool may have: powers of two, and the whole cluster."""
-    powers = [2**k for k in range(cluster.num_ranks.bit_length()) if 2**k <= cluster.num_ranks]
-    return tuple(sorted({*powers, cluster.num_ranks}))
+def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
+    """How many ranks a pool may have: powers of two, and all nodes of one kind."""
+    return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}))
 
 
-def first_ranks(cluster: Cluster, num_ranks: int) -> tuple[int, ...]:
-    """Where a pool of this size may start: at multiples of its size, and not across a node that could hold it."""
-    starts = range(0, cluster.num_ranks - num_ranks + 1, num_ranks)
-    return tuple(first for first in starts if not _straddles(cluster, first, num_ranks))
+def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
+    """Where a pool of this size may start among nodes of one kind: at multiples of its size, and not across a node
+    that could hold it."""
+    return tuple(
+        before + first
+        for before, part in zip(cluster.first_ranks, cluster.parts, strict=True)
+        if num_ranks in _sizes(part)
+        for first in range(0, part.num_ranks - num_ranks + 1, num_ranks)
+        if not _straddles(part, first, num_ranks)
+    )
 
 
-def pool_violations(cluster: Cluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
+def _sizes(part: Cluster) -> set[int]:
+    return {*(2**k for k in range(part.num_ranks.bit_length()) if 2**k <= part.num_ranks), part.num_ranks}
+
+
+def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
     """Rules that a pool breaks."""
     if num_ranks not in pool_sizes(cluster):
         legal = _nearest(num_ranks, pool_sizes(cluster))

@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.question import Call
 from meshwright.planner.controlled import Controlled
 from meshwright.planner.controllers import Controllers
 from meshwright.planner.durations import StepWork, refit_seconds
-from meshwright.planner.frontier import call_of
+from meshwright.planner.frontier import call_in
 from meshwright.planner.generated import Alone, CarriedOver, Lengths
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Placement, Plan
@@ -35,7 +34,7 @@ class Sampled:
     def __init__(self, plan: Plan, remodel: Remodel, *, seed: int) -> None:
         self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
         placement = plan.placement(GENERATE)
-        call = _call(plan, placement)
+        call = call_in(plan, placement)
         level = placement.cost.total / remodel(plan.facts).seconds(call).total
         self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
         draws, times = _Draws(self._workload, seed), round_times(plan.facts, call, remodel)
@@ -131,13 +130,3 @@ def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths
 def _typical_tokens(lengths: Histogram, rows: int, placement: Placement) -> float:
     """Tokens of one replica's typical rows, as the cost model counts them."""
     return float(sum(lengths.strata(-(-rows // placement.layout.dp))))
-
-
-def _call(plan: Plan, placement: Placement) -> Call:
-    return call_of(
-        plan.facts,
-        STAGE_BY_NAME[placement.stage],
-        placement.layout,
-        placement.schedule,
-        plan.facts.staleness - placement.lead,
-    )

@@ -15,6 +15,7 @@ from meshwright.planner.plan import Plan
 from meshwright.planner.probe import Remodel
 from meshwright.planner.recost import illegal_under, recost
 from meshwright.planner.settings import with_setting
+from meshwright.profiles.cluster import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 
 FACTOR = 1.1
@@ -53,20 +54,32 @@ class _Larger(NamedTuple):
 
 def _inputs(facts: Facts) -> Iterator[_Larger]:
     cluster, workload = facts.cluster, facts.workload
-    peaks = cluster.device.flops_per_second
-    faster = {**peaks, facts.precision: peaks[facts.precision] * FACTOR}
-    yield _Larger("compute peak", FACTOR, with_setting(facts, {"cluster.device.flops_per_second": faster}))
-    rates = {
-        "cluster.device.memory_bytes_per_second": ("memory bandwidth", cluster.device.memory_bytes_per_second),
-        "cluster.intra_node.bytes_per_second": ("bandwidth in a node", cluster.intra_node.bytes_per_second),
-        "cluster.inter_node.bytes_per_second": ("bandwidth between nodes", cluster.inter_node.bytes_per_second),
-        "cluster.host.bytes_per_second": ("bandwidth to the host", cluster.host.bytes_per_second),
-    }
-    for path, (name, rate) in rates.items():
-        if cluster.nodes > 1 or path != "cluster.inter_node.bytes_per_second":
-            yield _Larger(name, FACTOR, with_setting(facts, {path: rate * FACTOR}))
+    if isinstance(cluster, MixedCluster):
+        for index, part in enumerate(cluster.parts):
+            yield from _rates(facts, part, f"cluster.parts.{index}.", f"{part.device.name}: ")
+        between = cluster.between.bytes_per_second * FACTOR
+        faster = with_setting(facts, {"cluster.between.bytes_per_second": between})
+        yield _Larger("bandwidth between parts", FACTOR, faster)
+    else:
+        yield from _rates(facts, cluster, "cluster.", "")
     longer = workload.model_copy(update={"response": _longer(workload.response, FACTOR)})
     yield _Larger("response length", FACTOR, facts.model_copy(update={"workload": longer}))
+
+
+def _rates(facts: Facts, part: Cluster, path: str, name: str) -> Iterator[_Larger]:
+    """The rates of the nodes of one kind, whose fields are under `path`."""
+    peaks = part.device.flops_per_second
+    faster = {**peaks, facts.precision: peaks[facts.precision] * FACTOR}
+    yield _Larger(f"{name}compute peak", FACTOR, with_setting(facts, {f"{path}device.flops_per_second": faster}))
+    rates = {
+        "device.memory_bytes_per_second": ("memory bandwidth", part.device.memory_bytes_per_second),
+        "intra_node.bytes_per_second": ("bandwidth in a node", part.intra_node.bytes_per_second),
+        "inter_node.bytes_per_second": ("bandwidth between nodes", part.inter_node.bytes_per_second),
+        "host.bytes_per_second": ("bandwidth to the host", part.host.bytes_per_second),
+    }
+    for field, (what, rate) in rates.items():
+        if part.nodes > 1 or field != "inter_node.bytes_per_second":
+            yield _Larger(f"{name}{what}", FACTOR, with_setting(facts, {path + field: rate * FACTOR}))
 
 
 def _longer(lengths: LengthSpec, factor: float) -> LengthSpec:

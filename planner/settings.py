@@ -22,7 +22,7 @@ Value: TypeAlias = Any
 Setting: TypeAlias = Mapping[str, Value]
 """One value for each of some fields, by dotted path."""
 
-_LINKS = ("cluster.intra_node", "cluster.inter_node")
+_LINKS = ("intra_node", "inter_node", "between")
 _MOST_NAMES = 3
 
 
@@ -72,23 +72,28 @@ def with_setting(facts: Facts, setting: Setting) -> Facts:
 
 def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
     """Sets one field; a device that is named brings its own links."""
-    if path == "cluster.device" and isinstance(value, str):
+    *parents, last = path.split(".")
+    inside: Any = tree
+    for parent in parents:
+        inside = inside[int(parent) if isinstance(inside, list) else parent]
+    if last == "device" and isinstance(value, str):
         device, intra_node, host = device_named(value)
         links = {"device": device, "intra_node": intra_node, "host": host}
-        tree["cluster"] |= {name: json.loads(link.model_dump_json()) for name, link in links.items()}
+        inside |= {name: json.loads(link.model_dump_json()) for name, link in links.items()}
         return
-    if path in _LINKS and isinstance(value, str):
+    if last in _LINKS and isinstance(value, str):
         value = json.loads(network_named(value).model_dump_json())
-    *parents, last = path.split(".")
-    for parent in parents:
-        tree = tree[parent]
-    tree[last] = value
+    inside[last] = value
 
 
 def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted path of every field, those that hold other fields included."""
+    """The dotted path of every field, those that hold other fields included; members of a list are numbered."""
     for name, value in tree.items():
         yield prefix + name
+        members = enumerate(value) if isinstance(value, list) else ()
+        holders = {str(index): member for index, member in members if isinstance(member, dict)}
+        for holder, fields in holders.items():
+            yield from _paths(fields, f"{prefix}{name}.{holder}.")
         if isinstance(value, dict):
             yield from _paths(value, f"{prefix}{name}.")
 

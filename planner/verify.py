@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
-from meshwright.planner.evaluate import Times, items, name_of, peak_bytes, period_seconds, ranks_of, tasks
+from meshwright.planner.evaluate import Times, fullest_rank, items, name_of, peak_bytes, period_seconds, ranks_of, tasks
 from meshwright.planner.frontier import host_share
 from meshwright.planner.leads import GENERATE, lead_violations, staleness_of
 from meshwright.planner.pins import Ranks, parse_pin
@@ -212,10 +212,11 @@ def _ranks_do_one_thing_at_a_time(plan: Plan) -> Iterator[str]:
 
 
 def _memory_suffices(plan: Plan) -> Iterator[str]:
-    expected, limit = peak_bytes(plan), plan.facts.cluster.device.usable_bytes
+    expected = peak_bytes(plan)
     if plan.peak_bytes_per_rank != expected:
         yield "peak_bytes_per_rank is not what the placements add up to; plan the job again."
-    rank = max(range(len(expected)), key=expected.__getitem__)
+    rank = fullest_rank(plan)
+    limit = plan.facts.cluster.usable_bytes(rank)
     if expected[rank] > limit:
         names = ", ".join(_residents(plan, rank))
         yield (
@@ -225,8 +226,8 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
 
 
 def _host_memory_suffices(plan: Plan) -> Iterator[str]:
-    share = host_share(plan.facts.cluster)
     for placement in plan.placements:
+        share = host_share(plan.facts.cluster.parts[plan.part_of(placement.stage)])
         if placement.host.total > share:
             yield (
                 f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "

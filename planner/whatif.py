@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.evaluate import items, name_of, ranks_of
+from meshwright.planner.evaluate import free_bytes, items, name_of, ranks_of
 from meshwright.planner.job import Facts
 from meshwright.planner.plan import Plan
 from meshwright.planner.probe import Remodel
@@ -119,7 +119,7 @@ def outlook(plan: Plan, price: float | None = None) -> Outlook:
         step_seconds=period,
         tokens_per_second=workload.batch_size * workload.response_lengths.mean / period,
         idle_share=1 - busy / (period * cluster.num_ranks),
-        headroom_bytes=cluster.device.usable_bytes - max(plan.peak_bytes_per_rank),
+        headroom_bytes=free_bytes(plan),
         gpu_hours=hours,
         money=None if price is None else hours * price,
     )

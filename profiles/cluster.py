@@ -5,9 +5,13 @@ Compute facts and network facts are separate: any device on any fabric.
 
 from __future__ import annotations
 
-from pydantic import Field
+from itertools import accumulate
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from meshwright.profiles.documents import Document
+from meshwright.profiles.errors import BadInput
 
 
 class Link(Document):
@@ -53,6 +57,107 @@ class Cluster(Document):
     def num_ranks(self) -> int:
         return self.nodes * self.ranks_per_node
 
+    @property
+    def name(self) -> str:
+        """How many of which device."""
+        return f"{self.num_ranks} x {self.device.name}"
+
+    @property
+    def kind(self) -> str:
+        """cpu or cuda."""
+        return self.device.kind
+
+    @property
+    def parts(self) -> tuple[Cluster, ...]:
+        """Itself: all nodes are of one kind."""
+        return (self,)
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        return (0,)
+
+    def part_of(self, _rank: int) -> int:
+        """The position among the parts of the one that holds a rank."""
+        return 0
+
+    def usable_bytes(self, _rank: int) -> int:
+        """Memory of a rank's device that a plan may fill."""
+        return self.device.usable_bytes
+
     def link(self, num_ranks: int) -> Link:
         """The slowest tier that a group of consecutive ranks crosses."""
         return self.intra_node if num_ranks <= self.ranks_per_node else self.inter_node
+
+
+class MixedCluster(Document):
+    """Nodes of several kinds. Each part is a cluster of one kind, its ranks numbered after those of the parts before.
+
+    A stage runs within one part; parts exchange experience and weights over the fabric between them. All nodes have
+    as many ranks, and all devices are of one kind, cpu or cuda.
+    """
+
+    parts: tuple[Cluster, ...] = Field(min_length=2)
+    between: Link = Field(description="the fabric that joins the parts")
+
+    @model_validator(mode="after")
+    def _alike(self) -> MixedCluster:
+        for what in ("ranks_per_node", "kind"):
+            values = sorted({str(getattr(part, what)) for part in self.parts})
+            if len(values) > 1:
+                raise ValueError(f"the parts differ in {what} ({', '.join(values)}); make it the same in all parts")
+        return self
+
+    @property
+    def name(self) -> str:
+        """How many of which devices."""
+        return " + ".join(part.name for part in self.parts)
+
+    @property
+    def kind(self) -> str:
+        """cpu or cuda."""
+        return self.parts[0].kind
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.parts[0].ranks_per_node
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(part.num_ranks for part in self.parts)
+
+    @property
+    def nodes(self) -> int:
+        return sum(part.nodes for part in self.parts)
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of every part."""
+        return tuple(accumulate((part.num_ranks for part in self.parts[:-1]), initial=0))
+
+    def part_of(self, rank: int) -> int:
+        """The position among the parts of the one that holds this rank."""
+        return max(index for index, first in enumerate(self.first_ranks) if first <= rank)
+
+    def usable_bytes(self, rank: int) -> int:
+        """Memory of a rank's device that a plan may fill."""
+        return self.parts[self.part_of(rank)].device.usable_bytes
+
+
+def _kind_of(value: Any) -> str:
+    """Which of the two a document is: only the mixed one has parts of its own."""
+    if isinstance(value, dict):
+        return MixedCluster.__name__ if "parts" in value else Cluster.__name__
+    return type(value).__name__
+
+
+AnyCluster: TypeAlias = Annotated[
+    Annotated[Cluster, Tag("Cluster")] | Annotated[MixedCluster, Tag("MixedCluster")], Discriminator(_kind_of)
+]
+"""A cluster of one kind of node or of several."""
+
+
+def of_one_kind(cluster: AnyCluster, what: str) -> Cluster:
+    """The cluster; raises BadInput where its nodes are of several kinds, which `what` does not take."""
+    if isinstance(cluster, MixedCluster):
+        raise BadInput(f"{what} takes a cluster of one kind, and this one is {cluster.name}; give it one of the parts.")
+    return cluster

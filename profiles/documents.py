@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -149,7 +149,7 @@ def _short(value: Any) -> str:
 def _fields_at(kind: Any, location: list[Any]) -> tuple[str, ...]:
     """Names of the fields that are legal at a location inside a document class."""
     for depth, part in enumerate(location):
-        for candidate in (kind, *get_args(kind)):
+        for candidate in map(_bare, (kind, *get_args(kind))):
             if _is_record(candidate) and part in _annotations(candidate):
                 return _fields_at(_annotations(candidate)[part], location[depth + 1 :])
             if _is_record(candidate) and part == candidate.__name__:  # pydantic names the member of a union
@@ -159,7 +159,12 @@ def _fields_at(kind: Any, location: list[Any]) -> tuple[str, ...]:
             return ()
         kind = arguments[0] if isinstance(part, int) else arguments[-1]
     members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return tuple(name for member in members if _is_record(member) for name in _annotations(member))
+    return tuple(name for member in map(_bare, members) if _is_record(member) for name in _annotations(member))
+
+
+def _bare(kind: Any) -> Any:
+    """The type itself, without what pydantic is told of it beside."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _is_record(kind: Any) -> bool:

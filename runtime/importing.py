@@ -17,7 +17,7 @@ from meshwright.profiles.aiconfigurator import (
     read_configs,
     read_operators,
 )
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster, of_one_kind
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec, model_from_config
@@ -46,8 +46,9 @@ def import_table(job: Path | None, device: str | None, output: Path, *, fresh: b
     return table
 
 
-def offer(device: str, job: Path) -> str | None:
+def offer(cluster: AnyCluster, job: Path) -> str | None:
     """One line for a user who plans without a table on a device whose operators are at hand; None for any other."""
+    device = cluster.name if isinstance(cluster, MixedCluster) else cluster.device.name
     if not knows(device):
         return None
     return (
@@ -58,13 +59,14 @@ def offer(device: str, job: Path) -> str | None:
 
 def _of_job(job: Path, device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
     facts = resolve(read_job(job), job.parent)
-    name = facts.cluster.device.name
+    cluster = of_one_kind(facts.cluster, "profile --from aiconfigurator")
+    name = cluster.device.name
     if device is not None and device_of(device) != name:
         raise BadInput(f"--device {device!r}: the job's cluster has {name!r}; leave --device out, or change the job.")
     if name not in SYSTEMS:
         raise BadInput(f"{PACKAGE} has no operators of the job's device {name!r}; it has {', '.join(SYSTEMS)}.")
     specs = {role: facts.models.spec(role) for role in Role}
-    return imported_points([specs], [facts.workload], facts.cluster), facts.cluster, facts.precision
+    return imported_points([specs], [facts.workload], cluster), cluster, facts.precision
 
 
 def _of_known_models(device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:

@@ -83,7 +83,7 @@ def plan(
             task = progress.add_task("searching other structures", total=(top - 1) * NUM_SEARCHES)
             plans = best_structures(best, model, count=top, limits=limits, progress=lambda: progress.advance(task))
         _write_all(output, ranked(plans, model_of), as_json)
-    if not as_json and table is None and (line := offer(facts.cluster.device.name, job)):
+    if not as_json and table is None and (line := offer(facts.cluster, job)):
         typer.echo(line)
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.job import Facts
+from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.devices import device_names
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import exchanges, merged, points
@@ -56,16 +57,20 @@ def profile_job(facts: Facts, output: Path, *, minutes: float, kind: str | None 
     wanted, between = _wanted(facts, table, num_ranks)
     if wanted or between:
         write_table(kept, table)
-        with _computing_on(facts.cluster.device.kind):
+        with _computing_on(_cluster(facts).device.kind):
             table = launch(_measure_all, facts, table, kept.resolve(), minutes * 60, num_ranks=num_ranks)[0]
     write_table(output, table)
     kept.unlink(missing_ok=True)
     return table
 
 
+def _cluster(facts: Facts) -> Cluster:
+    return of_one_kind(facts.cluster, "profile")
+
+
 def require_device(facts: Facts, kind: str | None, cuda_name: str | None) -> None:
     """Raises BadInput when this machine, whose CUDA device has this name, cannot be timed for the job's cluster."""
-    device = facts.cluster.device
+    device = _cluster(facts).device
     if kind not in (None, device.kind):
         raise BadInput(
             f"--device {kind}: the job's cluster has {device.name!r}, which is a {device.kind} device, and a table of "
@@ -93,8 +98,8 @@ def _is_model(name: str, cuda_name: str) -> bool:
 
 def _num_ranks(facts: Facts) -> int:
     """Ranks that measure at once: a whole node, or as many devices of one as this machine has."""
-    most = facts.cluster.ranks_per_node
-    return most if facts.cluster.device.kind == "cpu" else min(most, torch.cuda.device_count())
+    most = _cluster(facts).ranks_per_node
+    return most if _cluster(facts).device.kind == "cpu" else min(most, torch.cuda.device_count())
 
 
 @contextmanager
@@ -113,9 +118,9 @@ def _computing_on(kind: str) -> Iterator[None]:
 
 
 def _provenance(facts: Facts, num_ranks: int) -> Provenance:
-    kind = facts.cluster.device.kind
+    kind = _cluster(facts).device.kind
     return Provenance(
-        device=facts.cluster.device.name,
+        device=_cluster(facts).device.name,
         kind="cuda" if kind == "cuda" else "cpu",
         precision=facts.precision,
         driver=_driver(kind),
@@ -131,8 +136,8 @@ def _provenance(facts: Facts, num_ranks: int) -> Provenance:
 def _wanted(facts: Facts, table: Table, num_ranks: int) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
     """The points and collectives of the job that the table lacks."""
     specs = {role: facts.models.spec(role) for role in Role}
-    wanted = points(specs, facts.workload, facts.cluster)
-    return missing(table, wanted), missing(table, exchanges(facts.cluster, num_ranks))
+    wanted = points(specs, facts.workload, _cluster(facts))
+    return missing(table, wanted), missing(table, exchanges(_cluster(facts), num_ranks))
 
 
 def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Table:

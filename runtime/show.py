@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.planner.calibrate import Calibration
-from meshwright.planner.evaluate import items
+from meshwright.planner.evaluate import fullest_rank, items
 from meshwright.planner.plan import Plan, Refit, Solver
 from meshwright.planner.refusal import NoPlan
 from meshwright.profiles.schedule import Recompute, Schedule
@@ -26,7 +26,7 @@ def plan(found: Plan, path: Path) -> None:
     """The plan as a table, and how good it is."""
     console = Console()
     cluster = found.facts.cluster
-    table = Table(title=f"plan for {cluster.num_ranks} x {cluster.device.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule"):
         is_number = heading in ("start s", "seconds")
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
@@ -41,10 +41,9 @@ def plan(found: Plan, path: Path) -> None:
     table.caption = "rows: of a micro-batch; selective, full: what the backward pass computes again"
     console.print(table)
     console.print(_proof(found))
-    fullest = max(found.peak_bytes_per_rank)
-    console.print(
-        f"fullest rank {size(fullest)} of {size(found.facts.cluster.device.usable_bytes)} usable; written to {path}"
-    )
+    rank = fullest_rank(found)
+    peak, usable = found.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
+    console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")
 
 
 def no_plan(answer: NoPlan) -> None:

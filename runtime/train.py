@@ -114,7 +114,7 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
         raise BadInput(
             f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
         )
-    if cluster.device.kind == "cuda" and torch.cuda.device_count() < cluster.ranks_per_node:
+    if cluster.kind == "cuda" and torch.cuda.device_count() < cluster.ranks_per_node:
         raise BadInput(
             f"the plan uses {cluster.ranks_per_node} CUDA devices per node and this machine has "
             f"{torch.cuda.device_count()}; run it on such a machine, or plan the job for `cluster: local`."

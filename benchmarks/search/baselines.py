@@ -185,7 +185,7 @@ def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> F
 def _posed(facts: Facts, model: CostModel, leads: Leads) -> Posed:
     """The whole space of one pattern of leads, with options of its own for every pool."""
     scope = scopes(leads, facts.staleness)[-1]
-    found = frontiers(facts, model, (), facts.cluster.device.usable_bytes, scope=scope)
+    found = frontiers(facts, model, (), scope=scope)
     return pose(facts, model, found, handovers(facts, model), leads, by_pool=True)
 
 

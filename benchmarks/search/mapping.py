@@ -134,11 +134,11 @@ def _fastest(usable: int, models: Sequence[Sequence[Way]]) -> Way | None:
 
 def _ways(facts: Facts, model: CostModel, role: Role, size: int) -> tuple[Way, ...]:
     """Every undominated way to run one model on so many devices."""
-    usable = facts.cluster.device.usable_bytes
     found: dict[str, tuple[Way, ...]] = {}
     for stage in (stage for stage in STAGES if stage.role is role):
         pins = (*WHOLE_BATCHES, Pin(stage.name, "pool", Ranks(0, size)))
-        found[stage.name] = tuple(map(_alone(stage.name), frontier(facts, model, stage, pins, usable).candidates[size]))
+        candidates = frontier(facts, model, stage, pins).on(Ranks(0, size))
+        found[stage.name] = tuple(map(_alone(stage.name), candidates))
     if role not in TRAIN_STAGE:
         (only,) = found.values()
         return undominated(only)

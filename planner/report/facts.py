@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from meshwright.planner.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, note, section, table, tag
+from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import Role
 
@@ -48,7 +49,7 @@ def facts(plan: Plan) -> Html:
         table(("", ""), _workload(plan)),
         tag("h3", "Inputs"),
         table(("", "SHA-256"), sorted(plan.digests.items())),
-        note(f"Device facts: {found.cluster.device.source}"),
+        *(note(f"{part.device.name}: {part.device.source}") for part in found.cluster.parts),
     )
 
 
@@ -68,13 +69,24 @@ def _models(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 def _cluster(plan: Plan) -> Iterable[tuple[str, str]]:
     cluster = plan.facts.cluster
+    for part in cluster.parts:
+        yield from _part(part)
+    if isinstance(cluster, MixedCluster):
+        yield "between the parts", _link(cluster.between)
+
+
+def _link(link: Link) -> str:
+    return f"{words.count(link.bytes_per_second)}B/s, {words.seconds(link.seconds)}"
+
+
+def _part(cluster: Cluster) -> Iterable[tuple[str, str]]:
     device = cluster.device
     links = (("in a node", cluster.intra_node), ("between nodes", cluster.inter_node), ("to the host", cluster.host))
     return (
         ("ranks", f"{cluster.nodes} nodes of {cluster.ranks_per_node} {device.name}: {cluster.num_ranks}"),
         ("memory", f"{words.size(device.memory_bytes)}, {words.size(device.usable_bytes)} usable"),
         ("peak", ", ".join(f"{n} {words.count(v)}FLOP/s" for n, v in sorted(device.flops_per_second.items()))),
-        *((name, f"{words.count(link.bytes_per_second)}B/s, {words.seconds(link.seconds)}") for name, link in links),
+        *((name, _link(link)) for name, link in links),
     )
 
 

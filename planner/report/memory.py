@@ -40,16 +40,18 @@ class Filling:
 
 def fillings(plan: Plan) -> tuple[Filling, ...]:
     """The memory of all ranks, those of equal contents together."""
-    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
     for rank in range(plan.facts.cluster.num_ranks):
-        alike[tuple(p.stage for p in plan.placements if rank in plan.pool(p.pool).ranks)].append(rank)
-    return tuple(_filling(plan, stages, ranks) for stages, ranks in alike.items())
+        stages = tuple(p.stage for p in plan.placements if rank in plan.pool(p.pool).ranks)
+        alike[plan.facts.cluster.part_of(rank), stages].append(rank)
+    return tuple(_filling(plan, stages, ranks) for (_, stages), ranks in alike.items())
 
 
 def memory(plan: Plan) -> Html:
     """A bar for all ranks of equal contents, against what a device can hold."""
-    usable = plan.facts.cluster.device.usable_bytes
-    found = fillings(plan)
+    cluster, found = plan.facts.cluster, fillings(plan)
+    limits = sorted({part.device.usable_bytes for part in cluster.parts})
+    usable = limits[-1]
     fullest = max((f.peak_bytes for f in found), default=0.0)
     scale, unit = next(((s, u) for s, u in _UNITS if usable >= s), _UNITS[-1])
     drawn = picture(
@@ -59,13 +61,13 @@ def memory(plan: Plan) -> Html:
         num_lanes=len(found),
         lane_height=_LANE,
         labels=[Label(lane, lane, _named(filling)) for lane, filling in enumerate(found)],
-        marks=[Mark(usable / scale, f"usable: {words.size(usable)}", limit=True)],
+        marks=[Mark(limit / scale, f"usable: {words.size(limit)}", limit=True) for limit in limits],
         describe="memory of the ranks at their worst instant against the limit",
     )
     owners = dict.fromkeys(stage for filling in found for stage, _ in filling.resident)
     entries = [(words.colour(stage), "solid", f"{stage}, stays") for stage in owners]
     entries.append(("c-other", "hatched", "the most that a stage needs while it runs"))
-    rows = [_row(filling, usable) for filling in found]
+    rows = [_row(filling, cluster.usable_bytes(filling.ranks[0])) for filling in found]
     headings = ("ranks", "stays", "largest copy", "while a stage runs", "which", "at worst", "free")
     said = note(
         f"{_device(plan)}: what stays on a rank whatever runs, and the most that a stage needs on top. "
@@ -75,8 +77,11 @@ def memory(plan: Plan) -> Html:
 
 
 def _device(plan: Plan) -> str:
-    device = plan.facts.cluster.device
-    return f"{device.name} has {words.size(device.memory_bytes)}, of which {words.size(device.usable_bytes)} are usable"
+    devices = {part.device.name: part.device for part in plan.facts.cluster.parts}
+    return "; ".join(
+        f"{name} has {words.size(device.memory_bytes)}, of which {words.size(device.usable_bytes)} are usable"
+        for name, device in devices.items()
+    )
 
 
 def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> Filling:

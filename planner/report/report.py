@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.planner.evaluate import fullest_rank
 from meshwright.planner.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.compared import compared
@@ -52,7 +53,7 @@ def report(contents: Contents) -> str:
 
 
 def _title(plan: Plan) -> str:
-    return f"A PPO plan for {plan.facts.cluster.num_ranks} × {plan.facts.cluster.device.name}"
+    return f"A PPO plan for {plan.facts.cluster.name}".replace(" x ", " × ")
 
 
 def _head(contents: Contents) -> Html:
@@ -71,14 +72,15 @@ def _head(contents: Contents) -> Html:
 def _cards(contents: Contents) -> list[Html]:
     plan, simulation = contents.plan, contents.simulation
     seen = outlook(plan)
-    usable = plan.facts.cluster.device.usable_bytes
+    fullest = fullest_rank(plan)
+    peak, usable = plan.peak_bytes_per_rank[fullest], plan.facts.cluster.usable_bytes(fullest)
     staleness = "synchronous PPO" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
     return [
         _card(words.seconds(plan.period_seconds), "a step, predicted"),
         _card(words.seconds(simulation.steps.mean), badge("SIMULATED"), f"a step, {simulation.durations} durations"),
         _card(words.count(seen.tokens_per_second), "response tokens/s, predicted"),
         _card(words.percent(seen.idle_share), "of the ranks' time idle, predicted"),
-        _card(words.size(max(plan.peak_bytes_per_rank)), f"on the fullest rank, of {words.size(usable)}"),
+        _card(words.size(peak), f"on the fullest rank, of {words.size(usable)}"),
         _card(words.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
         _card(str(plan.staleness), f"staleness, {staleness}"),
     ]

@@ -11,13 +11,14 @@ from meshwright.planner.report.lanes import legend
 from meshwright.planner.report.lines import Point, Series, plot
 from meshwright.planner.settings import Setting
 from meshwright.planner.whatif import Outlook, WhatIf
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.cluster import AnyCluster, of_one_kind
 from meshwright.profiles.errors import BadInput
 
 
-def size_settings(cluster: Cluster, sizes: Sequence[int]) -> tuple[Setting, ...]:
-    """The what-if of each size: whole nodes, or a part of one. Raises BadInput for a size that is neither."""
-    per_node = cluster.ranks_per_node
+def size_settings(cluster: AnyCluster, sizes: Sequence[int]) -> tuple[Setting, ...]:
+    """The what-if of each size: whole nodes, or a part of one. Raises BadInput for a size that is neither, and where
+    nodes are of several kinds."""
+    per_node = of_one_kind(cluster, "--sizes").ranks_per_node
     found: list[Setting] = []
     for size in sizes:
         if size < 1 or (size > per_node and size % per_node):

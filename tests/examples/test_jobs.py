@@ -19,6 +19,7 @@ JOBS = {
     "7b-8xa100-40gb": (8, (6.74, 6.61)),
     "7b-8xa100-80gb": (8, (6.74, 6.61)),
     "long-tail-64": (64, (6.74, 6.61)),
+    "mixed-32": (32, (6.74, 6.61)),
     "moe-16384": (16384, (235.09, 31.98)),
 }
 """Ranks, and billions of parameters of actor and critic as their publishers count them (a critic has a scalar head)."""

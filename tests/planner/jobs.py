@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
 from meshwright.planner.job import Facts, RoleModels
-from meshwright.profiles.cluster import Cluster, Device, Link
+from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.schedule import Recompute
@@ -74,6 +74,19 @@ def small_facts(
             num_minibatches=num_minibatches,
         ),
     )
+
+
+def mixed_facts(*, memory_bytes: tuple[int, int] = (2**30, 2**30), speed: float = 2.0, **kw: int) -> Facts:
+    """The same on two ranks of one kind and two that compute and read `speed` times as fast."""
+    first, second = (small_facts(ranks_per_node=2, memory_bytes=size, **kw) for size in memory_bytes)
+    assert isinstance(second.cluster, Cluster)
+    slow = second.cluster.device
+    rates = {"memory_bytes_per_second": slow.memory_bytes_per_second * speed}
+    peaks = {dtype: rate * speed for dtype, rate in slow.flops_per_second.items()}
+    fast = slow.model_copy(update={**rates, "name": "fast toy", "flops_per_second": peaks})
+    parts = (first.cluster, second.cluster.model_copy(update={"device": fast}))
+    between = Link(seconds=1e-4, bytes_per_second=1e9)
+    return first.model_copy(update={"cluster": MixedCluster.model_validate({"parts": parts, "between": between})})
 
 
 @dataclass(frozen=True)

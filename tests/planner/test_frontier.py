@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost_models.question import Call
 from meshwright.planner.frontier import DOMINATED, TOO_LARGE, Candidate, frontier
-from meshwright.planner.pins import parse_pins
+from meshwright.planner.pins import Ranks, parse_pins
 from meshwright.planner.space import choices
 from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import RandomModel, small_facts
@@ -24,10 +24,10 @@ def beats(one: Candidate, other: Candidate) -> bool:
 @pytest.mark.parametrize("name", ["reward_score", "actor_generate", "critic_train"])
 def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> None:
     stage = STAGE_BY_NAME[name]
-    limit = 2**30
-    found = frontier(FACTS, MODEL, stage, (), limit)
+    limit = FACTS.cluster.usable_bytes(0)
+    found = frontier(FACTS, MODEL, stage, ())
     tied = stage.name != "reward_score"
-    for size, kept in found.candidates.items():
+    for (_, size), kept in found.candidates.items():
         every = []
         for choice in choices(FACTS, stage, size, (), Counter()):
             call = Call(
@@ -50,20 +50,20 @@ def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> N
 
 def test_every_choice_is_kept_or_counted() -> None:
     stage = STAGE_BY_NAME["critic_train"]
-    found = frontier(FACTS, MODEL, stage, (), 2**30)
+    found = frontier(FACTS, MODEL, stage, ())
     rejected: Counter[str] = Counter()
-    legal = sum(len(list(choices(FACTS, stage, size, (), rejected))) for size in found.candidates)
+    legal = sum(len(list(choices(FACTS, stage, size, (), rejected))) for _, size in found.candidates)
     kept = sum(len(candidates) for candidates in found.candidates.values())
     assert found.rejected[DOMINATED] + found.rejected[TOO_LARGE] + kept == legal
     assert found.rejected - Counter({DOMINATED: 10**9, TOO_LARGE: 10**9}) == rejected
 
 
 def test_without_a_limit_nothing_is_too_large() -> None:
-    assert frontier(FACTS, MODEL, STAGE_BY_NAME["actor_train"], (), None).rejected[TOO_LARGE] == 0
+    assert frontier(FACTS, MODEL, STAGE_BY_NAME["actor_train"], (), is_limited=False).rejected[TOO_LARGE] == 0
 
 
 def test_a_pin_leaves_what_agrees_with_it() -> None:
     pins = parse_pins(["critic_train.recompute=full", "critic_train.pool=2:2"])
-    found = frontier(FACTS, MODEL, STAGE_BY_NAME["critic_train"], pins, None)
+    found = frontier(FACTS, MODEL, STAGE_BY_NAME["critic_train"], pins, is_limited=False)
     assert [str(pool) for pool in found.pools] == ["2:2"]
-    assert {c.schedule.recompute.value for c in found.candidates[2]} == {"full"}
+    assert {c.schedule.recompute.value for c in found.on(Ranks(2, 2))} == {"full"}

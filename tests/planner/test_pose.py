@@ -44,7 +44,7 @@ class CrawlingModel(ToyModel):
 
 
 def pose_pinned(*pins: str, by_pool: bool = False) -> Posed:
-    found = frontiers(FACTS, MODEL, parse_pins(pins), None)
+    found = frontiers(FACTS, MODEL, parse_pins(pins), is_limited=False)
     return pose(FACTS, MODEL, found, handovers(FACTS, MODEL), by_pool=by_pool)
 
 
@@ -119,7 +119,7 @@ def test_blocks_of_ranks_of_one_size_are_interchangeable(posed: Posed) -> None:
 def test_weights_that_may_wait_in_the_host_are_no_copy_that_others_share() -> None:
     """They used to be, and a job in which a stage fitted with them and without was refused with a traceback."""
     scope = Scope(leads=SYNCHRONOUS, offload=True)
-    found = frontiers(FACTS, OffloadingModel(FACTS), (), None, scope=scope)
+    found = frontiers(FACTS, OffloadingModel(FACTS), (), is_limited=False, scope=scope)
     offloaded = {c.schedule.offload for f in found for size in f.candidates.values() for c in size}
     assert offloaded == {Offload.NONE, Offload.WEIGHTS, Offload.OPTIMIZER}
     problem = pose(FACTS, MODEL, found, handovers(FACTS, MODEL)).problem

@@ -1,0 +1,64 @@
+"""Costs on nodes of several kinds: every part has a model of its own, and a fabric joins them.
+
+What passes between parts takes the slower of the fabric and the links inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.cost_models import transfer
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.precision import element_bytes
+from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.profiles.cluster import Cluster, Link, MixedCluster
+from meshwright.profiles.efficiency import efficiency_of
+
+
+class MixedModel:
+    """The answers of the part that a question is about; `models` are those of the cluster's parts, in their order."""
+
+    def __init__(self, cluster: MixedCluster, models: Sequence[CostModel], precision: str) -> None:
+        self._cluster, self._models, self._size = cluster, tuple(models), element_bytes(precision)
+
+    def seconds(self, call: Call) -> Cost:
+        return self._models[call.part].seconds(call)
+
+    def tail_seconds(self, call: Call) -> float:
+        return self._models[call.part].tail_seconds(call)
+
+    def memory(self, call: Call) -> Memory:
+        return self._models[call.part].memory(call)
+
+    def move_seconds(self, move: Move) -> Cost:
+        """Between parts, each receiving rank drives its own device and both ends share the fabric."""
+        if move.source_part == move.target_part:
+            return self._models[move.target_part].move_seconds(move)
+        return max(
+            (self._across(move, self._cluster.parts[part]) for part in (move.source_part, move.target_part)),
+            key=lambda cost: cost.total,
+        )
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        """Over the slowest way that experience may have to take: between parts, or within the slowest part."""
+        across = (
+            transfer.handover_seconds(num_bytes, self._joined(part), efficiency_of(part.kind, part.device.name))
+            for part in self._cluster.parts
+        )
+        inside = (model.handover_seconds(num_bytes) for model in self._models)
+        return max((*across, *inside), key=lambda cost: cost.total)
+
+    def _across(self, move: Move, part: Cluster) -> Cost:
+        efficiency = efficiency_of(part.kind, part.device.name)
+        return transfer.move_seconds(move, self._joined(part), efficiency, self._size)
+
+    def _joined(self, part: Cluster) -> Cluster:
+        """The part as one end of the fabric between parts sees it."""
+        return part.model_copy(update={"intra_node": self._slower(part), "inter_node": self._slower(part)})
+
+    def _slower(self, part: Cluster) -> Link:
+        between, inside = self._cluster.between, part.inter_node
+        return Link(
+            seconds=max(between.seconds, inside.seconds),
+            bytes_per_second=min(between.bytes_per_second, inside.bytes_per_second),
+        )

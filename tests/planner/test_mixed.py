@@ -1,0 +1,154 @@
+"""Nodes of several kinds: a stage runs on one kind, memory is that of each device, and the search is still exact."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel, Move
+from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.compile import best_plan, compile_plan
+from meshwright.planner.edges import handovers
+from meshwright.planner.evaluate import evaluate
+from meshwright.planner.explain import explain
+from meshwright.planner.frontier import frontiers
+from meshwright.planner.job import Facts, MixedSpec
+from meshwright.planner.pins import parse_pins
+from meshwright.planner.plan import Plan
+from meshwright.planner.pose import pose
+from meshwright.planner.refusal import NoPlan
+from meshwright.planner.report.report import report
+from meshwright.planner.sensitivity import sensitivities
+from meshwright.planner.settings import parse_settings
+from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.solve import solve
+from meshwright.planner.verify import verify
+from meshwright.planner.whatif import whatif
+from meshwright.profiles.cluster import MixedCluster, of_one_kind
+from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import STAGES
+from tests.planner.jobs import mixed_facts
+from tests.planner.report.pages import contents_of
+
+MIB = 2**20
+LIMITS = Limits(gap=0.01, max_deterministic_time=5.0)
+FIXED = (
+    *(f"{stage.name}.layout=tp1" for stage in STAGES),
+    *(f"{stage.name}.micro_batch_size=1" for stage in STAGES if not stage.generates),
+    *("reward_score.pool=0:1", "ref_logprob.pool=2:1", "critic_value.pool=1:1", "actor_logprob.pool=3:1"),
+)
+"""One rank for each stage, some of them decided, keep a problem small enough to try everything."""
+
+
+def model_of(facts: Facts) -> CostModel:
+    return cost_model(facts.cluster, facts.workload, facts.precision)
+
+
+def planned(facts: Facts, *pins: str) -> Plan:
+    plan = compile_plan(facts, model_of(facts), pins=pins, limits=LIMITS)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned(mixed_facts(batch_size=4))
+
+
+def test_every_stage_runs_on_nodes_of_one_kind_and_the_plan_verifies(plan: Plan) -> None:
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+    assert parse(Plan, canonical_json(plan), "plan") == plan
+    for pool in plan.pools:
+        assert len({plan.facts.cluster.part_of(rank) for rank in pool.ranks}) == 1
+    assert {plan.part_of(stage.name) for stage in STAGES} == {0, 1}
+
+
+def test_a_pool_of_two_kinds_is_no_pool(plan: Plan) -> None:
+    wide = plan.pools[0].model_copy(update={"first_rank": 1, "num_ranks": 2})
+    (sentence, *_) = verify(plan.model_copy(update={"pools": (wide, *plan.pools[1:])}))
+    assert "2 ranks cannot start at rank 1; start at rank 0" in sentence
+
+
+@pytest.mark.parametrize("batch_size", [2, 4])
+def test_the_search_equals_trying_everything(batch_size: int) -> None:
+    facts = mixed_facts(batch_size=batch_size, memory_bytes=(40 * MIB, 24 * MIB))
+    model, pins = model_of(facts), parse_pins(FIXED)
+    problem = pose(facts, model, frontiers(facts, model, pins), handovers(facts, model)).problem
+    assert not problem.anywhere
+    assert solve(problem, Limits()).objective == best_makespan(problem)
+
+
+def test_memory_is_that_of_each_device(plan: Plan) -> None:
+    """The faster devices hold what they can and no more; a plan that asks for more is told of by the verifier."""
+    wanted = planned(mixed_facts(batch_size=4, speed=8.0))
+    found = planned(mixed_facts(batch_size=4, memory_bytes=(2**30, 12 * MIB), speed=8.0))
+    assert max(found.peak_bytes_per_rank[2:]) <= 12 * MIB < max(wanted.peak_bytes_per_rank[2:])
+    assert wanted.period_seconds < found.period_seconds
+    smaller = plan.facts.cluster.model_dump()
+    smaller["parts"][1]["device"]["memory_bytes"] = max(plan.peak_bytes_per_rank[2:]) - 1
+    cluster = MixedCluster.model_validate(smaller)
+    changed = plan.model_copy(update={"facts": plan.facts.model_copy(update={"cluster": cluster})})
+    changed = changed.model_copy(update={"digests": changed.facts.digests()})
+    assert any("and its device can use" in sentence for sentence in verify(changed))
+
+
+def test_a_second_kind_of_nodes_never_makes_a_plan_slower() -> None:
+    facts = mixed_facts(batch_size=4, speed=0.5)
+    alone = facts.model_copy(update={"cluster": facts.cluster.parts[0]})
+    one, both = planned(alone), planned(facts)
+    assert both.period_seconds <= one.period_seconds * (1 + LIMITS.gap)
+
+
+def test_weights_go_between_kinds_over_the_fabric_that_joins_them() -> None:
+    facts = mixed_facts(batch_size=4)
+    model, spec = model_of(facts), facts.models.actor
+    inside = model.move_seconds(Move(model=spec, source=Layout(), target=Layout(), overlap=0))
+    across = model.move_seconds(Move(model=spec, source=Layout(), target=Layout(), overlap=0, target_part=1))
+    assert across.total > 5 * inside.total  # the fabric has a tenth of the bandwidth of either kind's own links
+
+
+def test_a_job_that_fits_nowhere_names_the_nearest_kind() -> None:
+    facts = mixed_facts(batch_size=4, memory_bytes=(2 * MIB, 3 * MIB))
+    found = compile_plan(facts, model_of(facts), limits=LIMITS)
+    assert isinstance(found, NoPlan)
+    assert found.limits
+    assert {limit.device_bytes for limit in found.limits} == {3 * MIB}
+
+
+def test_it_is_explained_reported_and_asked_about_like_any_other(plan: Plan) -> None:
+    assert {use.name for use in explain(plan).pools} == {pool.name for pool in plan.pools}
+    names = {one.name for one in sensitivities(plan, model_of)}
+    assert {"toy: compute peak", "fast toy: compute peak", "bandwidth between parts", "response length"} <= names
+    page = report(contents_of(plan))
+    assert "2 × toy + 2 × fast toy" in page
+    (answer,) = whatif(plan, parse_settings(["cluster.parts.1.device.launch_seconds=0"]), model_of).answers
+    assert answer.difference is not None
+    assert answer.difference.step_seconds < 0
+
+
+def mixed_of(*parts: dict[str, object]) -> MixedCluster:
+    return parse(MixedSpec, json.dumps({"parts": parts}), "job").resolve()
+
+
+def test_parts_differ_in_no_more_than_devices_nodes_and_links() -> None:
+    with pytest.raises(BadInput, match=r"the parts differ in ranks_per_node \(4, 8\); make it the same"):
+        mixed_of({"device": "h800"}, {"device": "h20", "ranks_per_node": 4})
+    with pytest.raises(BadInput, match=r"unknown key 'parts.1.nods'; did you mean 'nodes'"):
+        mixed_of({"device": "h800"}, {"device": "h20", "nods": 2})
+    with pytest.raises(BadInput, match="a part is local, which is this machine alone; name the device"):
+        mixed_of({"device": "h800"}, {})
+    mixed = mixed_of({"device": "h800"}, {"device": "h20"})
+    with pytest.raises(BadInput, match=r"profile takes a cluster of one kind, and this one is 8 x h800 \+ 8 x h20"):
+        of_one_kind(mixed, "profile")
+
+
+def test_the_two_kinds_can_be_told_apart_by_pins() -> None:
+    facts = mixed_facts(batch_size=4)
+    found = best_plan(facts, model_of(facts), pins=parse_pins(["actor_generate.pool=2:2"]), limits=LIMITS)
+    assert isinstance(found, Plan)
+    assert found.part_of("actor_generate") == 1
