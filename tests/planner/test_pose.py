@@ -97,7 +97,7 @@ def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(posed: Po
 
 def test_choices_that_are_far_too_slow_do_not_make_the_durations_too_many_ticks() -> None:
     slow = CrawlingModel(FACTS)
-    posed = pose(FACTS, slow, frontiers(FACTS, slow, (), None), handovers(FACTS, slow))
+    posed = pose(FACTS, slow, frontiers(FACTS, slow, (), is_limited=False), handovers(FACTS, slow))
     assert posed.problem.horizon <= MAX_SUM
     assert sum(min(option.ticks for option in call.options) for call in posed.problem.calls) > 10**3
 
