@@ -64,13 +64,14 @@ def _rounded(option: Option, part: int, ticks: int) -> Option:
 def _kept(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
     """The indices of the options that no other of the call beats in ranks, ticks, early ticks and memory.
 
-    A smaller block can always take the place of a larger one, inside it. Where the layout matters to others, options
-    are compared with those of their own place.
+    A smaller block can always take the place of a larger one, inside it, where options may be anywhere; elsewhere they
+    are compared with those on their own ranks. Where the layout matters to others, it is with those of their own place.
     """
     amounts = _amounts_for(problem, call)
-    groups: dict[Place | None, list[int]] = {}
+    groups: dict[Place | range | None, list[int]] = {}
     for index, option in enumerate(options):
-        groups.setdefault(option.place if call in problem.tied else None, []).append(index)
+        ranks = None if problem.anywhere else option.place.ranks
+        groups.setdefault(option.place if call in problem.tied else ranks, []).append(index)
     return [
         same[index] for same in groups.values() for index in undominated([amounts(options[index]) for index in same])
     ]

@@ -12,7 +12,7 @@ from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.problem import Option, Problem
 from meshwright.planner.solver.result import Answer, Progress, Result
 
-_RANDOM_STARTS = 8
+_RANDOM_STARTS = 16
 
 
 @dataclass
@@ -51,9 +51,10 @@ class Incumbent:
         """Whether the answer's own options are all among those that are left."""
         return all(option in left for option, left in zip(self.options, greedy.options, strict=False))
 
-    def start(self, seed: int) -> None:
-        """Descents from the fastest options, the smallest and some at random, each among those that can still win."""
-        problem, rng = self.problem, random.Random(seed)
+    def start(self, problem: Problem, seed: int) -> None:
+        """Descents from the fastest options of a problem with fewer of them, from the smallest and from some at random,
+        each among those that can still win."""
+        rng = random.Random(seed)
         for start in (_fastest, _smallest, *[_any(rng)] * _RANDOM_STARTS):
             self.descend_from(Greedy(problem), start(problem))
             if self.makespan is not None:

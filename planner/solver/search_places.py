@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.planner.solver.coarse import possible
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.incumbent import Incumbent
 from meshwright.planner.solver.model import Solved, makespan_model, memory_model, run
@@ -30,14 +31,15 @@ _STEPS = 16
 
 def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     """The best answer within the limits, with the bound that was proven; every call has options."""
-    incumbent = Incumbent(problem, progress)
-    incumbent.start(limits.seed)
+    incumbent, remaining = Incumbent(problem, progress), possible(problem)
+    if any(not call.options for call in remaining.calls):
+        return Result(status="infeasible", answer=None, objective=None, bound=0)
+    incumbent.start(remaining, limits.seed)
     if incumbent.makespan is None:
         excluded = _start_from_least_memory(incumbent, limits)
         if excluded is not None:
             return excluded
     left = limits.max_deterministic_time
-    remaining = problem
     while left > 0:
         remaining, spent = _improve(incumbent, remaining, replace(limits, max_deterministic_time=left))
         left -= spent
