@@ -1,6 +1,8 @@
 """How much memory this process has used at most, on its device or, on a CPU, in its resident set.
 
 A CPU's allocator keeps what was freed and would hand it out again unseen, so it returns it before a peak is counted.
+Of the resident set, pages of files are left out: they are the code of libraries, which is mapped as it is first used
+and which all ranks of a host share. A plan has no term for them, and a first step maps tens of MiB of them.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ def reset_peak() -> int:
         return torch.cuda.memory_allocated()
     _libc().malloc_trim(0)
     _CLEAR.write_text(_RESET_PEAK)
-    return _resident("VmRSS")
+    return bytes_in_use()
 
 
 def bytes_in_use() -> int:
     """What this process has on its device or, on a CPU, in its resident set."""
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else _resident("VmRSS")
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else _resident("VmRSS") - _resident("RssFile")
 
 
 def peak_bytes() -> int:
-    """The most bytes in use since the last reset."""
+    """The most bytes in use since the last reset; on a CPU less what has been mapped of files since they were."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return _resident("VmHWM")
+    return _resident("VmHWM") - _resident("RssFile")
 
 
 def release() -> None:

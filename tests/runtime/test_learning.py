@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +57,16 @@ def test_the_generator_is_compared_with_the_trainer_on_tokens_of_the_same_weight
     for row in batch.rows:
         batch.experience.put("versions", row, torch.full((4,), 2, dtype=torch.int32))
     assert "generator_gap" not in Learning(PPO(), batch, max_staleness=1).metrics()
+
+
+def test_pages_of_a_file_do_not_count(tmp_path: Path) -> None:
+    path, num_bytes = tmp_path / "library", 200 * 2**20
+    path.write_bytes(bytes(num_bytes))
+    before = memory.reset_peak()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert sum(pages[:: mmap.PAGESIZE]) == 0
+        assert abs(memory.bytes_in_use() - before) < num_bytes / 4
+        assert abs(memory.peak_bytes() - before) < num_bytes / 4
 
 
 def test_a_large_allocation_shows_in_the_peak_and_is_forgotten_by_a_reset() -> None:
