@@ -130,6 +130,14 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
             lambda plan: changed(plan, "actor_generate", lead=1).model_copy(update={"staleness": 1}),
             "staleness=1 exceeds the job's bound of 0; let actor_generate work less ahead.",
         ),
+        (
+            lambda plan: changed(plan, "actor_generate", layout=Layout(dp=4, ep=2)),
+            "actor_generate: ep=2 spreads experts, and actor has none; use ep=1.",
+        ),
+        (
+            lambda plan: changed(plan, "actor_generate", layout=Layout(pp=5)),
+            "actor_generate: pp=5 does not divide the 4 layers of actor, nor evenly 6 with",
+        ),
         (lambda plan: changed(plan, "critic_value", lead=1), "critic_value: lead=1, and only actor_generate"),
         (
             lambda plan: changed(plan, "reward_score", lead=1),
