@@ -15,9 +15,9 @@
 `points` come sorted so that those of one shape and number of layers are consecutive: build once, time many.
 One body contains, on one rank and without tensor-parallel collectives:
 
-- forward: rows of `tokens` one behind the other, packed, through embedding, layers and head, without gradients;
-  log-probabilities of the tokens
-  (vocabulary head) or one value per token (scalar head); rows taken from the experience and put back.
+- forward: rows x tokens, packed one row behind the other, through embedding, layers and head, without gradients;
+  log-probabilities of the tokens (vocabulary head) or one value per token (scalar head); rows taken from the
+  experience and put back.
 - train: forward, loss and backward of one micro-batch, nothing recomputed; no reduction, no optimizer.
 - optimizer: zeroing the gradients and one step over all parameters of the shard, on one replica.
 - prefill: rows x tokens written into an empty cache, logits and sampling of the last token of each row, and handing
