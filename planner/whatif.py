@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
-from meshwright.planner.compile import compile_plan
 from meshwright.planner.evaluate import free_bytes, items, name_of, ranks_of
 from meshwright.planner.job import Facts
 from meshwright.planner.plan import Plan
 from meshwright.planner.probe import Remodel
 from meshwright.planner.recost import illegal_under, recost
-from meshwright.planner.refusal import NoPlan
 from meshwright.planner.settings import Setting, with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.verify import verify
@@ -137,6 +135,9 @@ def _recosted(plan: Plan, facts: Facts, remodel: Remodel) -> tuple[tuple[str, ..
 def _replanned(
     plan: Plan, facts: Facts, remodel: Remodel, limits: Limits | None
 ) -> tuple[tuple[str, ...], Plan | None]:
+    from meshwright.planner.compile import compile_plan
+    from meshwright.planner.refusal import NoPlan
+
     found = compile_plan(facts, remodel(facts), pins=plan.pins, limits=limits)
     if isinstance(found, NoPlan):
         return tuple(limit.sentence for limit in found.limits) or ("no plan was found in time.",), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -61,6 +62,7 @@ def plan(
     from meshwright.planner.solver.result import Limits
     from meshwright.planner.structures import NUM_SEARCHES, best_structures, ranked
 
+    gc.disable()  # choices are many and short-lived, and none is part of a cycle
     document = read_job(job)
     facts = resolve(document, job.parent)
     table = table_in(profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -13,10 +14,12 @@ from rich.table import Table
 from meshwright.planner.calibrate import Calibration
 from meshwright.planner.evaluate import fullest_rank, items
 from meshwright.planner.plan import Plan, Refit, Solver
-from meshwright.planner.refusal import NoPlan
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.runtime.record import RunSummary
 from meshwright.runtime.use import MemoryUse
+
+if TYPE_CHECKING:  # it loads OR-Tools
+    from meshwright.planner.refusal import NoPlan
 
 _GIB = 2**30
 _MIB = 2**20

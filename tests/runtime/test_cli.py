@@ -307,8 +307,8 @@ def test_a_rehearsal_says_so_and_shows_the_simulated_clock_beside(call: Call, pl
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["SIMULATED", "REHEARSED"]
 
 
-def test_the_command_line_starts_without_torch() -> None:
-    script = "import sys, meshwright.runtime.cli; sys.exit('torch' in sys.modules)"
+def test_the_command_line_starts_without_torch_and_without_a_solver() -> None:
+    script = "import sys, meshwright.runtime.cli; sys.exit('torch' in sys.modules or 'ortools' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
