@@ -118,9 +118,10 @@ def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, 
 
 
 def tokens_of_replicas(lengths: Lengths, num_replicas: int) -> NDArray[np.float64]:
-    """Tokens of each replica, to which every `num_replicas`-th row in order of length goes, as in the runtime."""
-    tokens: NDArray[np.float64] = np.sort(lengths).reshape(-1, num_replicas).sum(axis=0, dtype=float)
-    return tokens
+    """Tokens of each replica: rows are dealt as evenly as the longest of them allows, as in the runtime."""
+    total = float(lengths.sum())
+    most, others = max(total / num_replicas, float(lengths.max())), num_replicas - 1
+    return np.array([most, *((total - most) / others for _ in range(others))])
 
 
 def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths:

@@ -20,7 +20,7 @@ from meshwright.runtime.chunked import ChunkedStage
 from meshwright.runtime.control import Control
 from meshwright.runtime.copies import WeightCopy
 from meshwright.runtime.data import PromptData
-from meshwright.runtime.experience import micro_batches, share
+from meshwright.runtime.experience import even_share, micro_batches
 from meshwright.runtime.generating import Generating
 from meshwright.runtime.learning import Learning, minibatches, training_loss
 from meshwright.runtime.offload import HostMemory
@@ -161,7 +161,7 @@ class Actions:
     def _mine(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
         """The rows of this rank's replica."""
         mesh = self._copies[stage.name].mesh
-        return share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
+        return even_share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
 
 
 def _put_answers(batch: Batch, stage: Stage, row: int, values: Tensor) -> None:

@@ -111,8 +111,14 @@ class Courier:
         self._mail.flush()
 
 
+def even_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
+    """The rows of one replica: as many as another's where the replicas divide them, with nearly as many tokens."""
+    dealt = deal([lengths[row] for row in rows], -(-len(rows) // num_replicas))
+    return tuple(rows[index] for index in dealt[replica]) if replica < len(dealt) else ()
+
+
 def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
-    """The rows of one replica: every `num_replicas`-th in order of length, so that replicas are balanced."""
+    """The rows that one replica generates: every `num_replicas`-th in order of the prompt's length."""
     ordered = sorted(rows, key=lambda row: (lengths[row], row))
     return tuple(ordered[replica::num_replicas])
 

@@ -88,9 +88,10 @@ def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
     assert generation_seconds(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES) == pytest.approx(5)
 
 
-def test_replicas_share_rows_in_order_of_length_and_pay_for_their_tokens() -> None:
+def test_replicas_share_tokens_as_evenly_as_the_longest_row_allows() -> None:
     # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8.
-    assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), 2).tolist() == [16.0, 20.0]
+    assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), 2).tolist() == [18.0, 18.0]
+    assert tokens_of_replicas(np.array([30, 1, 2, 3]), 4).tolist() == [30.0, 2.0, 2.0, 2.0]
 
 
 def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planner.program import Receive, Send
-from meshwright.runtime.experience import Courier, Experience, micro_batches, share
+from meshwright.runtime.experience import Courier, Experience, even_share, micro_batches, share
 from meshwright.runtime.mail import Mail
 from tests.runtime.ranks import run_on_ranks
 
@@ -26,6 +26,21 @@ def test_rows_of_like_length_are_spread_over_replicas() -> None:
     lengths = dict(enumerate([5, 50, 6, 60, 7, 70]))
     assert share((0, 1, 2, 3, 4, 5), lengths, 0, 2) == (0, 4, 3)
     assert share((0, 1, 2, 3, 4, 5), lengths, 1, 2) == (2, 1, 5)
+
+
+@given(st.dictionaries(st.integers(0, 40), st.integers(1, 99), min_size=1), st.integers(1, 5))
+def test_replicas_that_divide_the_rows_have_as_many_of_them(lengths: dict[int, int], num_replicas: int) -> None:
+    shares = [even_share(tuple(lengths), lengths, replica, num_replicas) for replica in range(num_replicas)]
+    assert sorted(row for part in shares for row in part) == sorted(lengths)
+    if len(lengths) % num_replicas == 0:
+        assert len(set(map(len, shares))) == 1
+
+
+def test_replicas_have_nearly_as_many_tokens_where_one_row_is_long() -> None:
+    lengths = dict(enumerate([90, 10, 20, 30, 25, 35]))
+    tokens = [sum(lengths[row] for row in even_share(range(6), lengths, replica, 2)) for replica in range(2)]
+    assert tokens == [120, 90]
+    assert [sum(lengths[row] for row in share(range(6), lengths, replica, 2)) for replica in range(2)] == [70, 140]
 
 
 def test_the_longest_row_meets_the_shortest_in_a_micro_batch() -> None:
