@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.planner.job import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.table import read_table
 from meshwright.runtime.importing import offer
@@ -63,6 +64,6 @@ def test_a_job_gets_a_table_of_operators_that_plans_it(call: Call, tmp_path: Pat
 @needs_package
 def test_a_plan_without_a_table_is_offered_one_where_operators_are_at_hand() -> None:
     assert "measured operators of h100-sxm are installed: `meshwright profile job.yaml" in str(
-        offer("h100-sxm", Path("job.yaml"))
+        offer(ClusterSpec(device="h100-sxm").resolve(), Path("job.yaml"))
     )
-    assert offer("AMD EPYC, 1 cores", Path("job.yaml")) is None
+    assert offer(ClusterSpec().resolve(), Path("job.yaml")) is None
