@@ -21,6 +21,8 @@ from meshwright.profiles.workload import Workload
 class BlendedModel(TableModel):
     """The table first, equations for the bodies and groups that it does not have."""
 
+    memory_grows = False
+
     def __init__(self, table: Table, cluster: Cluster, workload: Workload, precision: str) -> None:
         def shard_of(model: ModelSpec, tp: int, analytic: AnalyticShard) -> Shard:
             blended = _BlendedShard(MeasuredShard(table, model, tp), analytic)

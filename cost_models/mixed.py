@@ -21,6 +21,10 @@ class MixedModel:
     def __init__(self, cluster: MixedCluster, models: Sequence[CostModel], precision: str) -> None:
         self._cluster, self._models, self._size = cluster, tuple(models), element_bytes(precision)
 
+    @property
+    def memory_grows(self) -> bool:
+        return all(model.memory_grows for model in self._models)
+
     def seconds(self, call: Call) -> Cost:
         return self._models[call.part].seconds(call)
 

@@ -69,6 +69,12 @@ class Move:
 class CostModel(Protocol):
     """Seconds and bytes of a choice, for one cluster, workload and precision fixed at construction."""
 
+    @property
+    def memory_grows(self) -> bool:
+        """Whether a larger micro-batch, or more slots, never take less memory: a search then counts no larger ones than
+        the first that do not fit. It is a law of the equations, and not one of what was measured."""
+        ...
+
     def seconds(self, call: Call) -> Cost:
         """Seconds that the whole stage takes for one PPO step on its pool."""
         ...
@@ -78,10 +84,8 @@ class CostModel(Protocol):
         ...
 
     def memory(self, call: Call) -> Memory:
-        """Bytes on the fullest rank of the pool; of a larger micro-batch, or of more slots, never less.
-
-        What waits in the host's memory does not depend on either.
-        """
+        """Bytes on the fullest rank of the pool; what waits in the host's memory depends neither on the micro-batch nor
+        on the slots."""
         ...
 
     def move_seconds(self, move: Move) -> Cost:

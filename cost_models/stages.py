@@ -47,6 +47,8 @@ class StageModel:
     `shard_of` may replace the analytic times of a shard, `efficiency` the constants of the device's family.
     """
 
+    memory_grows = True
+
     def __init__(
         self,
         cluster: Cluster,

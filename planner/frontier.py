@@ -137,7 +137,7 @@ class _Costing:
         too_large: dict[Hashable, str] = {}
         for choice in choices(self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope):
             family = _family(choice)
-            if family in too_large:  # the choices of a family come with the smaller ones first
+            if family in too_large and self.model.memory_grows:  # a family's choices come with the smaller ones first
                 self.rejected[too_large[family]] += 1
                 continue
             call = self._call(choice, kind.part)
@@ -168,7 +168,7 @@ class _Costing:
 
 
 def _family(choice: Choice) -> Hashable:
-    """What is the same for choices that differ in their rows at a time alone, of which more never take less memory."""
+    """What is the same for choices that differ in their rows at a time alone."""
     schedule = choice.schedule
     generation = schedule.batches_in_flight, schedule.overcommit
     return choice.layout, schedule.recompute, schedule.chunk_tokens, schedule.offload, *generation

@@ -94,6 +94,7 @@ class ToyModel:
     """A cost model by simple formulas: work divides over ranks, tp and pp lose a little, memory divides by tp x pp."""
 
     facts: Facts
+    memory_grows = True
 
     def seconds(self, call: Call) -> Cost:
         layout, workload = call.layout, self.facts.workload
@@ -137,6 +138,7 @@ class RandomModel:
 
     seed: int
     memory_scale: float
+    memory_grows = True
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()

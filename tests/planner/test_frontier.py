@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call
 from meshwright.planner.frontier import DOMINATED, TOO_LARGE, Candidate, frontier
 from meshwright.planner.pins import Ranks, parse_pins
@@ -56,6 +57,22 @@ def test_every_choice_is_kept_or_counted() -> None:
     kept = sum(len(candidates) for candidates in found.candidates.values())
     assert found.rejected[DOMINATED] + found.rejected[TOO_LARGE] + kept == legal
     assert found.rejected - Counter({DOMINATED: 10**9, TOO_LARGE: 10**9}) == rejected
+
+
+class Shrinking(RandomModel):
+    """A larger micro-batch takes less memory, as pieces that were measured may say."""
+
+    memory_grows = False
+
+    def memory(self, call: Call) -> Memory:
+        return Memory(resident=Cost(), transient=Cost((Term("activations", 2**31 / call.schedule.micro_batch_size),)))
+
+
+def test_a_model_whose_memory_may_shrink_is_asked_about_every_choice() -> None:
+    found = frontier(FACTS, Shrinking(3, 2**29), STAGE_BY_NAME["reward_score"], ())
+    sizes = {c.schedule.micro_batch_size for candidates in found.candidates.values() for c in candidates}
+    assert 1 not in sizes
+    assert max(sizes) == FACTS.workload.batch_size
 
 
 def test_without_a_limit_nothing_is_too_large() -> None:
