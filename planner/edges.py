@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.job import Facts
-from meshwright.profiles.stages import STAGES, stage_graph
+from meshwright.profiles.stages import STAGE_EDGES
 from meshwright.profiles.workload import Workload
 
 _TOKEN_BYTES = {"tokens": 8}
@@ -30,22 +30,11 @@ class Handover:
 
 def handovers(facts: Facts, model: CostModel) -> tuple[Handover, ...]:
     """Every edge of the step, by producer and consumer in the order of the stages."""
-    graph = stage_graph()
     found = []
-    for producer in STAGES:
-        for consumer in STAGES:
-            if graph.has_edge(producer.name, consumer.name):
-                fields = graph.edges[producer.name, consumer.name]["fields"]
-                num_bytes = sum(field_bytes(facts.workload, field) for field in fields)
-                found.append(
-                    Handover(
-                        producer=producer.name,
-                        consumer=consumer.name,
-                        fields=fields,
-                        num_bytes=num_bytes,
-                        cost=model.handover_seconds(num_bytes),
-                    )
-                )
+    for producer, consumer, fields in STAGE_EDGES:
+        num_bytes = sum(field_bytes(facts.workload, field) for field in fields)
+        cost = model.handover_seconds(num_bytes)
+        found.append(Handover(producer=producer, consumer=consumer, fields=fields, num_bytes=num_bytes, cost=cost))
     return tuple(found)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class Role(StrEnum):
@@ -76,13 +78,29 @@ TRAIN_STAGE = {stage.role: stage.name for stage in STAGES if stage.trains}
 """The stage that owns the weights of a trained role; other stages of that role are refit from it."""
 
 
+class StageEdge(NamedTuple):
+    """The fields that one stage writes and another reads within a step."""
+
+    producer: str
+    consumer: str
+    fields: tuple[str, ...]
+
+
+STAGE_EDGES = tuple(
+    StageEdge(producer.name, consumer.name, fields)
+    for producer in STAGES
+    for consumer in STAGES
+    if (fields := tuple(field for field in consumer.reads if field in producer.writes))
+)
+"""By producer and consumer in the order of the stages."""
+
+
 def stage_graph() -> nx.DiGraph[str]:
-    """Edges producer -> consumer within one step, each with the `fields` that it carries."""
+    """The edges as a graph, each with its `fields`."""
+    import networkx as nx
+
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(stage.name for stage in STAGES)
-    for producer in STAGES:
-        for consumer in STAGES:
-            fields = tuple(field for field in consumer.reads if field in producer.writes)
-            if fields:
-                graph.add_edge(producer.name, consumer.name, fields=fields)
+    for producer, consumer, fields in STAGE_EDGES:
+        graph.add_edge(producer, consumer, fields=fields)
     return graph
