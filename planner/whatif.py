@@ -105,7 +105,12 @@ def whatif(
                 notes=tuple(_cut_lengths(facts)),
             )
         )
-    return WhatIf(baseline=baseline, replanned=replan, answers=tuple(answers), notes=tuple(_doubts(plan, before)))
+    return WhatIf(
+        baseline=baseline,
+        replanned=replan,
+        answers=tuple(answers),
+        notes=(*_doubts(plan, before), *_stops(replan, limits)),
+    )
 
 
 def outlook(plan: Plan, price: float | None = None) -> Outlook:
@@ -153,6 +158,11 @@ def _cut_lengths(facts: Facts) -> Iterator[str]:
     for what, lengths in (("prompt", facts.workload.prompt), ("response", facts.workload.response)):
         if lengths.p99 is not None and lengths.p99 > lengths.max:
             yield f"workload.{what}.p99={lengths.p99:g} is cut at workload.{what}.max={lengths.max}; set both."
+
+
+def _stops(replan: bool, limits: Limits | None) -> Iterator[str]:
+    if replan and limits and limits.gap:
+        yield f"every new search stopped when it was proven to be within {limits.gap:.2g} of the best."
 
 
 def _doubts(plan: Plan, before: Plan) -> Iterator[str]:

@@ -157,6 +157,9 @@ def whatif(
     replan: Annotated[
         bool, typer.Option(help="Search for the best plan each time, instead of costing this one.")
     ] = False,
+    gap: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Stop a new search when it is proven to be so near to the best.")
+    ] = 0.01,
     profile: Profile = None,
     price: Annotated[float | None, typer.Option(min=0, help="Of one GPU-hour, in any currency.")] = None,
     plot: Annotated[
@@ -167,6 +170,7 @@ def whatif(
     """Say what would change if the models, the cluster, the workload or the precision were others."""
     from meshwright.planner.report.sweep import sweep
     from meshwright.planner.settings import parse_settings
+    from meshwright.planner.solver.result import Limits
     from meshwright.planner.whatif import whatif as answers
 
     document = read_plan(plan)
@@ -174,7 +178,8 @@ def whatif(
     settings = parse_settings(setting)
     if plot:
         reporting.require_plot(plot, settings)
-    found = answers(document, settings, remodel(table_in(profile)), replan=replan, price=price)
+    model_of, limits = remodel(table_in(profile)), Limits(gap=gap)
+    found = answers(document, settings, model_of, replan=replan, price=price, limits=limits)
     if plot:
         write_atomically(plot, sweep(found))
     if as_json:

@@ -11,6 +11,7 @@ from meshwright.planner.job import Facts
 from meshwright.planner.plan import Plan
 from meshwright.planner.recost import recost
 from meshwright.planner.settings import parse_settings, with_setting
+from meshwright.planner.solver.result import Limits
 from meshwright.planner.verify import verify
 from meshwright.planner.whatif import outlook, whatif
 from meshwright.profiles.errors import BadInput
@@ -175,3 +176,13 @@ def test_devices_and_networks_are_given_by_name() -> None:
 def test_a_list_is_one_value() -> None:
     (setting,) = parse_settings(["workload.response.histogram=[[10, 1], [20, 3]]"])
     assert setting == {"workload.response.histogram": [[10, 1], [20, 3]]}
+
+
+def test_a_search_that_may_stop_short_of_the_best_is_told() -> None:
+    asked = parse_settings(["cluster.device.launch_seconds=0"])
+    small = small_facts(ranks_per_node=2, batch_size=4)
+    plan = compile_plan(small, model_of(small))
+    assert isinstance(plan, Plan)
+    (note,) = whatif(plan, asked, model_of, replan=True, limits=Limits(gap=0.01)).notes
+    assert note == "every new search stopped when it was proven to be within 0.01 of the best."
+    assert whatif(plan, asked, model_of, replan=True).notes == ()
