@@ -62,17 +62,11 @@ def cost_model(cluster: AnyCluster, workload: Workload, precision: str, table: T
     another device or precision.
     """
     if isinstance(cluster, MixedCluster):
-        names = {part.device.name for part in cluster.parts}
-        is_of_one = table is not None and table.provenance.device in names
-        models = [
-            cost_model(part, workload, precision, None if is_of_one and not _is_of(table, part) else table)
-            for part in cluster.parts
-        ]
+        known = table.provenance.device if table else None
+        is_of_none = all(part.device.name != known for part in cluster.parts)  # it is then given to all, and refused
+        tables = [table if is_of_none or part.device.name == known else None for part in cluster.parts]
+        models = [cost_model(part, workload, precision, mine) for part, mine in zip(cluster.parts, tables, strict=True)]
         return MixedModel(cluster, models, precision)
     if table is None:
         return AnalyticModel(cluster, workload, precision)
     return BlendedModel(table, cluster, workload, precision)
-
-
-def _is_of(table: Table | None, part: Cluster) -> bool:
-    return table is not None and table.provenance.device == part.device.name

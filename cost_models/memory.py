@@ -87,7 +87,7 @@ class _RankMemory:
             state = self._states[call.schedule.offload] = self._state(call)
         cache, running = self._cache(call.schedule), self._running(call.schedule)
         resident = state.resident
-        if self._runs_on(call.schedule):
+        if call.schedule.runs_on:
             resident += cache
         else:
             running = cache + running
@@ -107,11 +107,6 @@ class _RankMemory:
         if self._stage.role in TRAIN_STAGE and not self._stage.trains:
             tally.add("refit buffer", self._part.num_params * self._size)
         return tally.cost()
-
-    @staticmethod
-    def _runs_on(schedule: Schedule) -> bool:
-        """Whether sequences of a generation stay in their slots between turns."""
-        return schedule.batches_in_flight > 1 or schedule.overcommit > 0
 
     def _running(self, schedule: Schedule) -> Cost:
         if self._stage.generates:

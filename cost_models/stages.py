@@ -27,7 +27,7 @@ from meshwright.cost_models.streaming import (
     padded_prompts,
     passes_of,
 )
-from meshwright.cost_models.turns import Overlap, Turns, whole_steps
+from meshwright.cost_models.turns import Overlap, Turns
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -130,9 +130,7 @@ class StageModel:
     def _overlap(self, call: Call, num_rows: int) -> Overlap:
         """How one replica runs into its next batches; raises BadInput when a sequence could miss its turn."""
         schedule, batch_size = call.schedule, self._workload.batch_size
-        if not schedule.overcommit:
-            return Overlap(schedule.batches_in_flight)
-        if call.max_deferral < 1:
+        if schedule.overcommit and call.max_deferral < 1:
             raise BadInput(
                 f"{call.stage.name}: overcommit={schedule.overcommit} with max_deferral={call.max_deferral} defers "
                 "nothing; allow a staleness of 1 or more beyond the stage's lead."
@@ -142,8 +140,7 @@ class StageModel:
                 f"{call.stage.name}: overcommit={schedule.overcommit} is more than the {batch_size} sequences of a "
                 "batch, so that not all could be delivered when due; use the batch size at most."
             )
-        overcommit = whole_steps(schedule.overcommit // call.layout.dp, num_rows)
-        return Overlap(overcommit=overcommit, max_deferral=call.max_deferral) if overcommit else Overlap()
+        return Overlap.of(schedule, call.layout.dp, num_rows, call.max_deferral)
 
     def _pipeline_seconds(self, call: Call) -> Cost:
         workload, schedule, trains = self._workload, call.schedule, call.stage.trains

@@ -29,6 +29,7 @@ from meshwright.cost_models.rounds import (
     pass_of,
     rounds_of,
 )
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 
 _NUM_SEQUENCES, _FEWEST_TURNS, _MOST_TURNS = 8192, 8, 64
@@ -49,6 +50,14 @@ class Overlap(NamedTuple):
     def in_flight(self, num_rows: int) -> int:
         """Sequences, waiting ones included, that a replica of `num_rows` rows has at the start of a turn."""
         return self.batches_in_flight * num_rows + self.overcommit
+
+    @classmethod
+    def of(cls, schedule: Schedule, dp: int, num_rows: int, max_deferral: int) -> Overlap:
+        """That of one of `dp` replicas, which has `num_rows` rows of a batch; its overcommit in whole steps."""
+        if not schedule.overcommit:
+            return cls(schedule.batches_in_flight)
+        overcommit = whole_steps(schedule.overcommit // dp, num_rows)
+        return cls(overcommit=overcommit, max_deferral=max_deferral) if overcommit else cls()
 
     @property
     def num_turns(self) -> int:

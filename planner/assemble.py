@@ -117,16 +117,7 @@ def _edge(handover: Handover) -> Edge:
 def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
     role = plan.placement(target).role
     source, spec = TRAIN_STAGE[role], facts.models.spec(role)
-    cost: Cost = model.move_seconds(
-        Move(
-            model=spec,
-            source=plan.placement(source).layout,
-            target=plan.placement(target).layout,
-            overlap=len(set(plan.pool_of(source).ranks) & set(plan.pool_of(target).ranks)),
-            source_part=plan.part_of(source),
-            target_part=plan.part_of(target),
-        )
-    )
+    cost: Cost = model.move_seconds(move_of(plan, source, target))
     return Refit(
         role=role,
         source=source,
@@ -135,6 +126,18 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
         end_seconds=0.0,
         bytes=float(spec.num_params * element_bytes(facts.precision)),
         cost=cost,
+    )
+
+
+def move_of(plan: Plan, source: str, target: str) -> Move:
+    """The weights of a stage's role on their way from its training stage, as the plan places the two."""
+    return Move(
+        model=plan.facts.models.spec(plan.placement(target).role),
+        source=plan.placement(source).layout,
+        target=plan.placement(target).layout,
+        overlap=len(set(plan.pool_of(source).ranks) & set(plan.pool_of(target).ranks)),
+        source_part=plan.part_of(source),
+        target_part=plan.part_of(target),
     )
 
 

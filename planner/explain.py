@@ -15,6 +15,7 @@ from meshwright.planner.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.evaluate import items as items_of
 from meshwright.planner.evaluate import name_of as task_name
 from meshwright.planner.plan import Plan, Pool
+from meshwright.profiles.cluster import most_usable_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def explain(plan: Plan) -> Explanation:
             sorted((_pool_use(plan, pool, path) for pool in plan.pools), key=lambda use: -use.critical_seconds)
         ),
         ranks=tuple(_rank_use(plan, rank) for rank in range(plan.facts.cluster.num_ranks)),
-        device_bytes=max(part.device.usable_bytes for part in plan.facts.cluster.parts),
+        device_bytes=most_usable_bytes(plan.facts.cluster),
         extrapolated=tuple(task_name(i) for i in items_of(plan) if i.cost.source is Source.EXTRAPOLATED),
         pins=plan.pins,
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection
 
-from meshwright.cost_models.turns import Overlap, Turns, whole_steps
+from meshwright.cost_models.turns import Overlap, Turns
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
 
@@ -44,11 +44,8 @@ def planned_rounds(plan: Plan) -> float:
     """Rounds of a turn in the steady state that the plan was costed with; 0 where no pace is kept."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
-    runs_on = schedule.batches_in_flight > 1 or schedule.overcommit > 0
-    if not runs_on or (dp == 1 and placement.lead == 0):
+    if not schedule.runs_on or (dp == 1 and placement.lead == 0):
         return 0.0
-    num_rows, overlap = plan.facts.workload.batch_size // dp, Overlap(schedule.batches_in_flight)
-    if schedule.overcommit:
-        own = whole_steps(schedule.overcommit // dp, num_rows)
-        overlap = Overlap(overcommit=own, max_deferral=plan.facts.staleness - placement.lead)
+    num_rows = plan.facts.workload.batch_size // dp
+    overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.lead)
     return Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds

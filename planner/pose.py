@@ -30,7 +30,7 @@ from meshwright.planner.solver.problem import (
     Run,
     Transfer,
 )
-from meshwright.profiles.cluster import AnyCluster
+from meshwright.profiles.cluster import AnyCluster, most_usable_bytes
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
 
@@ -95,11 +95,14 @@ def pose(
         for found in frontiers
     }
     shared = {name: STAGE_BY_NAME[name].role in TRAIN_STAGE for name in behind}
-    device_blocks = max(part.device.usable_bytes for part in facts.cluster.parts) // BLOCK_BYTES
-    calls = tuple(
-        Call(name, tuple(_option(facts.cluster, tick, *pair, is_shared=shared[name]) for pair in pairs))
-        for name, pairs in behind.items()
-    )
+    device_blocks = most_usable_bytes(facts.cluster) // BLOCK_BYTES
+    lacking = [device_blocks - part.device.usable_bytes // BLOCK_BYTES for part in facts.cluster.parts]
+
+    def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
+        part = facts.cluster.part_of(ranks.first_rank)
+        return _option(tick, ranks, candidate, part=part, lacking_blocks=lacking[part], is_shared=is_shared)
+
+    calls = tuple(Call(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items())
     known: _Known = {}
     refits = tuple(
         _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in refit_targets()
@@ -147,32 +150,27 @@ def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
 
 
-def _option(cluster: AnyCluster, tick: float, ranks: Ranks, candidate: Candidate, *, is_shared: bool) -> Option:
+def _option(
+    tick: float, ranks: Ranks, candidate: Candidate, *, part: int, lacking_blocks: int, is_shared: bool
+) -> Option:
     """One choice on one pool; weights of a role that is not trained belong to one stage, and may wait in the host.
 
     What a device has less than the largest one counts as used by whatever runs on it.
     """
     weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
-    part = cluster.part_of(ranks.first_rank)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds.total / tick),
         early_ticks=_early_ticks(tick, candidate),
         resident_blocks=weights + math.ceil((candidate.resident.total - candidate.weights_bytes) / BLOCK_BYTES),
         shared_blocks=weights if is_shared else 0,
-        transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES) + _lacking_blocks(cluster, part),
+        transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES) + lacking_blocks,
     )
 
 
 def _place_name(part: int, layout: Layout) -> str:
     """Weights cut alike on different kinds of nodes are at different places."""
     return f"{layout}@{part}" if part else str(layout)
-
-
-def _lacking_blocks(cluster: AnyCluster, part: int) -> int:
-    """Blocks that a device of the part has less than the largest."""
-    blocks = [one.device.usable_bytes // BLOCK_BYTES for one in cluster.parts]
-    return max(blocks) - blocks[part]
 
 
 def _may_stream(behind: Behind, handover: Handover) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import CostModel, Move
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.assemble import move_of
 from meshwright.planner.edges import handovers
 from meshwright.planner.evaluate import evaluate
 from meshwright.planner.frontier import costed_choice
@@ -45,16 +46,15 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
 
     Nothing was searched, so no bound is known: the status is pinned and the gap is 1.
     """
-    moved = plan.model_copy(
+    under = plan.model_copy(update={"facts": facts, "digests": facts.digests()})
+    moved = under.model_copy(
         update={
-            "facts": facts,
-            "digests": facts.digests(),
-            "placements": tuple(_placement(plan, p, facts, model) for p in plan.placements),
+            "placements": tuple(_placement(under, p, model) for p in plan.placements),
             "edges": tuple(
                 Edge(producer=h.producer, consumer=h.consumer, fields=h.fields, bytes=h.num_bytes, cost=h.cost)
                 for h in handovers(facts, model)
             ),
-            "refits": tuple(_refit(plan, refit, facts, model) for refit in plan.refits),
+            "refits": tuple(_refit(under, refit, model) for refit in plan.refits),
         }
     )
     timed = evaluate(moved)
@@ -62,11 +62,10 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
     return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
 
 
-def _placement(plan: Plan, placement: Placement, facts: Facts, model: CostModel) -> Placement:
+def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
     stage, choice = STAGE_BY_NAME[placement.stage], Choice(placement.layout, placement.schedule)
-    scope = Scope(leads={**SYNCHRONOUS, GENERATE: placement.lead})
-    part = facts.cluster.part_of(plan.pool(placement.pool).first_rank)
-    candidate = costed_choice(facts, model, stage, choice, scope, part=part)
+    scope, part = Scope(leads={**SYNCHRONOUS, GENERATE: placement.lead}), plan.part_of(placement.stage)
+    candidate = costed_choice(plan.facts, model, stage, choice, scope, part=part)
     costs = {
         "cost": candidate.seconds,
         "tail_seconds": candidate.tail_seconds,
@@ -77,15 +76,7 @@ def _placement(plan: Plan, placement: Placement, facts: Facts, model: CostModel)
     return placement.model_copy(update=costs)
 
 
-def _refit(plan: Plan, refit: Refit, facts: Facts, model: CostModel) -> Refit:
-    spec = facts.models.spec(refit.role)
-    move = Move(
-        model=spec,
-        source=plan.placement(refit.source).layout,
-        target=plan.placement(refit.target).layout,
-        overlap=len(set(plan.pool_of(refit.source).ranks) & set(plan.pool_of(refit.target).ranks)),
-        source_part=facts.cluster.part_of(plan.pool_of(refit.source).first_rank),
-        target_part=facts.cluster.part_of(plan.pool_of(refit.target).first_rank),
-    )
-    num_bytes = float(spec.num_params * element_bytes(facts.precision))
+def _refit(plan: Plan, refit: Refit, model: CostModel) -> Refit:
+    move = move_of(plan, refit.source, refit.target)
+    num_bytes = float(move.model.num_params * element_bytes(plan.facts.precision))
     return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})

@@ -20,7 +20,7 @@ from meshwright.planner.pose import BLOCK_BYTES, pose
 from meshwright.planner.settings import with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import least_memory
-from meshwright.profiles.cluster import MixedCluster
+from meshwright.profiles.cluster import MixedCluster, most_usable_bytes
 
 _GIB = 2**30
 _MIB = 2**20
@@ -73,7 +73,8 @@ class _Need:
     num_bytes: int | None
 
     def fits(self, facts: Facts) -> bool:
-        return self.num_bytes is not None and self.num_bytes <= _usable_bytes(facts)
+        """What a device lacks beside the largest counts as needed (see `pose`)."""
+        return self.num_bytes is not None and self.num_bytes <= most_usable_bytes(facts.cluster)
 
 
 def refuse(
@@ -112,7 +113,7 @@ def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
     alone = [limit for found in need.stages for limit in _limits_alone(facts, found)]
     yield from alone
     if not alone and need.num_bytes is not None:
-        usable = _usable_bytes(facts)
+        usable = most_usable_bytes(facts.cluster)
         sentence = (
             f"each stage fits alone, and all together need {_size(need.num_bytes)} on a rank, "
             f"{_size(need.num_bytes - usable)} more than the {_size(usable)} that the device can use."
@@ -146,11 +147,6 @@ def _asked_again(remodel: Remodel, pins: Sequence[Pin], limits: Limits) -> Calla
 
 def _usable_on(facts: Facts, part: int) -> int:
     return facts.cluster.parts[part].device.usable_bytes
-
-
-def _usable_bytes(facts: Facts) -> int:
-    """Of the largest device: what a smaller one lacks counts as needed (see `pose`)."""
-    return max(part.device.usable_bytes for part in facts.cluster.parts)
 
 
 def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:

@@ -39,7 +39,7 @@ class Sampled:
         self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
         draws, times = _Draws(self._workload, seed), round_times(plan.facts, call, remodel)
         self._generation: Alone | CarriedOver
-        if placement.schedule.batches_in_flight > 1 or placement.schedule.overcommit:
+        if placement.schedule.runs_on:
             self._generation = CarriedOver(plan, draws, times, level, self._overcommit)
         else:
             self._generation = Alone(plan, draws, times, level)

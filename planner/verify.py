@@ -93,8 +93,7 @@ def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
 
 
 def _what_runs_on_is_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
-    schedule = plan.placement(GENERATE).schedule
-    runs_on = schedule.overcommit > 0 or schedule.batches_in_flight > 1
+    runs_on = plan.placement(GENERATE).schedule.runs_on
     for placement in plan.placements:
         if runs_on and placement.schedule.chunk_tokens and placement.role in TRAIN_STAGE:
             yield (

@@ -156,6 +156,11 @@ AnyCluster: TypeAlias = Annotated[
 """A cluster of one kind of node or of several."""
 
 
+def most_usable_bytes(cluster: AnyCluster) -> int:
+    """Memory of the largest device that a plan may fill."""
+    return max(part.device.usable_bytes for part in cluster.parts)
+
+
 def of_one_kind(cluster: AnyCluster, what: str) -> Cluster:
     """The cluster; raises BadInput where its nodes are of several kinds, which `what` does not take."""
     if isinstance(cluster, MixedCluster):

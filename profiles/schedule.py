@@ -53,6 +53,11 @@ class Schedule:
                 f"overcommit={self.overcommit} with batches_in_flight={self.batches_in_flight}; set one of them."
             )
 
+    @property
+    def runs_on(self) -> bool:
+        """Whether sequences of a generation stay in their slots from turn to turn."""
+        return self.batches_in_flight > 1 or self.overcommit > 0
+
 
 _LEAST = {
     "micro_batch_size": 1,

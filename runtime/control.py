@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable
-
-import torch
 
 from meshwright.planner.controllers import Controllers, Observation, Setting
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
-from meshwright.runtime.mail import Mail
+from meshwright.runtime.mail import Mail, packed, unpacked
 
 _CHANNEL = 1
 """Beside the reports to rank 0."""
@@ -35,7 +32,7 @@ class Control:
         """On rank 0: sends what a turn to come follows from. Does not wait."""
         if not self.decides or observation.step + self._controllers.delay not in self._turns:
             return
-        letter = torch.frombuffer(bytearray(pickle.dumps(observation)), dtype=torch.uint8)
+        letter = packed(observation)
         for rank in self._listeners:
             self._mail.send(letter, rank, _CHANNEL)
 
@@ -44,5 +41,5 @@ class Control:
         if not self.decides or turn not in self._turns:
             return None
         for _ in self._controllers.needs(turn):
-            self._controllers.observe(pickle.loads(self._mail.receive(0, _CHANNEL).numpy().tobytes()))
+            self._controllers.observe(unpacked(self._mail.receive(0, _CHANNEL)))
         return self._controllers.setting(turn)

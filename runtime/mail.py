@@ -6,13 +6,26 @@ letters between houses carry both ranks in their tag.
 
 from __future__ import annotations
 
+import pickle
 import queue
 import threading
 from collections import defaultdict
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+def packed(value: object) -> Tensor:
+    """A letter of anything that can be pickled."""
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def unpacked(letter: Tensor) -> Any:
+    """What was packed."""
+    return pickle.loads(letter.numpy().tobytes())
+
 
 _PATIENCE_SECONDS = 900.0
 """A letter within a house that is longer on its way was never sent."""

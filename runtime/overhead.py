@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
+from meshwright.planner.edges import field_bytes
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import Send, lower
-from meshwright.runtime.waiting import bytes_per_sequence
 
 _SECONDS_PER_BYTE = 2.6e-9
 """Packing, the loopback's two ends, and unpacking."""
@@ -30,9 +30,10 @@ def processor_seconds(plan: Plan) -> float:
     """Of all ranks together in one step of a rehearsal of this plan, estimated."""
     workload, instructions = plan.facts.workload, lower(plan).instructions
     num_bytes = sum(
-        workload.batch_size * len(one.targets) * bytes_per_sequence(one.fields, workload.mean_tokens)
+        len(one.targets) * field_bytes(workload, field)
         for one in instructions
         if isinstance(one, Send)
+        for field in one.fields
     )
     return num_bytes * _SECONDS_PER_BYTE + sum(len(one.ranks) for one in instructions) * _SECONDS_PER_INSTRUCTION
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 
-import torch
-
-from meshwright.runtime.mail import Mail
+from meshwright.runtime.mail import Mail, packed, unpacked
 from meshwright.runtime.outcome import Outcome
 
 
@@ -23,13 +20,13 @@ class Reports:
         if self._mail.rank == 0:
             self._mine.append(outcome)
         else:
-            self._mail.send(torch.frombuffer(bytearray(pickle.dumps(outcome)), dtype=torch.uint8), 0, 0)
+            self._mail.send(packed(outcome), 0, 0)
 
     def take(self, *, behind: int = 0) -> tuple[Outcome, ...]:
         """On rank 0 all outcomes of the oldest turn not taken yet, if more than `behind` are; else nothing."""
         if len(self._mine) <= behind:
             return ()
-        others = (pickle.loads(self._mail.receive(rank, 0).numpy().tobytes()) for rank in range(1, self._num_ranks))
+        others = (unpacked(self._mail.receive(rank, 0)) for rank in range(1, self._num_ranks))
         return (self._mine.popleft(), *others)
 
     def flush(self) -> None:

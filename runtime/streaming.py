@@ -6,20 +6,17 @@ the passes through the model and tells them to the other ranks, so that all of t
 
 from __future__ import annotations
 
-import pickle
 import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
 from meshwright.planner.program import Stream, lower
 from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE
-from meshwright.runtime.mail import Mail
+from meshwright.runtime.mail import Mail, packed, unpacked
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class ChunkSender:
             self._post(replica, Letter(delivered=mine))
 
     def _post(self, replica: int, letter: Letter) -> None:
-        self._mail.send(_packed(letter), self._leaders[replica], self._channel)
+        self._mail.send(packed(letter), self._leaders[replica], self._channel)
 
 
 @dataclass
@@ -102,7 +99,7 @@ class ChunkReader:
         if self._mail.rank == leader:
             for letter in self._made_up():
                 for rank in self._replica[1:]:
-                    self._mail.send(_packed(letter), rank, self._channel)
+                    self._mail.send(packed(letter), rank, self._channel)
                 yield letter
             return
         while True:
@@ -138,7 +135,7 @@ class ChunkReader:
             arriving.put(error)
 
     def _read(self, rank: int) -> Letter:
-        letter: Letter = pickle.loads(self._mail.receive(rank, self._channel).numpy().tobytes())
+        letter: Letter = unpacked(self._mail.receive(rank, self._channel))
         return letter
 
 
@@ -186,7 +183,3 @@ def _replicas(plan: Plan, stream: Stream) -> list[tuple[int, ...]]:
     for index in range(layout.num_ranks):
         found[layout.coordinates(index)[1]].append(pool.first_rank + index)
     return [tuple(ranks) for ranks in found]
-
-
-def _packed(letter: Letter) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(letter)), dtype=torch.uint8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -142,11 +142,6 @@ class Waiting:
     def _length(self, batch: Batch, row: int) -> int:
         prompts, responses = self._lengths(batch.step)
         return prompts[row] + responses[row]
-
-
-def bytes_per_sequence(fields: Iterable[str], tokens: float) -> float:
-    """Of the experience in these fields, for a sequence of so many tokens."""
-    return sum((1 if field in _ONE_VALUE else tokens) * _DTYPES.get(field, torch.float32).itemsize for field in fields)
 
 
 def _drawn_lengths(plan: Plan, seed: int, step: int) -> tuple[list[int], list[int]]:

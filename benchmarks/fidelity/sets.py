@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +52,19 @@ def _primitives(name: str) -> tuple[str, ...]:
     return tuple(f"primitives/{device}_{name}" for device in ("a100", "h100", "h200"))
 
 
+def _serving(what: str, answer: Callable[..., Answer], bar: Bar) -> tuple[RowSet, RowSet]:
+    """A figure of the serving points: by the laws, and with imported operators."""
+    by_law = RowSet(name=f"serving, {what}", files=("serving_points",), answer=answer, where=is_dense_hopper, bar=bar)
+    imported = partial(answer, point=imported_point)
+    return by_law, replace(by_law, name=f"{by_law.name}, imported operators", answer=imported)
+
+
+_TIMES, _RATES = (
+    _serving("time per token", time_per_token, Bar(mean=0.12)),
+    _serving("rate per GPU", rate_per_gpu, Bar(regret=0.01)),
+)
+
+
 SETS = (
     RowSet(
         name="vTrain multi-node",
@@ -89,34 +102,7 @@ SETS = (
         bar=Bar(mean=0.15, spearman=0.95),
     ),
     RowSet(name="other inference", files=("inference",), answer=engine, where=lambda row: not _is_table(row)),
-    RowSet(
-        name="serving, time per token",
-        files=("serving_points",),
-        answer=time_per_token,
-        where=is_dense_hopper,
-        bar=Bar(mean=0.12),
-    ),
-    RowSet(
-        name="serving, rate per GPU",
-        files=("serving_points",),
-        answer=rate_per_gpu,
-        where=is_dense_hopper,
-        bar=Bar(regret=0.01),
-    ),
-    RowSet(
-        name="serving, time per token, imported operators",
-        files=("serving_points",),
-        answer=partial(time_per_token, point=imported_point),
-        where=is_dense_hopper,
-        bar=Bar(mean=0.12),
-    ),
-    RowSet(
-        name="serving, rate per GPU, imported operators",
-        files=("serving_points",),
-        answer=partial(rate_per_gpu, point=imported_point),
-        where=is_dense_hopper,
-        bar=Bar(regret=0.01),
-    ),
+    *(one for pair in zip(_TIMES, _RATES, strict=True) for one in pair),
     RowSet(
         name="ReaL-Heuristic, best single layout",
         files=("rlhf_steps",),

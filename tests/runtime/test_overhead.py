@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.edges import field_bytes
 from meshwright.runtime.overhead import num_processors, processor_seconds, slow_enough
-from meshwright.runtime.waiting import bytes_per_sequence
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.test_rehearse import slow_enough as ten_times_as_long
 
 
 def test_a_sequence_has_the_bytes_of_its_fields() -> None:
-    assert bytes_per_sequence(("tokens", "prompt_lengths", "versions"), 100) == 8 * 100 + 8 + 4 * 100
+    workload = small_facts(batch_size=1, response=36).workload
+    assert workload.mean_tokens == 100
+    fields = ("tokens", "prompt_lengths", "versions")
+    assert sum(field_bytes(workload, field) for field in fields) == 8 * 100 + 8 + 4 * 100
 
 
 def test_more_ranks_and_longer_responses_are_more_work() -> None:
