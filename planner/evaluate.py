@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from meshwright.planner.plan import Edge, Placement, Plan, Refit
+from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.stages import STAGE_BY_NAME
 
 WEIGHTS = "weights"
@@ -149,15 +150,14 @@ def refit_readers(target: str) -> tuple[str, ...]:
     return tuple(stage.name for stage in later if stage.role == role and not stage.trains)
 
 
-def fullest_rank(plan: Plan) -> int:
-    """The rank that has the least left of the memory that its device can use."""
-    peaks = plan.peak_bytes_per_rank
-    return max(range(len(peaks)), key=lambda rank: peaks[rank] - plan.facts.cluster.usable_bytes(rank))
+def fullest_rank(cluster: AnyCluster, peaks: Sequence[int]) -> int:
+    """Of ranks with these peaks, in bytes, the one that has the least left of the memory that its device can use."""
+    return max(range(len(peaks)), key=lambda rank: peaks[rank] - cluster.usable_bytes(rank))
 
 
 def free_bytes(plan: Plan) -> int:
     """What the fullest rank has left; negative where it has too little."""
-    rank = fullest_rank(plan)
+    rank = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     return plan.facts.cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank]
 
 

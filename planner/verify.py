@@ -214,7 +214,7 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
     expected = peak_bytes(plan)
     if plan.peak_bytes_per_rank != expected:
         yield "peak_bytes_per_rank is not what the placements add up to; plan the job again."
-    rank = fullest_rank(plan)
+    rank = fullest_rank(plan.facts.cluster, expected)
     limit = plan.facts.cluster.usable_bytes(rank)
     if expected[rank] > limit:
         names = ", ".join(_residents(plan, rank))

@@ -44,7 +44,7 @@ def plan(found: Plan, path: Path) -> None:
     table.caption = "rows: of a micro-batch; selective, full: what the backward pass computes again"
     console.print(table)
     console.print(_proof(found))
-    rank = fullest_rank(found)
+    rank = fullest_rank(cluster, found.peak_bytes_per_rank)
     peak, usable = found.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
     console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")
 

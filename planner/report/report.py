@@ -72,7 +72,7 @@ def _head(contents: Contents) -> Html:
 def _cards(contents: Contents) -> list[Html]:
     plan, simulation = contents.plan, contents.simulation
     seen = outlook(plan)
-    fullest = fullest_rank(plan)
+    fullest = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     peak, usable = plan.peak_bytes_per_rank[fullest], plan.facts.cluster.usable_bytes(fullest)
     staleness = "synchronous PPO" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
     return [

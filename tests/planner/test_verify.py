@@ -180,3 +180,15 @@ def test_every_random_mutation_of_a_time_is_told(plan: Plan) -> None:
         for shift in (-1e-3, 1e-3):
             moved = changed(plan, placement.stage, start_seconds=max(0.0, placement.start_seconds + shift))
             assert verify(moved), placement.stage
+
+
+def test_a_rank_that_is_too_full_is_found_whatever_the_plan_says_of_its_peaks(plan: Plan) -> None:
+    fullest = max(plan.peak_bytes_per_rank)
+    assert min(plan.peak_bytes_per_rank) < fullest
+    device = plan.facts.cluster.parts[0].device.model_copy(update={"memory_bytes": fullest - 1})
+    facts = plan.facts.model_copy(update={"cluster": plan.facts.cluster.model_copy(update={"device": device})})
+    told = tuple(1 if peak == fullest else 2 for peak in plan.peak_bytes_per_rank)
+    update = {"facts": facts, "digests": facts.digests(), "peak_bytes_per_rank": told}
+    found = verify(plan.model_copy(update=update))
+    assert "peak_bytes_per_rank is not what the placements add up to; plan the job again." in found
+    assert any("and its device can use" in sentence for sentence in found)
