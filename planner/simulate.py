@@ -151,8 +151,7 @@ def _split(works: Iterable[StepWork]) -> frozenset[str]:
 
 def _replica_of(plan: Plan) -> Replica:
     def replica(stage: str, rank: int) -> int:
-        _, dp, _ = plan.placement(stage).layout.coordinates(rank - plan.pool_of(stage).first_rank)
-        return dp
+        return plan.placement(stage).layout.coordinates(rank - plan.pool_of(stage).first_rank).dp
 
     return replica
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
@@ -16,13 +16,27 @@ from meshwright.profiles.model import ModelSpec
 
 _AXIS = re.compile(r"(tp|pp|dp|ep)([0-9]+)$")
 
+_RARE_AXES = ("ep", "cp", "vpp")
+"""Not written where they are 1."""
+
+
+class Coordinates(NamedTuple):
+    """Where a rank stands along each axis of a layout."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
 
 @dataclass(frozen=True, order=True)
 class Layout:
     """Degrees of tensor (tp), pipeline (pp) and data (dp) parallelism; `sp` is sequence parallelism.
 
-    Ranks of a pool are numbered with tp fastest, then dp, then pp. Experts are spread over `ep` neighbouring
-    replicas, each of which holds an equal part of them, cut along its width by tp.
+    Ranks of a pool are numbered with tp fastest, then cp, then dp, then pp. Experts are spread over `ep` neighbouring
+    replicas, each of which holds an equal part of them, cut along its width by tp. The `cp` ranks of a replica hold
+    the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many pieces of the
+    pipeline, which micro-batches pass in turns.
     """
 
     tp: int = 1
@@ -30,9 +44,11 @@ class Layout:
     dp: int = 1
     sp: bool = False
     ep: int = 1
+    cp: int = 1
+    vpp: int = 1
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "pp", "dp", "ep"):
+        for axis in ("tp", "pp", "dp", "ep", "cp", "vpp"):
             degree = getattr(self, axis)
             if degree < 1:
                 raise BadInput(f"layout {axis}={degree} is not a degree; use 1 or more.")
@@ -41,22 +57,22 @@ class Layout:
         if self.dp % self.ep:
             legal = nearest_divisor(self.ep, self.dp)
             raise BadInput(f"layout ep={self.ep} does not divide dp={self.dp}; use ep={legal}.")
+        if self.vpp > 1 and self.pp == 1:
+            raise BadInput("layout has vpp with pp=1; virtual pipeline stages need pp of 2 or more.")
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without expert parallelism where there is none, so that plans of dense models do not speak of it."""
+        """Without the axes that few plans have, where there are none."""
         found: dict[str, Any] = write(self)
-        if self.ep == 1:
-            del found["ep"]
-        return found
+        return {axis: value for axis, value in found.items() if axis not in _RARE_AXES or value > 1}
 
     @property
     def num_ranks(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.dp * self.cp
 
     def __str__(self) -> str:
-        experts, sequence = f",ep{self.ep}" if self.ep > 1 else "", ",sp" if self.sp else ""
-        return f"tp{self.tp},pp{self.pp},dp{self.dp}{experts}{sequence}"
+        rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if getattr(self, axis) > 1)
+        return f"tp{self.tp},pp{self.pp},dp{self.dp}{rare}{',sp' if self.sp else ''}"
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -78,13 +94,16 @@ class Layout:
                 )
         return cls(**degrees, sp=sp)
 
-    def coordinates(self, index: int) -> tuple[int, int, int]:
-        """(tp, dp, pp) coordinates of the rank at `index` within the pool."""
-        return index % self.tp, index // self.tp % self.dp, index // (self.tp * self.dp)
+    def coordinates(self, index: int) -> Coordinates:
+        """Those of the rank at `index` within the pool."""
+        index, tp = divmod(index, self.tp)
+        index, cp = divmod(index, self.cp)
+        pp, dp = divmod(index, self.dp)
+        return Coordinates(tp, cp, dp, pp)
 
-    def index(self, *, tp: int = 0, dp: int = 0, pp: int = 0) -> int:
+    def index(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
         """The position within the pool of the rank at these coordinates."""
-        return tp + self.tp * (dp + self.dp * pp)
+        return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
 
 @cache

@@ -75,8 +75,8 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
     index = dist.get_rank() - first_rank
     if not 0 <= index < layout.num_ranks:
         return Mesh(layout, first_rank, tp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
-    tp_rank, dp_rank, pp_rank = layout.coordinates(index)
-    return Mesh(layout, first_rank, tp_rank, dp_rank, pp_rank, groups)
+    place = layout.coordinates(index)
+    return Mesh(layout, first_rank, tp_rank=place.tp, dp_rank=place.dp, pp_rank=place.pp, _groups=groups)
 
 
 def _collection(
@@ -105,8 +105,8 @@ def _slices(layout: Layout, first_rank: int, axes: Sequence[str]) -> list[list[i
     """The ranks of the layout in sets that differ along `axes` only, each ascending."""
     sets: dict[tuple[int, ...], list[int]] = {}
     for index in range(layout.num_ranks):
-        tp, dp, pp = layout.coordinates(index)
-        others = tuple(place for axis, place in (("tp", tp), ("dp", dp), ("pp", pp)) if axis not in axes)
+        place = layout.coordinates(index)._asdict()
+        others = tuple(place[axis] for axis in place if axis not in axes)
         sets.setdefault(others, []).append(first_rank + index)
     return list(sets.values())
 

@@ -145,8 +145,8 @@ def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.
     """
     rank = dist.get_rank()
     layout = source_mesh.layout
-    tp, _, pp = layout.coordinates(op.peer_rank - source_mesh.first_rank)
-    replicas = [source_mesh.first_rank + layout.index(tp=tp, dp=dp, pp=pp) for dp in range(layout.dp)]
+    place = layout.coordinates(op.peer_rank - source_mesh.first_rank)
+    replicas = [source_mesh.first_rank + layout.index(tp=place.tp, dp=dp, pp=place.pp) for dp in range(layout.dp)]
     return Transfer(
         parameter=op.param_name,
         source=rank if rank in replicas else replicas[target_mesh.dp_rank % layout.dp],

@@ -181,5 +181,5 @@ def _replicas(plan: Plan, stream: Stream) -> list[tuple[int, ...]]:
     layout, pool = plan.placement(stream.consumer).layout, plan.pool_of(stream.consumer)
     found: list[list[int]] = [[] for _ in range(layout.dp)]
     for index in range(layout.num_ranks):
-        found[layout.coordinates(index)[1]].append(pool.first_rank + index)
+        found[layout.coordinates(index).dp].append(pool.first_rank + index)
     return [tuple(ranks) for ranks in found]

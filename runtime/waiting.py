@@ -59,12 +59,12 @@ class Waiting:
             return self._read_while_generated(stage, batch)
         kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
         self._require_inputs(kind, batch)
-        _, replica, pipeline_stage = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
-        self._occupy(stage, batch.step, tuple(pool.ranks), replica)
-        rows = self._rows(kind, batch, replica)
+        place = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
+        self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
+        rows = self._rows(kind, batch, place.dp)
         if kind.generates:
             self._stream(batch, rows)
-        if kind.generates or pipeline_stage == self._plan.placement(stage).layout.pp - 1:
+        if kind.generates or place.pp == self._plan.placement(stage).layout.pp - 1:
             self._write(kind, batch, rows)
         return self._facts(batch, rows)
 
@@ -97,17 +97,17 @@ class Waiting:
     def _read_while_generated(self, stage: str, batch: Batch) -> Mapping[str, float]:
         """The device is busy from the first letter on, and at least for the stage's tail after the last one."""
         kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
-        _, replica, pipeline_stage = placement.layout.coordinates(self._rank - pool.first_rank)
+        place = placement.layout.coordinates(self._rank - pool.first_rank)
         letters = self._streaming.readers[stage].passes()
         last = next(letters)
-        self._occupy(stage, batch.step, tuple(pool.ranks), replica)
+        self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
         for letter in letters:
             last = letter
         tail = self._work(batch.step).tail_seconds.get(stage, placement.tail_seconds)
         left = self._handovers[stage] + tail
         self._free_at = max(self._free_at, time.monotonic() + left * self._speed)
         rows = tuple(sorted((last.delivered or {}).values()))
-        if pipeline_stage == placement.layout.pp - 1:
+        if place.pp == placement.layout.pp - 1:
             self._write(kind, batch, rows)
         return self._facts(batch, rows)
 

@@ -47,13 +47,13 @@ def test_absent_axes_are_one() -> None:
     assert Layout.parse("sp, tp2") == Layout(tp=2, sp=True)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [*LAYOUTS, Layout(tp=2, pp=2, dp=2, cp=2, vpp=2)], ids=str)
 def test_coordinates_and_index_are_inverse_and_use_every_rank(layout: Layout) -> None:
     seen = set()
     for index in range(layout.num_ranks):
-        tp, dp, pp = layout.coordinates(index)
-        assert layout.index(tp=tp, dp=dp, pp=pp) == index
-        seen.add((tp, dp, pp))
+        place = layout.coordinates(index)
+        assert layout.index(**place._asdict()) == index
+        seen.add(place)
     assert len(seen) == layout.num_ranks
 
 
