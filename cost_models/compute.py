@@ -79,13 +79,13 @@ class _Launches(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What is the same whenever a body runs, in units of a forward pass; and what is known by numbers of tokens."""
+    """What is the same whenever a body runs, seconds of element-wise work; and what is known by numbers of tokens."""
 
     trains: bool
     samples: bool
-    elementwise: float
-    logit_bytes: float
-    token_bytes: float
+    layer_seconds: float  # of a layer, per token
+    token_seconds: float  # of the embedding, per token
+    head_seconds: float  # of the head, per token that it sees
     layer_launches: _Launches
     ends_launches: _Launches
     layers: dict[float, float]
@@ -114,6 +114,7 @@ class AnalyticShard(Shard):
         numbers = precision_named(precision, device)
         self._model, self._size, self._efficiency, self._ep = model, numbers.size, efficiency, ep
         self._framework, self._cache_bytes = framework or framework_named("runtime"), numbers.cache_bytes
+        self._flash = self._framework.flash_attention
         launch = self._framework.launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
         flops = device.flops_per_second[precision] * efficiency.sustained
@@ -131,7 +132,8 @@ class AnalyticShard(Shard):
                 size=numbers.size,
             )
         )
-        self._heads, self._cached_heads = _heads(model)
+        self._heads, cached_heads = _heads(model)
+        self._decoding = self._kernels.decoding(cached_heads, self._cache_bytes)
         hidden = model.hidden_size
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
@@ -155,13 +157,14 @@ class AnalyticShard(Shard):
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
         per_layer = framework.kernels_per_layer or efficiency.kernels_per_layer
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
-        elementwise = 1 + (_ELEMENTWISE_BACKWARD if trains else 0)
+        per_logit += framework.loss_backward_bytes if trains else 0
+        both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
         return _Run(
             trains=trains,
             samples=samples,
-            elementwise=elementwise,
-            logit_bytes=per_logit + (framework.loss_backward_bytes if trains else 0),
-            token_bytes=2 * self._model.hidden_size * self._size * elementwise,
+            layer_seconds=self._layer_elementwise * both_ways,
+            token_seconds=seconds(2 * self._model.hidden_size * self._size * both_ways),
+            head_seconds=seconds(self._outputs * per_logit),
             layer_launches=self._launches(passes * per_layer, passes * _LAYER_KERNELS_STARTED),
             ends_launches=self._launches(passes * efficiency.kernels_at_ends, passes),
             layers=layers,
@@ -175,45 +178,59 @@ class AnalyticShard(Shard):
         if body is Body.OPTIMIZER:
             return self._optimizer()
         run, layers, ends = self._runs[body], 0.0, 0.0
-        (more, least), (more_at_ends, least_at_ends) = run.layer_launches, run.ends_launches
+        (more, least), least_at_ends = run.layer_launches, run.ends_launches.least
+        layer_tokens, ends_tokens, layer, end = 0.0, (0.0, 0.0), 0.0, 0.0
         for number, rows, tokens, context in passes:
             count = rows * tokens
-            layer = run.layers.get(count)
-            if layer is None:
-                layer = run.layers[count] = self._without_attention(run, count)
             at_head = rows if run.samples else count
-            end = run.heads.get((count, at_head))
-            if end is None:
-                end = run.heads[count, at_head] = self._head(run, count, at_head)
-            layer += self.attention(rows, tokens, context, trains=run.trains) + more
-            end += more_at_ends
-            layers += number * (layer if layer > least else least)
+            attention = self.attention(rows, tokens, context, trains=run.trains) + more
+            # Fewer tokens never take longer: where launches decide for more of them they decide for these.
+            if layer + attention > least or count > layer_tokens:
+                layer_tokens, layer = count, self._layer(run, count)
+            if end > least_at_ends or count > ends_tokens[0] or at_head > ends_tokens[1]:
+                ends_tokens, end = (count, at_head), self._ends(run, count, at_head)
+            seconds = layer + attention
+            layers += number * (seconds if seconds > least else least)
             ends += number * (end if end > least_at_ends else least_at_ends)
         return Time(layers, ends, Source.ANALYTIC)
 
+    def _layer(self, run: _Run, count: float) -> float:
+        """Device seconds of a layer but for its attention, for so many tokens."""
+        found = run.layers.get(count)
+        if found is None:
+            found = run.layers[count] = self._without_attention(run, count)
+        return found
+
+    def _ends(self, run: _Run, count: float, at_head: float) -> float:
+        """Device seconds of the embedding of so many tokens, and of the head on some of them."""
+        found = run.heads.get((count, at_head))
+        if found is None:
+            found = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.more
+        return found
+
     def attention(self, rows: float, tokens: float, context: float = 0, *, trains: bool = False) -> float:
         """Seconds of one layer's core attention, forward (what selective recomputation repeats) or both ways."""
-        if not self._framework.flash_attention:
+        if not self._flash:
             stored, backward = self._stored_attention(rows, tokens)
             return stored + backward if trains else stored
+        if tokens == 1 and context:
+            return self._decoding(rows, context)
         forward = None if context else self._prompts.get((rows, tokens))
         if forward is None:
-            heads = self._cached_heads if tokens == 1 and context else self._heads
-            forward = self._kernels.attention(rows, tokens, context, heads, cache_bytes=self._cache_bytes)
+            forward = self._kernels.attention(rows, tokens, context, self._heads, cache_bytes=self._cache_bytes)
             if not context:
                 self._prompts[rows, tokens] = forward
         return forward * (1 + _ATTENTION_BACKWARD) if trains else forward
 
     def _without_attention(self, run: _Run, count: float) -> float:
         """Device seconds of what depends on the number of tokens alone: a layer's products and element-wise work."""
-        elementwise = count * self._layer_elementwise * run.elementwise
         products = self._layer_products(count)
         if run.trains:
             gemm = self._kernels.gemm
             products += self._layer_gradients(count) + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
         if self._model.experts:
             products += self._mixed_mlp(count, run.trains, self._model.experts)
-        return products + elementwise
+        return products + count * run.layer_seconds
 
     def _mixed_mlp(self, count: float, trains: bool, experts: Experts) -> float:
         """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""
@@ -267,13 +284,11 @@ class AnalyticShard(Shard):
 
     def _head(self, run: _Run, count: float, head_count: float) -> float:
         """Seconds of the head's GEMM, the embedding rows and the softmax over the vocabulary."""
-        outputs = self._outputs
-        moved = head_count * outputs * run.logit_bytes + count * run.token_bytes
         product = self._head_products(head_count)
         if run.trains:
-            weights = self._head_kernels.gemm(self._model.hidden_size, head_count, outputs)
+            weights = self._head_kernels.gemm(self._model.hidden_size, head_count, self._outputs)
             product += self._head_gradients(head_count) + weights
-        return product + self._kernels.elementwise(moved)
+        return product + head_count * run.head_seconds + count * run.token_seconds
 
     def _optimizer(self) -> Time:
         """Adam in fp32: reads gradient, weight and moments, writes weight and moments, casts, zeroes the gradient."""

@@ -56,11 +56,9 @@ class Generation:
 
     def _add(self, tally: Tally, body: Body, passes: Passes) -> None:
         """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""
-        total = total_rows = total_tokens = 0.0
-        for number, rows, tokens, _ in passes:
-            total += number
-            total_rows += number * rows
-            total_tokens += number * rows * tokens
+        total = sum([number for number, _, _, _ in passes])
+        total_rows = sum([number * rows for number, rows, _, _ in passes])
+        total_tokens = sum([number * rows * tokens for number, rows, tokens, _ in passes])
         layers, at_ends, source = self.shard.total(body, passes)
         num_layers, has_ends = slowest_stage(self.call.model, self.call.layout.pp, layers, at_ends)
         in_layers, in_ends = _NAMES[body]

@@ -121,7 +121,7 @@ class Kernels:
         arXiv:2307.08691, section 3.3), in waves over the processors; 2 FLOPs for each of the two products.
         """
         if tokens == 1 and context:
-            return self._decoding(rows, context + 1, heads, cache_bytes)
+            return self.decoding(heads, cache_bytes)(rows, context)
         queries, keys, size = heads
         efficiency = self._efficiency
         edge = efficiency.attention_block
@@ -133,17 +133,27 @@ class Kernels:
         computing, moving = (waves if waves > 1 else 1) * block, elements * self._attention_element
         return efficiency.attention_seconds + _joined(computing, moving, efficiency.attention_ridge)
 
-    def _decoding(self, rows: float, length: float, heads: Heads, cache_bytes: float) -> float:
-        """Seconds to read the cache once: blocks of it spread over the processors (flash-decoding), at full bandwidth
-        when all are busy, beside the work for each row's key heads and for each query head."""
-        queries, keys, size = heads
-        processors = self._processors
-        blocks = rows * keys * math.ceil(length / self._decoding_block)
-        read = 2 * rows * length * keys * size * cache_bytes * self._cached_byte
-        if blocks < processors:
-            read *= processors / blocks
-        work = (self._key_head_seconds * keys + self._query_head_seconds * queries) * rows / processors
-        return self._decoding_start + _joined(read, work, self._decoding_ridge)
+    def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
+        """Seconds by rows and cached tokens of attention of one new token a row.
+
+        The cache is read once: blocks of it spread over the processors (flash-decoding), at full bandwidth when all are
+        busy, beside the work for each row's key heads and for each query head.
+        """
+        (queries, keys, size), processors, block = heads, self._processors, self._decoding_block
+        start, power, root = self._decoding_start, self._decoding_ridge, 1 / self._decoding_ridge
+        per_token = 2 * keys * size * cache_bytes * self._cached_byte
+        per_row = (self._key_head_seconds * keys + self._query_head_seconds * queries) / processors
+
+        def seconds(rows: float, context: float) -> float:
+            blocks = rows * keys * math.ceil((context + 1) / block)
+            read, work = rows * (context + 1) * per_token, rows * per_row
+            if blocks < processors:
+                read *= processors / blocks
+            large, small = (read, work) if read > work else (work, read)
+            found: float = start + large * (1 + (small / large) ** power) ** root
+            return found
+
+        return seconds
 
     def elementwise(self, num_bytes: float) -> float:
         """Seconds to read and write this much."""

@@ -41,20 +41,23 @@ class MeasuredKernels(Kernels):
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
         """Seconds as `Kernels.attention`, by the ratios of the measured heads that are most alike."""
+        if tokens == 1 and context:
+            return self.decoding(heads, cache_bytes)(rows, context)
         predicted = super().attention(rows, tokens, context, heads, cache_bytes=cache_bytes)
-        decodes = tokens == 1 and context > 0
-        known = self._caches if decodes else self._prompts
-        nearest = min(known, key=partial(_distance, heads))
-        return predicted * known[nearest].at((rows, context if decodes else tokens))
+        return predicted * _nearest(self._prompts, heads).at((rows, tokens))
+
+    def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
+        """Seconds by rows and cached tokens as `Kernels.decoding`, by the ratios of the heads that are most alike."""
+        law, ratios = super().decoding(heads, cache_bytes), _nearest(self._caches, heads)
+        return lambda rows, context: law(rows, context) * ratios.at((rows, context))
 
     def _of_prompts(self, heads: HeadCounts, known: Mapping[Attention, float]) -> _Ratios:
-        return _Ratios(known, lambda key: self._law(key[0], key[1], 0, heads))
+        whole, size = Heads(*heads), self._cache_bytes
+        return _Ratios(known, lambda key: Kernels.attention(self, key[0], key[1], 0, whole, cache_bytes=size))
 
     def _of_caches(self, heads: HeadCounts, known: Mapping[Attention, float]) -> _Ratios:
-        return _Ratios(known, lambda key: self._law(key[0], 1, key[1], heads))
-
-    def _law(self, rows: float, tokens: float, context: float, heads: HeadCounts) -> float:
-        return Kernels.attention(self, rows, tokens, context, Heads(*heads), cache_bytes=self._cache_bytes)
+        law = super().decoding(Heads(*heads), self._cache_bytes)
+        return _Ratios(known, lambda key: law(key[0], key[1]))
 
 
 class _Ratios:
@@ -95,6 +98,10 @@ def _corners(axes: Sequence[Sequence[float]], sizes: Sequence[float]) -> Iterato
         if part > 0:
             for corner, weight in _corners(axes[1:], sizes[1:]):
                 yield (end, *corner), part * weight
+
+
+def _nearest(known: Mapping[HeadCounts, _Ratios], heads: Heads) -> _Ratios:
+    return known[min(known, key=partial(_distance, heads))]
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:
