@@ -19,8 +19,9 @@ OPERATIONS = {
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
     "send_recv": "send_receive",
+    "alltoall": "all_to_all",
 }
-_MIN_BYTES = 2**16
+_FEW_BYTES = 2**16
 """Below this a collective is latency, judged in microseconds and not as a share."""
 
 
@@ -50,8 +51,13 @@ def attention_seconds(kernels: Kernels, row: Row) -> float:
 
 
 def collective(stem: str, row: Row) -> Answer:
-    """An NCCL collective of one node, of 64 KiB or more."""
+    """An NCCL collective of one node."""
     return _exchange(device_of(stem), row["op_name"], group_of(row), message_bytes(row), measured=latency(row))
+
+
+def is_small(row: Row) -> bool:
+    """Whether an NCCL collective is of less than 64 KiB."""
+    return message_bytes(row) < _FEW_BYTES
 
 
 def group_of(row: Row) -> Group:
@@ -72,6 +78,8 @@ def message_bytes(row: Row) -> int:
 def vidur_collective(_stem: str, row: Row) -> Answer:
     """A collective over one node or two, timed from a framework."""
     num_ranks = count(row, "num_workers")
+    if count(row, "bytes") < _FEW_BYTES:
+        raise Skip("less than 64 KiB")
     if num_ranks > count(row, "devices_per_node"):
         raise Skip("the fabric between the nodes is not stated")
     group = Group(num_ranks, min(num_ranks, count(row, "devices_per_node")))
@@ -80,8 +88,6 @@ def vidur_collective(_stem: str, row: Row) -> Answer:
 
 
 def _exchange(gpu: str, operation: str, group: Group, num_bytes: int, *, measured: float) -> Answer:
-    if num_bytes < _MIN_BYTES:
-        raise Skip("less than 64 KiB")
     seconds, _ = _network(gpu).seconds(OPERATIONS[operation], group, num_bytes)
     return Answer(
         label=f"{gpu} {operation} of {group.size}, {group.per_node} a node, {num_bytes} bytes",

@@ -39,6 +39,7 @@ class Bar:
     mean: float | None = None
     spearman: float | None = None
     regret: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ class Score:
     def mean(self) -> float:
         """Mean absolute relative error."""
         return float(np.mean(self._absolute)) if self.answers else float("nan")
+
+    @property
+    def seconds(self) -> float:
+        """Mean absolute error of rows that are seconds, in seconds."""
+        return float(np.mean([abs(a.predicted - a.measured) for a in self.answers])) if self.answers else float("nan")
 
     @property
     def median(self) -> float:

@@ -12,7 +12,7 @@ from benchmarks.fidelity.grpo import grpo_step
 from benchmarks.fidelity.imported import imported_point
 from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
 from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
-from benchmarks.fidelity.primitives import attention, collective, gemm, vidur_collective
+from benchmarks.fidelity.primitives import attention, collective, gemm, is_small, vidur_collective
 from benchmarks.fidelity.realhf import real_heuristic
 from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
 from benchmarks.fidelity.score import Answer, Bar, Score
@@ -149,7 +149,20 @@ SETS = (
         for device in ("a100", "h100", "h200")
         for kind in ("context", "generation")
     ),
-    RowSet(name="collectives, one node", files=_primitives("comm"), answer=collective, bar=Bar(mean=0.10)),
+    RowSet(
+        name="collectives, one node, >= 64 KiB",
+        files=_primitives("comm"),
+        answer=collective,
+        where=lambda row: not is_small(row),
+        bar=Bar(mean=0.10),
+    ),
+    RowSet(
+        name="collectives, one node, < 64 KiB",
+        files=_primitives("comm"),
+        answer=collective,
+        where=is_small,
+        bar=Bar(seconds=2e-6),
+    ),
     RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -45,7 +46,7 @@ def _summary(scores: Iterable[Score]) -> Table:
             str(score.used),
             str(score.skipped.total()),
             _percent(score.median),
-            _percent(score.mean) + _at_most(score.bar.mean),
+            _mean(score),
             _percent(score.p90),
             _percent(score.bias),
             _correlation(score),
@@ -70,6 +71,13 @@ def _terms(answer: Answer) -> str:
     return ", ".join(f"{term.name} {term.amount:.3g}" for term in largest)
 
 
+def _mean(score: Score) -> str:
+    """As a share, or in microseconds where those are judged."""
+    if score.bar.seconds is None:
+        return _percent(score.mean) + _at_most(score.bar.mean)
+    return f"{1e6 * score.seconds:.1f} us (<= {1e6 * score.bar.seconds:g} us)"
+
+
 def _percent(value: float) -> str:
     return "" if math.isnan(value) else f"{100 * value:.1f} %"
 
@@ -84,12 +92,14 @@ def _correlation(score: Score) -> str:
 
 
 def _object(score: Score, num_worst: int) -> dict[str, object]:
-    figures = {name: getattr(score, name) for name in ("median", "mean", "p90", "bias", "spearman", "regret")}
+    figures = {
+        name: getattr(score, name) for name in ("median", "mean", "seconds", "p90", "bias", "spearman", "regret")
+    }
     return {
         "set": score.name,
         "used": score.used,
         "skipped": dict(score.skipped.most_common()),
-        "bars": {"mean": score.bar.mean, "spearman": score.bar.spearman, "regret": score.bar.regret},
+        "bars": asdict(score.bar),
         **{name: None if math.isnan(value) else value for name, value in figures.items()},
         "worst": [
             {

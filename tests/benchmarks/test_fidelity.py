@@ -80,6 +80,16 @@ def test_errors_are_relative_and_signed() -> None:
     assert found.worst(1)[0].predicted == 0.8
 
 
+def test_small_collectives_are_judged_in_seconds_and_apart_from_large_ones(folder: Path) -> None:
+    rows = "op_name,num_gpus,bytes,latency_ms\nalltoall,8,1024,0.01\nall_reduce,8,134217728,0.5\n"
+    (folder / "primitives" / "h200_comm.csv").write_text(rows, encoding="utf-8")
+    small, large = (s for s in sorted(scores_of(folder), key=lambda s: s.name) if s.name.startswith("collectives"))
+    assert (small.used, large.used) == (1, 1)
+    assert small.bar.seconds == pytest.approx(2e-6)
+    assert small.seconds == pytest.approx(abs(small.answers[0].predicted - 1e-5))
+    assert large.bar.seconds is None
+
+
 def test_ranks_that_agree_correlate_and_ties_share_their_rank() -> None:
     assert rank_correlation([1, 2, 3], [10, 20, 400]) == pytest.approx(1)
     assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
