@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from meshwright.planner.dominance import undominated
+from meshwright.planner.solver.alike import Alike, alike
 from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run
 
 
@@ -23,24 +24,31 @@ def possible(problem: Problem) -> Problem:
     return problem.with_calls(tuple(calls))
 
 
-def coarsened(problem: Problem, *, parts: int, ticks: int) -> Problem:
+def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Alike:
     """The problem with memory in whole parts of a device and times in multiples of some ticks, rounded down.
 
-    Shared copies keep their size, and the ticks by which an option may start early are rounded up.
+    The ticks by which an option may start early are rounded up. Layouts are one when their transfers and copies differ
+    by less than `apart` ticks and a part; with 0 each is one of its own and copies keep their size.
     """
     part, calls = max(1, problem.device_blocks // parts), []
-    for call in problem.calls:
+    found = alike(problem, ticks=apart, blocks=part) if apart else Alike(problem, {}, {})
+    for call in found.problem.calls:
         rounded = [_rounded(option, part, ticks) for option in call.options]
         calls.append(Call(call.name, tuple(rounded[index] for index in _kept(problem, call.name, rounded))))
-    return problem.with_calls(tuple(calls))
+    return replace(found, problem=found.problem.with_calls(tuple(calls)))
 
 
-def around(problem: Problem, picked: Sequence[Option]) -> Problem:
-    """The problem with the options that are like those picked: of as many ranks and, where it matters, the layout."""
+def around(problem: Problem, picked: Sequence[Option], coarse: Alike) -> Problem:
+    """The problem with the options that are like those picked: of as many ranks and, where it matters, a layout that
+    the one picked stands for."""
     calls = []
     for call, option in zip(problem.calls, picked, strict=True):
         is_tied, place = call.name in problem.tied, option.place
-        like = (o for o in call.options if (o.place == place if is_tied else o.place.num_ranks == place.num_ranks))
+        like = (
+            o
+            for o in call.options
+            if (coarse.place(call.name, o.place) == place if is_tied else o.place.num_ranks == place.num_ranks)
+        )
         calls.append(Call(call.name, tuple(like)))
     return problem.with_calls(tuple(calls))
 

@@ -1,7 +1,7 @@
 """The search when calls may be anywhere, and its proof.
 
     answer     = the best of a few options per call
-    for the problem with memory and times in coarse parts, in finer ones, and last as they are
+    for the problem with memory and times in coarse parts and few layouts, with all, in finer parts, and last as it is
         repeat while that makes the answer better
             target     = what is better than the answer by more than the gap asked
             problem    = without the options that cannot meet the target, the others rounded down to whole parts
@@ -41,6 +41,9 @@ _FIRST_RANGE = 4
 _PARTS = (32, 128)
 """Of a device: memory is counted in these, coarse ones first."""
 
+_APART = 4
+"""Layouts whose transfers differ by less than the gap that is asked, divided by this, are one at first."""
+
 _TICKS_PER_GAP = 16
 """Times are rounded to this part of the gap that is asked."""
 
@@ -53,6 +56,8 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
+    if apart := int(limits.gap * best.bound) // _APART:
+        remaining = best.narrow(remaining, _PARTS[0], apart)
     for parts in _PARTS:
         remaining = best.narrow(remaining, parts)
     while best.is_open:
@@ -111,14 +116,17 @@ class _Best:
         if self.answer is not None and self.is_open:
             self._look(few, self._target_in(few), self.left, _FIRST_STEPS)
 
-    def narrow(self, problem: Problem, parts: int) -> Problem:
+    def narrow(self, problem: Problem, parts: int, apart: int = 0) -> Problem:
         """What is left of the problem when neither the bound nor the answer gets better in parts of this size."""
         is_better = True
         while self.is_open and is_better:
             problem, known = self.left_of(problem), self.answer
-            picked = self._bound_by(coarsened(problem, parts=parts, ticks=self._grain)) if self.is_open else ()
+            if not self.is_open:
+                break
+            coarse = coarsened(problem, parts=parts, ticks=self._grain, apart=apart)
+            picked = self._bound_by(coarse.problem)
             if picked and self.is_open:
-                near = around(problem, picked)
+                near = around(problem, picked, coarse)
                 self._look(near, self._target_in(near), self.left, _STEPS)
             is_better = self.answer is not known
         return problem

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.solver.alike import alike
 from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.coarse import around, coarsened, possible
-from meshwright.planner.solver.problem import Problem
+from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run, Transfer
 from tests.planner.problems import random_blocks
 
 SEEDS = range(20)
@@ -30,14 +31,14 @@ def test_what_another_option_can_stand_in_for_is_not_missed(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_answer_is_shorter_than_the_best_of_the_coarse_problem(seed: int) -> None:
     problem = asked(seed)
-    for parts, ticks in ((1, 1), (4, 3)):
-        assert best(coarsened(problem, parts=parts, ticks=ticks)) <= best(problem)
+    for parts, ticks, apart in ((1, 1, 0), (4, 3, 0), (4, 3, 1), (4, 1, 2), (1, 1, 5)):
+        assert best(coarsened(problem, parts=parts, ticks=ticks, apart=apart).problem) <= best(problem)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_coarse_problem_of_whole_blocks_and_single_ticks_has_the_same_best(seed: int) -> None:
     problem = asked(seed)
-    assert best(coarsened(problem, parts=problem.device_blocks, ticks=1)) == best(problem)
+    assert best(coarsened(problem, parts=problem.device_blocks, ticks=1).problem) == best(problem)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -49,11 +50,40 @@ def test_options_that_cannot_meet_a_makespan_are_in_no_answer_within_it(seed: in
         assert least_makespan(problem) <= shortest
 
 
-def test_what_is_around_some_options_has_their_size_and_their_layout_where_it_matters() -> None:
+@pytest.mark.parametrize("apart", [0, 3])
+def test_what_is_around_some_options_has_their_size_and_where_it_matters_a_layout_like_theirs(apart: int) -> None:
     problem = asked(3)
-    picked = tuple(call.options[-1] for call in problem.calls)
-    for call, option in zip(around(problem, picked).calls, picked, strict=True):
-        assert option in call.options
-        places = {other.place for other in call.options}
-        assert {place.num_ranks for place in places} == {option.place.num_ranks}
-        assert places == {option.place} or call.name not in problem.tied
+    coarse = coarsened(problem, parts=4, ticks=1, apart=apart)
+    picked = tuple(call.options[-1] for call in coarse.problem.calls)
+    for call, option in zip(around(problem, picked, coarse).calls, picked, strict=True):
+        assert {other.place.num_ranks for other in call.options} == {option.place.num_ranks}
+        stand_ins = {coarse.place(call.name, other.place) for other in call.options}
+        assert stand_ins == {option.place} or call.name not in problem.tied
+
+
+def layouts_of(problem: Problem) -> list[set[str]]:
+    return [{option.place.layout for option in call.options} for call in problem.calls]
+
+
+def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copies_are_about_as_large() -> None:
+    def option(layout: str, copy: int) -> Option:
+        return Option(place=Place(0, 1, layout), ticks=1, resident_blocks=copy + 1, shared_blocks=copy)
+
+    move = Transfer(
+        name="a to b",
+        source="a",
+        target="b",
+        occupies="both",
+        ticks={("P", "P", 0): 12, ("P", "Q", 0): 15, ("Q", "P", 0): 14, ("Q", "Q", 0): 19},
+    )
+    calls = tuple(Call(name, (option("P", 4), option("Q", 6))) for name in "ab")
+    runs = (Run(name="a", call="a"), Run(name="b", call="b"))
+    problem = Problem(
+        num_ranks=2, device_blocks=20, calls=calls, tasks=(*runs, move), copies=(("a", "b"),), anywhere=True
+    )
+    merged = alike(problem, ticks=10, blocks=4).problem
+    assert layouts_of(merged) == [{"P"}, {"P"}]
+    assert [(o.resident_blocks, o.shared_blocks) for o in merged.calls[0].options] == [(5, 4), (5, 4)]
+    assert [task.ticks for task in merged.tasks if isinstance(task, Transfer)] == [{("P", "P", 0): 12}]
+    for ticks, blocks in ((10, 5), (5, 4)):
+        assert layouts_of(alike(problem, ticks=ticks, blocks=blocks).problem) == [{"P", "Q"}, {"P", "Q"}]
