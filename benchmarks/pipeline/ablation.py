@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import JOBS, OPPO, STEPS, facts_of, model_of
 from benchmarks.search.by_hand import WHOLE_BATCHES, single_layout
 from meshwright.planner.compile import best_plan
@@ -180,7 +181,7 @@ def _idle(simulated: Simulation) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", help=f"of {', '.join(JOBS)}; all without any")
+    parser.add_argument("jobs", nargs="*", type=one_of(JOBS), help=f"of {', '.join(JOBS)}; all without any")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of Markdown")
     parser.add_argument("--plans", type=Path, help="folder for the plans, which can then be rehearsed")
     return parser.parse_args()

@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
+from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import EXAMPLES, STEPS, facts_of, model_of
 from meshwright.planner.compile import best_plan
 from meshwright.planner.durations import Durations, Planned, StepWork
@@ -155,7 +156,9 @@ def in_markdown(row: Row) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", help="names of folders under examples/; all without any")
+    parser.add_argument(
+        "jobs", nargs="*", type=one_of(reference_jobs()), help="names of folders under examples/; all without any"
+    )
     parser.add_argument("--staleness", type=int, help="plan with this bound on the staleness instead of the job's")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     return parser.parse_args()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.pipeline.ablation import SINGLE, SPACES, ablate
-from benchmarks.pipeline.jobs import facts_of, model_of
+from benchmarks.pipeline.jobs import JOBS, facts_of, model_of
 from meshwright.planner.plan import Plan, read_plan
 from meshwright.planner.sampled import Sampled
 from meshwright.runtime.rehearse import rehearse
@@ -117,7 +117,7 @@ def in_markdown(row: Row) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", help="a job of the ablation")
+    parser.add_argument("job", choices=JOBS)
     parser.add_argument("--plans", type=Path, required=True, help="folder of the plans")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of Markdown")
     return parser.parse_args()

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks.arguments import one_of
 from benchmarks.search import by_hand
 from benchmarks.search.mapping import auto_mapping
 from benchmarks.search.mcmc import walk
@@ -240,7 +241,7 @@ def _is_better(objective: float | None, ours: Found) -> bool:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", help="names of folders under examples/; all without any")
+    parser.add_argument("jobs", nargs="*", type=one_of(JOBS), help=f"of {', '.join(JOBS)}; all without any")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     parser.add_argument("--staleness", type=int, help="also plan with this bound on the staleness")
     parser.add_argument("--walk-times", type=float, default=TIMES_OUR_TIME, help="time of a random walk in our times")
