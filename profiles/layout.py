@@ -14,7 +14,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
 
-_AXIS = re.compile(r"(tp|pp|dp|ep)([0-9]+)$")
+_AXIS = re.compile(r"(tp|pp|dp|ep|vpp)([0-9]+)$")
 
 _RARE_AXES = ("ep", "cp", "vpp")
 """Not written where they are 1."""
@@ -76,7 +76,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The layout written as `tp2,pp1,dp2` with an optional `,ep2` and `,sp`; absent axes are 1.
+        """The layout written as `tp2,pp1,dp2` with an optional `,ep2`, `,vpp2` and `,sp`; absent axes are 1.
 
         Raises BadInput for anything else.
         """
@@ -140,6 +140,18 @@ def layers_of_stage(model: ModelSpec, pp: int, stage: int) -> range:
     return range(ends[stage - 1] if stage else 0, ends[stage])
 
 
+def layers_of_pieces(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
+    """The numbers of the layers of each piece that pipeline stage `stage` holds.
+
+    Piece k of stage s is the virtual stage k x pp + s of pp x vpp (Narayanan et al., arXiv:2104.04473, section 2.2;
+    Megatron-core, `get_transformer_layer_offset`), all of them of as many layers.
+    """
+    if vpp == 1:
+        return (layers_of_stage(model, pp, stage),)
+    each = model.num_layers // (pp * vpp)
+    return tuple(range(first * each, (first + 1) * each) for first in range(stage, pp * vpp, pp))
+
+
 def _counted_ends(model: ModelSpec) -> int:
     """What counts as a layer beside the layers: the embedding, and a head over the vocabulary."""
     return 1 if model.scalar_head else 2
@@ -167,6 +179,20 @@ def _uneven(model: ModelSpec, pp: int) -> str:
     )
 
 
+def _uneven_pieces(model: ModelSpec, layout: Layout) -> str:
+    num_layers, pp = model.num_layers, layout.pp
+    if num_layers % pp:
+        return (
+            f"vpp={layout.vpp} cuts stages of as many layers each, and pp={pp} does not divide the {num_layers} layers "
+            f"of {model.name}; use vpp=1."
+        )
+    legal = nearest_divisor(layout.vpp, num_layers // pp)
+    return (
+        f"vpp={layout.vpp} does not divide the {num_layers // pp} layers that {model.name} has on each of pp={pp} "
+        f"stages; use vpp={legal}."
+    )
+
+
 def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     """One sentence per rule of the model that the layout breaks; empty when it is legal."""
     found = []
@@ -187,6 +213,8 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
             break
     if not _layers_of_stages(model.num_layers, _counted_ends(model), layout.pp):
         found.append(_uneven(model, layout.pp))
+    elif layout.vpp > 1 and model.num_layers % (layout.pp * layout.vpp):
+        found.append(_uneven_pieces(model, layout))
     if layout.ep > 1 and not model.experts:
         found.append(f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1.")
     elif model.experts and model.experts.num_experts % layout.ep:

@@ -98,12 +98,11 @@ class Actions:
 
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)
-        assert copy.model is not None
         generation, workload = self._plan.placement(GENERATE).schedule, self._plan.facts.workload
         # One replica may hold all that is beyond a batch: which sequences stay in flight is nobody's choice.
         dp = 1 if generation.overcommit else placement.layout.dp
         return ChunkScorer(
-            copy.model,
+            copy.decoder,
             copy.mesh,
             max_rows=in_flight(generation, workload.batch_size // dp, dp),
             max_tokens=workload.max_tokens,
@@ -114,14 +113,13 @@ class Actions:
     def _forward(self, stage: Stage, batch: Batch) -> dict[str, float]:
         """Log-probabilities, values or scores of this replica's rows; ranks of the last pipeline stage hold them."""
         copy, lengths = self._copies[stage.name], batch.lengths()
-        assert copy.model is not None
         mine = self._mine(stage, batch.rows, lengths)
         groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
         blocks = [MicroBatch.of(batch.experience.get("tokens", row) for row in group) for group in groups]
         if copy.spec.scalar_head:
-            outputs = forward_scalars(copy.model, copy.mesh, blocks)
+            outputs = forward_scalars(copy.decoder, copy.mesh, blocks)
         else:
-            outputs = forward_logprobs(copy.model, copy.mesh, blocks, temperature=self._job.ppo.temperature)
+            outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.ppo.temperature)
         for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
             for row, values in zip(group, block.of_rows(output.cpu()), strict=True):
                 _put_answers(batch, stage, row, values)

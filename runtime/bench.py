@@ -124,6 +124,7 @@ class Bench:
         if key != self._key or self.model is None or self._trainer is None:
             self._key, self.model, self._trainer = (), None, None  # the old model's memory is free for the new one
             model = build_model(spec, self._mesh, dtype=DTYPES[self._precision], trainable=True)
+            assert isinstance(model, Decoder)  # the bench has one rank
             self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
             self._key, self.model = key, model
         return self.model, self._trainer

@@ -17,16 +17,16 @@ import torch.nn.functional as F
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor, nn
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime import host
+from meshwright.runtime.distributed_optimizer import PaddedOptimizer
 from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
-from meshwright.runtime.models import Decoder
+from meshwright.runtime.models import Decoder, Held, pieces_of
 from meshwright.runtime.ppo import Share
 
 
@@ -94,15 +94,18 @@ def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], ou
     model.eval()
     try:
         with torch.no_grad():
-            return run_schedule(model, mesh, micro_batches, output, forward_only=True)
+            return run_schedule([model], mesh, micro_batches, output, forward_only=True)
     finally:
         model.train(training)
 
 
 def run_schedule(
-    model: nn.Module, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
+    pieces: Sequence[nn.Module], mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
 ) -> list[Any]:
     """What `output` made of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+
+    Several pieces take their turns in megatron's interleaved schedule, for which micro-batches are a multiple of the
+    pipeline's stages.
 
     When gradients are wanted, `output` returns the loss, a count that is not used, and what to keep.
     """
@@ -114,17 +117,18 @@ def run_schedule(
         result = model(micro_batch.tokens.to(host.device()).unsqueeze(0), micro_batch.lengths)
         return result, lambda result, **_: output(result, micro_batch)
 
-    config: Any = model.config
+    config: Any = pieces[0].config
     sizes = {len(micro_batch.tokens) for micro_batch in micro_batches}
     length = max(sizes)
     aligned = mesh.layout.tp if mesh.layout.sp else 1
     # Only when micro-batches differ must stages tell each other the shape of every message.
     config.variable_seq_lengths = len(sizes) > 1
-    run = get_forward_backward_func(pp_size=mesh.layout.pp, vp_size=None)
+    vpp = mesh.layout.vpp if mesh.layout.vpp > 1 else None
+    run = get_forward_backward_func(pp_size=mesh.layout.pp, vp_size=vpp)
     results: list[Any] = run(
         forward_step_func=step,
-        data_iterator=iter(micro_batches),
-        model=model,
+        data_iterator=[iter(micro_batches) for _ in pieces] if vpp else iter(micro_batches),
+        model=list(pieces) if vpp else pieces[0],
         num_microbatches=len(micro_batches),
         seq_length=length + -length % aligned,
         micro_batch_size=1,
@@ -149,7 +153,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Held,
         mesh: Mesh,
         *,
         learning_rate: float,
@@ -161,11 +165,14 @@ class Trainer:
         """Takes over the weights that `model` has now; weight decay spares norms and biases."""
         self.mesh = mesh
         self.model = model
-        self.ddp_model = DistributedDataParallel(
-            model.config,
-            DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
-            model,
-            pg_collection=mesh.groups,
+        self.ddp_pieces = tuple(
+            DistributedDataParallel(
+                model.config,
+                DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
+                piece,
+                pg_collection=mesh.groups,
+            )
+            for piece in pieces_of(model)
         )
         dtype = model.config.params_dtype
         config = OptimizerConfig(
@@ -179,7 +186,7 @@ class Trainer:
             bf16=dtype == torch.bfloat16,
             use_distributed_optimizer=True,
         )
-        self.optimizer = _distributed_optimizer(self.ddp_model, mesh, config)
+        self.optimizer = _distributed_optimizer(self.ddp_pieces, mesh, config)
         model.config.finalize_model_grads_func = self._finalize
         self._clear_gradients()
 
@@ -195,8 +202,8 @@ class Trainer:
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
         """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's losses."""
         if micro_batches:
-            return run_schedule(self.ddp_model, self.mesh, micro_batches, _kept(loss), forward_only=False)
-        self._finalize([self.ddp_model])
+            return run_schedule(self.ddp_pieces, self.mesh, micro_batches, _kept(loss), forward_only=False)
+        self._finalize(list(self.ddp_pieces))
         return []
 
     def update(self) -> float:
@@ -216,7 +223,8 @@ class Trainer:
         return grad_norm
 
     def _clear_gradients(self) -> None:
-        self.ddp_model.zero_grad_buffer()
+        for piece in self.ddp_pieces:
+            piece.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def _finalize(self, model: list[nn.Module], *_: Any, **__: Any) -> None:
@@ -251,14 +259,16 @@ def _kept(loss: Loss) -> Output:
     return output
 
 
-def _distributed_optimizer(model: DistributedDataParallel, mesh: Mesh, config: OptimizerConfig) -> DistributedOptimizer:
+def _distributed_optimizer(
+    pieces: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig
+) -> PaddedOptimizer:
     """Megatron's distributed optimizer over torch's AdamW.
 
     Made here because megatron's own maker has all ranks of the world compare their parameters, and a pool cannot wait
     for the ranks of another:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/__init__.py
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [parameter for piece in pieces for parameter in piece.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay, "wd_mult": 1.0},
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0, "wd_mult": 0.0},
@@ -269,13 +279,13 @@ def _distributed_optimizer(model: DistributedDataParallel, mesh: Mesh, config: O
     adam = torch.optim.AdamW(
         groups, lr=config.lr or 0.0, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps
     )
-    optimizer = DistributedOptimizer(
+    optimizer = PaddedOptimizer(
         adam,
         config,
         grad_scaler=None,
         init_state_fn=_start_moments,
-        model_chunks=[model],
-        per_model_buffers={0: model.buffers},
+        model_chunks=list(pieces),
+        per_model_buffers={number: piece.buffers for number, piece in enumerate(pieces)},
         data_parallel_group=mesh.groups.dp,
         data_parallel_group_gloo=None,
         data_parallel_group_idx=mesh.groups.mp.rank(),

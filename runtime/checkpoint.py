@@ -19,6 +19,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime import host
 from meshwright.runtime.bodies import Trainer
+from meshwright.runtime.models import pieces_of
 
 
 def save_trainers(
@@ -62,8 +63,9 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     except CheckpointingException as error:
         raise BadInput(f"checkpoint {directory} cannot be read: {error}.") from error
     for name, trainer in trainers.items():
-        weights = {key.removeprefix(f"{name}."): value for key, value in loaded[name]["model"].items()}
-        trainer.model.load_state_dict(weights)
+        for number, piece in enumerate(pieces_of(trainer.model)):
+            state = loaded[name][f"model{number}"]
+            piece.load_state_dict({key.removeprefix(f"{name}."): value for key, value in state.items()})
         _load_optimizer(trainer.optimizer, **loaded[name]["optimizer"])
 
 
@@ -71,13 +73,16 @@ def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
     """A trainer's state as megatron's sharded tensors and objects, with keys that begin with `name`."""
     groups = trainer.mesh.groups
     metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
-    model = trainer.model.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
-    optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
+    pieces = {
+        f"model{number}": piece.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
+        for number, piece in enumerate(pieces_of(trainer.model))
+    }
+    optimizer = trainer.optimizer.sharded_state_dict(pieces, is_loading=is_loading, metadata=metadata)
     param_state = optimizer.pop("param_state")
     # Megatron would write these from rank 0 of the world, which may hold no trainer, or another.
     replica = (0, groups.mp.rank(), groups.dp.rank())
     settings = ShardedObject(f"{name}.settings", optimizer, (1,), (0,), replica_id=replica)
-    return {"model": model, "optimizer": {"settings": settings, "param_state": param_state}}
+    return {**pieces, "optimizer": {"settings": settings, "param_state": param_state}}
 
 
 def _load_optimizer(optimizer: DistributedOptimizer, *, settings: dict[str, Any], param_state: dict[str, Any]) -> None:

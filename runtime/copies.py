@@ -17,7 +17,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.stages import TRAIN_STAGE, Role
 from meshwright.runtime.bodies import Trainer
 from meshwright.runtime.mesh import Mesh, build_mesh
-from meshwright.runtime.models import Decoder, build_model
+from meshwright.runtime.models import Decoder, Held, build_model
 from meshwright.runtime.refit import Refit
 from meshwright.runtime.weights import load_weights
 
@@ -31,8 +31,14 @@ class WeightCopy:
     stage: str  # the stage that the copy is named for, Plan.copy_of
     spec: ModelSpec
     mesh: Mesh
-    model: Decoder | None
+    model: Held | None
     trainer: Trainer | None
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model on a member of a copy that is not cut in pieces, as only a trained one is."""
+        assert isinstance(self.model, Decoder), f"{self.stage} is {self.mesh.layout}"
+        return self.model
 
 
 def build_copies(plan: Plan, job: Job, directory: Path) -> dict[str, WeightCopy]:
@@ -74,7 +80,7 @@ def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str
     return refits
 
 
-def _trainer(model: Decoder, mesh: Mesh, role: Role, job: Job) -> Trainer:
+def _trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
     rates = {Role.ACTOR: job.ppo.actor_learning_rate, Role.CRITIC: job.ppo.critic_learning_rate}
     return Trainer(
         model,

@@ -117,10 +117,9 @@ class Generating:
         return responses, live | (facts_of(self._setting) if self._setting else {})
 
     def _new_generator(self) -> Generator:
-        assert self._copy.model is not None
         workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule
         return Generator(
-            self._copy.model,
+            self._copy.decoder,
             self._copy.spec,
             self._copy.mesh,
             num_slots=schedule.generation_slots,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -12,16 +12,17 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
-from meshwright.profiles.layout import Layout, layers_of_stage, layers_of_stages, layout_violations
+from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stages, layout_violations
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime import host
 from meshwright.runtime.attention import Rotary
 from meshwright.runtime.layers import RMSNorm, ScalarHead, block_of_layers
 from meshwright.runtime.mesh import Mesh
+from meshwright.runtime.stored import global_name
 
 Recompute = Literal["none", "selective", "full"]
 """Which activations the backward pass computes again: none, those of the core attention, or whole layers."""
@@ -33,6 +34,9 @@ _RNGS = ("model-parallel-rng", "expert-parallel-rng")
 class Decoder(GPTModel):
     """The decoder layers of one pipeline stage, with the embedding on the first stage and the head on the last.
 
+    Of an interleaved pipeline it is one piece: the embedding is on the first piece of the first stage, the head on the
+    last piece of the last one.
+
     `decoder(tokens, lengths)`, tokens [1, S] int64 on every stage, being rows of these lengths one behind the other,
     answers on the last stage
     - logits [S, 1, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
@@ -42,28 +46,33 @@ class Decoder(GPTModel):
     Within `attention_cache` no lengths are given, and tokens [B, S] continue what the cache has of B rows.
     """
 
-    def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig) -> None:
-        layers = layers_of_stage(spec, mesh.layout.pp, mesh.pp_rank)
+    def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, piece: int = 0) -> None:
+        layout = mesh.layout
+        layers = layers_of_pieces(spec, layout.pp, mesh.pp_rank, layout.vpp)[piece]
+        is_first = mesh.is_first_stage and piece == 0
+        is_last = mesh.is_last_stage and piece == layout.vpp - 1
         rotary = Rotary(spec, host.device())
         super().__init__(
             config=config,
             transformer_layer_spec=block_of_layers(spec, rotary, layers),
             vocab_size=spec.padded_vocab_size,
             max_sequence_length=spec.max_positions,
-            pre_process=mesh.is_first_stage,
+            pre_process=is_first,
             # The vocabulary's output layer would be allocated only to be thrown away for a scalar head.
-            post_process=mesh.is_last_stage and not spec.scalar_head,
+            post_process=is_last and not spec.scalar_head,
             share_embeddings_and_output_weights=spec.tied_embeddings and not spec.scalar_head,
             position_embedding_type="none",
             pg_collection=mesh.groups,
+            vp_stage=piece if layout.vpp > 1 else None,
         )
         self.spec = spec
+        self.layers = layers
         self.mesh = mesh
         self.rotary = rotary
         self.head_positions: Tensor | None = None
-        if mesh.is_last_stage and spec.scalar_head:
+        if is_last and spec.scalar_head:
             self._attach_scalar_head()
-        if mesh.is_first_stage and spec.embedding_scale != 1.0:
+        if is_first and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
 
     def forward(self, tokens: Tensor, lengths: Sequence[int] = ()) -> Tensor:
@@ -124,6 +133,32 @@ class Decoder(GPTModel):
         return embedded * torch.tensor(self.spec.embedding_scale, dtype=embedded.dtype, device=embedded.device)
 
 
+class Interleaved(nn.ModuleList):
+    """The pieces that one rank holds of a model whose pipeline passes every rank several times."""
+
+    def __init__(self, pieces: Sequence[Decoder]) -> None:
+        super().__init__(pieces)
+        self.pieces = tuple(pieces)
+        self.config: TransformerConfig = pieces[0].config
+        self.spec = pieces[0].spec
+
+
+Held: TypeAlias = Decoder | Interleaved
+"""What one rank holds of a model."""
+
+
+def pieces_of(model: Held) -> tuple[Decoder, ...]:
+    """In the order in which a micro-batch passes them."""
+    return model.pieces if isinstance(model, Interleaved) else (model,)
+
+
+def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that this rank holds, with their layers counted through the whole model."""
+    for piece in pieces_of(model):
+        for name, parameter in piece.named_parameters():
+            yield global_name(name, piece.layers.start), parameter
+
+
 def last_logits(model: Decoder, tokens: Tensor, last: Tensor, *, hidden: Tensor | None = None) -> Tensor:
     """Logits [B, V / tp] after position `last` [B] of each row of `tokens` [B, S]; before the last stage, what it
     sends on: hidden states [S, B, hidden].
@@ -163,7 +198,7 @@ def build_model(
     recompute: Recompute = "none",
     trainable: bool = False,
     seed: int = 0,
-) -> Decoder:
+) -> Held:
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
     A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
@@ -179,7 +214,9 @@ def build_model(
     generator.reset()
     for apart, name in enumerate(_RNGS):  # no two may have one seed
         generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
-    model = Decoder(spec, mesh, _config(spec, mesh, dtype, recompute))
+    config = _config(spec, mesh, dtype, recompute)
+    pieces = [Decoder(spec, mesh, config, piece) for piece in range(mesh.layout.vpp)]
+    model = pieces[0] if len(pieces) == 1 else Interleaved(pieces)
     model.requires_grad_(trainable)
     model.train(trainable)
     return model
@@ -209,6 +246,11 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        # Two stages would send each other two messages at once in each batch, and take the one for the other:
+        # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/training/arguments.py
+        overlap_p2p_comm=layout.vpp > 1,
+        batch_p2p_comm=layout.vpp == 1,
         account_for_embedding_in_pipeline_split=is_uneven,
         account_for_loss_in_pipeline_split=is_uneven and not spec.scalar_head,
         pipeline_dtype=dtype,

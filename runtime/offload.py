@@ -60,7 +60,7 @@ class HostedOptimizer:
         self._trainer = trainer
         self._state = _optimizer_state(trainer)
         self._kept = [_room_for(tensor) for tensor in self._state]
-        self._gradients = [buffer.grad_data for buffer in trainer.ddp_model.buffers]
+        self._gradients = [buffer.grad_data for piece in trainer.ddp_pieces for buffer in piece.buffers]
         self.offload()
 
     def reload(self) -> int:

@@ -18,10 +18,9 @@ from megatron.core.resharding.planner import build_centralized_reshard_plan
 from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
-from meshwright.profiles.layout import layers_of_stage
 from meshwright.runtime.mesh import Mesh
-from meshwright.runtime.models import Decoder
-from meshwright.runtime.stored import EMBEDDING, OUTPUT, global_name
+from meshwright.runtime.models import Held, named_in_whole, pieces_of
+from meshwright.runtime.stored import EMBEDDING, OUTPUT
 
 BUCKET_BYTES = 64 * 2**20
 """How much one rank sends to another at once."""
@@ -45,7 +44,7 @@ class Transfer:
 class Refit:
     """The copying of a source model's weights into a target model of the same shape, converted to its dtype."""
 
-    def __init__(self, source: Decoder | None, source_mesh: Mesh, target: Decoder | None, target_mesh: Mesh) -> None:
+    def __init__(self, source: Held | None, source_mesh: Mesh, target: Held | None, target_mesh: Mesh) -> None:
         """Collective over the world; a rank passes None for the side whose mesh it is not in."""
         self._source, self._target = _Side(source, source_mesh), _Side(target, target_mesh, tied_twice=True)
         plan = build_centralized_reshard_plan(self._source, self._target)
@@ -109,19 +108,18 @@ class Refit:
 class _Side:
     """One model of a refit as megatron's planner sees it: parameters named as in the whole model."""
 
-    def __init__(self, model: Decoder | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
+    def __init__(self, model: Held | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
         """With `tied_twice` the copy of a tied embedding on the last stage is a parameter too, of the same name."""
         self.pg_collection = mesh.groups if mesh.is_member else ProcessGroupCollection()
         self.dtype: torch.dtype = model.config.params_dtype if model is not None else torch.float32
         self._parameters: dict[str, nn.Parameter] = {}
-        for name, parameter in model.named_parameters() if model is not None else ():
+        for name, parameter in named_in_whole(model) if model is not None else ():
             assert model is not None
-            if name == OUTPUT and model.share_embeddings_and_output_weights:
+            if name == OUTPUT and pieces_of(model)[-1].share_embeddings_and_output_weights:
                 if tied_twice:
                     self._parameters[EMBEDDING] = parameter
             else:
-                first_layer = layers_of_stage(model.spec, mesh.layout.pp, mesh.pp_rank).start
-                self._parameters[global_name(name, first_layer)] = parameter
+                self._parameters[name] = parameter
 
     def named_parameters(self, recurse: bool = True) -> Iterable[tuple[str, nn.Parameter]]:
         assert recurse

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.layout import layers_of_stage
+from meshwright.profiles.layout import layers_of_pieces
 from meshwright.profiles.model import ModelSpec
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -144,7 +144,7 @@ def _whole(name: str, *shape: int) -> Recipe:
     return Recipe(tensors=(Stored(name, shape),), axis=None)
 
 
-def parameters_of_stage(spec: ModelSpec, pp: int, stage: int) -> tuple[str, ...]:
+def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[str, ...]:
     """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is the embedding's."""
     layer = ["input_layernorm.weight", *_linear("self_attention.linear_qkv", spec.qkv_bias)]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
@@ -156,7 +156,7 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int) -> tuple[str, ...]
         layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
     else:
         layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
-    numbers = layers_of_stage(spec, pp, stage)
+    numbers = [number for layers in layers_of_pieces(spec, pp, stage, vpp) for number in layers]
     names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
     if stage == 0:
         names.insert(0, EMBEDDING)

@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.layout import layers_of_stage
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.mesh import Mesh
-from meshwright.runtime.models import Decoder
-from meshwright.runtime.stored import OUTPUT, Recipe, Stored, global_name, parameters_of_stage, recipe
+from meshwright.runtime.models import Held, named_in_whole
+from meshwright.runtime.stored import OUTPUT, Recipe, Stored, parameters_of_stage, recipe
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -31,21 +31,20 @@ FILE_BYTES = 5 * 10**9
 """Weights per file of a written checkpoint; a writing rank holds about this much in memory."""
 
 
-def load_weights(model: Decoder, spec: ModelSpec, mesh: Mesh, directory: Path) -> None:
+def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> None:
     """Fills this rank's shard from a Hugging Face directory, reading no more of it than the shard.
 
     A scalar head is read from `score.weight`, unless the directory is a language model's, as `spec.architecture`
     says: then it starts at zero. Call it before a trainer takes the model: trainers keep copies of the weights.
     Raises BadInput when there are no weights, when a tensor is missing, or when one has another shape.
     """
-    first_layer = layers_of_stage(spec, mesh.layout.pp, mesh.pp_rank).start
     head_from_nothing = spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
     with _Checkpoint(directory, spec.name) as checkpoint, torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in named_in_whole(model):
             if name == OUTPUT and head_from_nothing:
                 parameter.zero_()
                 continue
-            instructions = recipe(spec, global_name(name, first_layer))
+            instructions = recipe(spec, name)
             parameter.copy_(_shard(checkpoint, instructions, mesh.tp_rank, mesh.layout.tp))
 
 
@@ -63,7 +62,7 @@ def _shard(checkpoint: _Checkpoint, instructions: Recipe, tp_rank: int, tp: int)
 
 
 def save_weights(
-    model: Decoder, spec: ModelSpec, mesh: Mesh, directory: Path, *, documents_of: Path, file_bytes: int = FILE_BYTES
+    model: Held, spec: ModelSpec, mesh: Mesh, directory: Path, *, documents_of: Path, file_bytes: int = FILE_BYTES
 ) -> None:
     """Writes the model as a Hugging Face directory, with the configuration and tokenizer of `documents_of`.
 
@@ -79,7 +78,7 @@ def save_weights(
         partial.mkdir(parents=True)
     dist.barrier(group=mesh.groups.intra_dist_opt)
     dtype = next(model.parameters()).dtype
-    files = _plan_files(spec, mesh.layout.pp, file_bytes // dtype.itemsize)
+    files = _plan_files(spec, mesh.layout, file_bytes // dtype.itemsize)
     if mesh.dp_rank == 0:
         for name, (stage, parameters) in files.items():
             if stage == mesh.pp_rank:
@@ -93,12 +92,12 @@ def save_weights(
     dist.barrier(group=mesh.groups.intra_dist_opt)
 
 
-def _plan_files(spec: ModelSpec, pp: int, max_elements: int) -> dict[str, tuple[int, list[str]]]:
+def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str, tuple[int, list[str]]]:
     """The pipeline stage and the parameters of each file: the same on every rank, in the order of the model."""
     groups: list[tuple[int, list[str]]] = []
-    for stage in range(pp):
+    for stage in range(layout.pp):
         elements = max_elements
-        for parameter in parameters_of_stage(spec, pp, stage):
+        for parameter in parameters_of_stage(spec, layout.pp, stage, layout.vpp):
             size = sum(stored.num_elements for stored in recipe(spec, parameter).tensors)
             if elements + size > max_elements:
                 groups.append((stage, []))
@@ -108,10 +107,9 @@ def _plan_files(spec: ModelSpec, pp: int, max_elements: int) -> dict[str, tuple[
     return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
 
 
-def _write_file(model: Decoder, spec: ModelSpec, mesh: Mesh, path: Path, parameters: Iterable[str]) -> None:
+def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, parameters: Iterable[str]) -> None:
     """The stage's first tensor-parallel rank gathers and writes; the others send their shards."""
-    first_layer = layers_of_stage(spec, mesh.layout.pp, mesh.pp_rank).start
-    local = {global_name(name, first_layer): parameter for name, parameter in model.named_parameters()}
+    local = dict(named_in_whole(model))
     tensors: dict[str, Tensor] = {}
     for parameter in parameters:
         shards = _gather(local[parameter].detach(), mesh)

@@ -17,7 +17,7 @@ from meshwright.runtime.checkpoint import load_trainers, save_trainers
 from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.models import build_model
 from meshwright.runtime.weights import load_weights
-from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.test_bodies import blocks, language_loss, value_loss
 
@@ -101,6 +101,17 @@ def test_a_trainer_is_saved_before_its_first_update(tmp_path: Path) -> None:
     known = _merge(tmp_path, Run(places=places, num_updates=1))
     assert again["actor"] == pytest.approx(known["actor"], rel=1e-5)
     assert not (tmp_path / "saved.partial").exists()
+
+
+@pytest.mark.slow
+def test_a_tied_embedding_behind_a_bucket_that_was_filled_up_is_saved_whole(tmp_path: Path) -> None:
+    """One layer of each stage, cut in two, ends half way through what buckets are rounded to."""
+    write_checkpoint(tmp_path / "actor", "Qwen2", **FAMILIES["Qwen2"], num_hidden_layers=2)
+    places: Places = {"actor": ("tp2,pp2", 0)}
+    whole = _merge(tmp_path, Run(places=places, num_updates=2))
+    start = _merge(tmp_path, Run(places=places, num_updates=1, written=tmp_path / "saved"))
+    rest = _merge(tmp_path, Run(places=places, num_updates=1, read=tmp_path / "saved"))
+    assert start["actor"] + rest["actor"] == pytest.approx(whole["actor"], rel=1e-4)
 
 
 def _complaint(directory: Path) -> str:

@@ -42,7 +42,7 @@ def updates(directory: Path, layout: str, dtype: torch.dtype, hosted: bool) -> l
     trainer = Trainer(model, mesh, learning_rate=1e-2, weight_decay=0.1)
     main = [weight.data for group in trainer.optimizer.shard_fp32_from_float16_groups for weight in group]
     assert bool(main) == (dtype == torch.bfloat16)
-    gradients = [buffer.grad_data for buffer in trainer.ddp_model.buffers]
+    gradients = [buffer.grad_data for piece in trainer.ddp_pieces for buffer in piece.buffers]
     size = storage_bytes(main) + storage_bytes(moments(trainer))
     away = HostedOptimizer(trainer) if hosted else None
     loss = functools.partial(language_loss, spec, mesh)
