@@ -8,6 +8,7 @@ This file knows what a table is and which tables it refuses; it does not interpo
 from __future__ import annotations
 
 import math
+import statistics
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -219,6 +220,14 @@ class Table(Document):
         if len({c.exchange for c in found}) < len(found):
             raise ValueError("a collective is measured twice; keep one of the two")
         return tuple(sorted(found, key=lambda c: (c.exchange.operation, c.exchange.num_ranks, c.exchange.num_bytes)))
+
+    @property
+    def spread(self) -> float:
+        """The median over its measurements of interquartile range over median; 0 without measurements."""
+        return statistics.median(
+            [m.spread_seconds / m.seconds for m in self.measurements if m.seconds and m.spread_seconds is not None]
+            or [0.0]
+        )
 
     def factors(self, shape: Shape) -> dict[Body, float]:
         """What all corrections together multiply the seconds of this shape by; bodies without a correction left out."""

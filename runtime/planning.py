@@ -24,6 +24,9 @@ from meshwright.runtime.tables import remodel, table_in
 if TYPE_CHECKING:  # OR-Tools loads only when a search begins
     from meshwright.planner.structures import Ranked
 
+_NOISY = 0.5
+"""Spread of a table's measurements beyond which its plans are said to rest on noise."""
+
 EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
 
 meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
@@ -87,6 +90,11 @@ def plan(
         _write_all(output, ranked(plans, model_of), as_json)
     if not as_json and table is None and (line := offer(facts.cluster, job)):
         typer.echo(line)
+    if not as_json and table is not None and table.spread > _NOISY:
+        typer.echo(
+            f"repeats of the measured costs spread by {table.spread:.0%} (median): something else used the machine; "
+            "profile again when it is quiet, with --fresh, for costs to rely on."
+        )
 
 
 def _write(output: Path, found: Plan, as_json: bool) -> None:

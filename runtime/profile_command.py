@@ -71,5 +71,9 @@ def _show(table: Table, output: Path) -> None:
         f"{output}: {len(table.measurements)} measurements ({failed} failed) and {len(table.collectives)} collectives "
         f"on {table.provenance.device}"
     )
+    if table.spread:
+        console.print(
+            f"repeats of a measurement spread by {table.spread:.0%} (median); the quieter the machine, the less"
+        )
     if table.provenance.origin:
         console.print(f"from {table.provenance.origin}; training is not among them and stays analytic", soft_wrap=True)

@@ -125,6 +125,11 @@ def test_a_failed_measurement_is_recorded_with_its_reason(table: Table) -> None:
     assert [(m.reason, m.seconds) for m in failed] == [("out of memory", None)]
 
 
+def test_the_spread_of_a_table_is_that_of_its_median_measurement(table: Table) -> None:
+    assert table.spread == pytest.approx(0.1 / 0.5)
+    assert table.model_copy(update={"measurements": ()}).spread == 0.0
+
+
 def test_a_collective_needs_a_group() -> None:
     with pytest.raises(BadInput, match=r"exchange\.num_ranks is 1"):
         parse(

@@ -81,7 +81,18 @@ def refused(call: Call, output: Path, *arguments: object) -> str:
 
 
 def test_a_good_table_plans(call: Call, job: Path, table: Path, tmp_path: Path) -> None:
-    assert call("plan", job, "--profile", table, "-o", tmp_path / "plan.json").code == 0
+    outcome = call("plan", job, "--profile", table, "-o", tmp_path / "plan.json")
+    assert outcome.code == 0
+    assert "spread" not in outcome.out
+
+
+def test_a_plan_says_when_its_table_was_measured_on_a_busy_machine(
+    call: Call, job: Path, table: Path, tmp_path: Path
+) -> None:
+    table.write_text(table.read_text().replace('"spread_seconds": 0.0', '"spread_seconds": 0.7'))
+    outcome = call("plan", job, "--profile", table, "-o", tmp_path / "plan.json")
+    assert outcome.code == 0
+    assert "repeats of the measured costs spread by 70% (median)" in outcome.out
 
 
 def test_a_table_for_another_device_is_refused(call: Call, job: Path, table: Path, tmp_path: Path) -> None:
