@@ -38,10 +38,11 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of one layout on consecutive ranks, tp fastest, then dp, then pp (see `Layout`)."""
+    """The groups of one layout on consecutive ranks, tp fastest, then cp, then dp, then pp (see `Layout`)."""
 
     tensor: Group
-    data: Group
+    context: Group  # those that hold parts of the same sequences
+    data: Group  # those that hold the same weights: replicas, and the context-parallel ranks of each
     neighbours: Group  # two ranks of adjacent pipeline stages, over the slowest boundary
     experts: Group  # the replicas over which experts are spread
     expert_data: Group  # those that hold the same experts
@@ -51,11 +52,13 @@ def groups_of(layout: Layout, cluster: Cluster) -> Groups:
     """The groups of the smallest block of ranks that holds the layout."""
     per_node = cluster.ranks_per_node
     tensor = Group(layout.tp, min(layout.tp, per_node))
-    data = Group(layout.dp, max(1, min(layout.dp, per_node // layout.tp)))
+    context = Group(layout.cp, max(1, min(layout.cp, per_node // layout.tp)))
+    sharers = layout.dp * layout.cp
+    data = Group(sharers, max(1, min(sharers, per_node // layout.tp)))
     neighbours = Group(2, 2 if layout.num_ranks <= per_node else 1)
     experts = Group(layout.ep, max(1, min(layout.ep, per_node // layout.tp)))
     holders, apart = layout.dp // layout.ep, layout.tp * layout.ep
-    return Groups(tensor, data, neighbours, experts, Group(holders, max(1, min(holders, per_node // apart))))
+    return Groups(tensor, context, data, neighbours, experts, Group(holders, max(1, min(holders, per_node // apart))))
 
 
 class Network:

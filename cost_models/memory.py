@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from meshwright.cost_models.context import longest_part
 from meshwright.cost_models.cost import Cost, Memory, Tally
 from meshwright.cost_models.params import StagePart, stage_parts
 from meshwright.cost_models.question import Call
@@ -33,6 +34,10 @@ _LOGIT_CHUNK_COPIES = 4
 
 _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
+
+_GATHERED_COPIES = 2, 3
+"""Keys and values of all context-parallel ranks that are alive at once, forward and in training: as they arrive, in the
+order of their sequences, and their gradient."""
 
 _NOTHING = Cost()
 
@@ -143,6 +148,7 @@ class _RankMemory:
         tokens = self._micro_batch_tokens(schedule)
         tally = Tally()
         tally.add("working set", tokens * self._working_bytes)
+        self._add_gathered(tally, tokens, trains=False)
         self._add_logits(tally, tokens, copies=1)
         return tally.cost()
 
@@ -164,6 +170,7 @@ class _RankMemory:
             tally.add("working set", tokens * layer_bytes)
         else:
             tally.add("activations", in_flight * tokens * self._part.num_layers * layer_bytes)
+        self._add_gathered(tally, tokens, trains=True)
         self._add_logits(tally, tokens, copies=2)
         return tally.cost()
 
@@ -197,10 +204,18 @@ class _RankMemory:
         return elements / self._layout.tp if self._layout.sp else elements
 
     def _micro_batch_tokens(self, schedule: Schedule) -> int:
-        """Tokens of one pass at its longest: whole sequences, or prompts and chunks of a stage that streams."""
+        """Tokens of one pass at its longest: sequences or parts of them, prompts and chunks of a stage that streams."""
         workload = self._workload
         chunk = min(schedule.chunk_tokens, workload.response.max)
-        return schedule.micro_batch_size * (max(chunk, workload.prompt.max) if chunk else workload.max_tokens)
+        longest = max(chunk, workload.prompt.max) if chunk else longest_part(workload.max_tokens, self._layout.cp)
+        return schedule.micro_batch_size * longest
+
+    def _add_gathered(self, tally: Tally, tokens: int, *, trains: bool) -> None:
+        """Keys and values of one layer from all context-parallel ranks; nothing of them is kept for the backward pass,
+        which gathers them again."""
+        if self._layout.cp > 1:
+            elements = tokens * self._layout.cp * self._shard.cached_elements
+            tally.add("gathered keys and values", elements * self._size * _GATHERED_COPIES[trains])
 
     def _add_logits(self, tally: Tally, tokens: int, *, copies: int) -> None:
         """Logits of a micro-batch (and their gradient), and a chunk of them in fp32."""

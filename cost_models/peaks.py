@@ -1,7 +1,8 @@
 """Memory that bodies were measured to use while they ran, in place of what is counted for activations and logits.
 
 Counting cannot know what an unfused kernel or an allocator keeps besides. Weights, optimizer, caches and refits are
-counted all the same; so are stages that no body of the table runs as they do: full recomputation, and chunks.
+counted all the same; so are stages that no body of the table runs as they do: full recomputation, chunks, and parts of
+sequences.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Peaks:
 def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) -> Memory:
     """The memory of a forward or a training stage with its measured working memory; as it was where there is none."""
     stage, schedule, layout = call.stage, call.schedule, call.layout
-    if stage.generates or schedule.chunk_tokens or schedule.recompute is Recompute.FULL or layout.sp:
+    if stage.generates or schedule.chunk_tokens or schedule.recompute is Recompute.FULL or layout.sp or layout.cp > 1:
         return counted
     in_flight = min(layout.pp, -(-_rows(call, workload) // schedule.micro_batch_size)) if stage.trains else 1
     body = Body.TRAIN if stage.trains else Body.FORWARD

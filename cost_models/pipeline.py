@@ -112,8 +112,9 @@ class Pipeline:
         per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
         send, send_source = self._send_seconds(mean_tokens)
         routed, routed_source = self._routed_seconds(mean_tokens)
+        gathered, gathered_source = self._context_seconds(mean_tokens)
         chunks, compute = self.call.num_chunks, self._compute_seconds(batches)
-        a_layer = compute.layer + compute.again + num_batches * (per_layer + routed)
+        a_layer = compute.layer + compute.again + num_batches * (per_layer + routed + gathered)
         ends = compute.ends + num_batches * at_ends
         num_layers, has_ends = slowest_stage(self.call.model, pp, a_layer, ends)
         tally = Tally()
@@ -123,10 +124,11 @@ class Pipeline:
         exchanged = num_batches * (num_layers * per_layer + at_ends * has_ends)
         tally.add("tensor-parallel collectives", exchanged, tensor_source)
         tally.add("expert-parallel collectives", num_batches * num_layers * routed, routed_source)
+        tally.add("context-parallel collectives", num_batches * num_layers * gathered, gathered_source)
         tally.add("pipeline messages", num_batches * chunks * (1 + trains) * send, send_source)
         if pp > 1:
             elsewhere = (self.call.model.num_layers - num_layers) / (pp - 1)
-            busy = elsewhere * ((compute.layer + compute.again) / num_batches + (per_layer + routed))
+            busy = elsewhere * ((compute.layer + compute.again) / num_batches + (per_layer + routed + gathered))
             if not has_ends:
                 busy += ends / num_batches / (pp - 1)
             tally.add("pipeline bubble", (pp - 1) * (busy / chunks + (1 + trains) * send), compute.source)
@@ -143,14 +145,15 @@ class Pipeline:
     def update_seconds(self) -> Cost:
         """One optimizer update, none of it overlapped unless the framework says so.
 
-        The distributed optimizer moves each rank's gradients once and its weights once over the replicas
+        The distributed optimizer moves each rank's gradients once and its weights once over the replicas and
+        their context-parallel ranks
         (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core `DistributedOptimizer`); without it
         gradients are all-reduced and every replica updates everything. A tied embedding that lives on the first and
         the last pipeline stage is summed between them (Narayanan et al., arXiv:2104.04473, section 3.1).
         """
         layout, model, framework = self.call.layout, self.call.model, self.framework
         time = self.shard.time(Body.OPTIMIZER, 0, 0)
-        sharers = layout.dp if framework.sharded_optimizer else 1
+        sharers = layout.dp * layout.cp if framework.sharded_optimizer else 1
         num_layers, has_ends = slowest_stage(model, layout.pp, time.layer, time.ends)
         step = (num_layers * time.layer + time.ends * has_ends) / sharers
         part = fullest_part(model, layout.tp, layout.pp, layout.ep)
@@ -241,6 +244,23 @@ class Pipeline:
                 passed += (whole - part) / 2
         num_passes = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
         return model.expert_layers_share * num_passes * passed, source
+
+    def _context_seconds(self, num_tokens: float) -> tuple[float, Source]:
+        """Seconds per layer and micro-batch in which ranks with `num_tokens` tokens each exchange keys and values.
+
+        Forward gathers them, as elements of the model's precision and for this rank's heads (Llama 3 report,
+        arXiv:2407.21783, section 3.3.2). Nothing gathered is kept, so that backward gathers them again, and scatters
+        the sum of their gradients; recomputation repeats the forward one.
+        """
+        layout, trains = self.call.layout, self.call.stage.trains
+        if layout.cp == 1:
+            return 0.0, Source.ANALYTIC
+        elements = num_tokens * layout.cp * self.call.model.cached_elements / layout.tp
+        gather, source = self.network.seconds(ALL_GATHER, self.groups.context, elements * self.element_bytes)
+        if not trains:
+            return gather, source
+        scatter, _ = self.network.seconds(REDUCE_SCATTER, self.groups.context, elements * self.element_bytes)
+        return (2 + (self.call.schedule.recompute is not Recompute.NONE)) * gather + scatter, source
 
     def _send_seconds(self, num_tokens: float) -> tuple[float, Source]:
         """One hidden state to the next stage; sequence parallelism sends each rank's part.

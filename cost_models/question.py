@@ -54,8 +54,8 @@ class Call:
 class Move:
     """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools.
 
-    Sequence parallelism, which cuts no weights, matters only to whether the two layouts are the same. The parts are the
-    positions of the cluster's parts that the pools are in.
+    Sequence and context parallelism, which cut no weights, matter only to whether the two layouts are the same: see
+    `Layout.cut`. The parts are the positions of the cluster's parts that the pools are in.
     """
 
     model: ModelSpec

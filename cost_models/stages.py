@@ -12,6 +12,7 @@ from typing import TypeVar
 from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
+from meshwright.cost_models.context import ContextShard, parts
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.generation import Generation
 from meshwright.cost_models.memory import LayoutMemory
@@ -149,8 +150,8 @@ class StageModel:
         updates = workload.num_minibatches * workload.num_epochs if trains else 1
         num_rows = -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if trains else 1)))
         kind = call.stage.name, call.model, call.layout, schedule.recompute, call.num_chunks
-        pipeline = self._once(kind, lambda: self._pipeline(call, self._shards(call)[0]))
-        once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size))
+        pipeline = self._once(kind, lambda: self._pipeline(call, self._part_of_shard(call)))
+        once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size, call.layout.cp))
         if not trains:
             return once
         update = self._once(("update", call.model, call.layout), lambda: pipeline.update_seconds().scaled(updates))
@@ -205,6 +206,11 @@ class StageModel:
             lambda: self._make_shards(call.model, layout.tp, layout.sp, layout.ep),
         )
 
+    def _part_of_shard(self, call: Call) -> Shard:
+        """What a rank computes that holds a part of every sequence; the equations know it without more."""
+        shard, analytic = self._shards(call)
+        return shard if call.layout.cp == 1 or shard is analytic else ContextShard(shard, analytic, call.layout.cp)
+
     def _make_shards(self, model: ModelSpec, tp: int, sp: bool, ep: int) -> tuple[Shard, AnalyticShard]:
         analytic = AnalyticShard(
             model.shard(tp),
@@ -217,7 +223,12 @@ class StageModel:
         )
         return (self._shard_of(model, tp, analytic) if self._shard_of else analytic), analytic
 
-    def _micro_batches(self, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
+    def _micro_batches(self, num_rows: int, micro_batch_size: int, cp: int) -> tuple[MicroBatches, ...]:
+        if cp > 1:
+            return self._once(
+                ("parts", num_rows, micro_batch_size, cp),
+                lambda: parts(self._micro_batches(num_rows, micro_batch_size, 1), cp),
+            )
         return self._once(
             ("micro-batches", num_rows, micro_batch_size),
             lambda: micro_batches(self._workload.sequence_lengths, num_rows, micro_batch_size),

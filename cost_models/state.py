@@ -25,19 +25,20 @@ def weights(num_params: float, element_bytes: int) -> Cost:
 
 
 def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
-    """What a training stage keeps beside its weights: fp32 gradients whole, and optimizer state over dp.
+    """What a training stage keeps beside its weights: fp32 gradients whole, and optimizer state over dp x cp.
 
-    That of an expert is divided over the dp/ep replicas that hold it. Without experts, and with the weights, it is
-    2 + 4 + (4 + 8)/dp bytes per parameter in bf16, 4 + 4 + 8/dp in fp32 (Megatron-core, docs of the distributed
-    optimizer; Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054, section 5.1).
+    That of an expert is divided over the dp/ep replicas that hold it. Context-parallel ranks hold the same weights, and
+    share the state as replicas do. Without experts, and with the weights, it is 2 + 4 + (4 + 8)/(dp x cp) bytes per
+    parameter in bf16, 4 + 4 + 8/(dp x cp) in fp32 (Megatron-core, docs of the distributed optimizer; Rajbhandari et
+    al., ZeRO stage 1, arXiv:1910.02054, section 5.1).
     """
     tally = Tally()
     if call.stage.trains:
         tally.add("gradients", part.num_params * GRADIENT_BYTES)
-        num_params = part.replicated_params(call.layout.ep)
+        num_params, sharers = part.replicated_params(call.layout.ep), call.layout.dp * call.layout.cp
         if element_bytes < _MAIN_WEIGHT_BYTES:
-            tally.add("main weights", num_params * _MAIN_WEIGHT_BYTES / call.layout.dp)
-        tally.add("moments", num_params * _MOMENT_BYTES / call.layout.dp)
+            tally.add("main weights", num_params * _MAIN_WEIGHT_BYTES / sharers)
+        tally.add("moments", num_params * _MOMENT_BYTES / sharers)
     return tally.cost()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -240,7 +240,7 @@ class _Shard(NamedTuple):
 def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:
     """The layouts of some pools, each once for each part."""
     found = dict.fromkeys((cluster.part_of(ranks.first_rank), candidate.layout) for ranks, candidate in pairs)
-    return [_Shard(part, one, _place_name(part, one), _place_name(part, replace(one, sp=False))) for part, one in found]
+    return [_Shard(part, one, _place_name(part, one), _place_name(part, one.cut)) for part, one in found]
 
 
 def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:

@@ -21,6 +21,9 @@ from meshwright.profiles.stages import TRAIN_STAGE, Stage
 CHUNKS = (128, 256, 512)
 """Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
 
+MIN_CONTEXT_TOKENS = 2048
+"""Of the longest sequence, the least that context parallelism may leave to a rank."""
+
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
     """How many ranks a pool may have: powers of two, and all nodes of one kind."""
@@ -83,6 +86,18 @@ def workload_violations(facts: Facts) -> tuple[str, ...]:
     return ()
 
 
+def max_context_parallel(facts: Facts, stage: Stage) -> int:
+    """The largest cp that a stage may have.
+
+    A token that is drawn depends on the one before it, so that generation has no sequence to cut. Elsewhere a rank's
+    part of the longest sequence has `MIN_CONTEXT_TOKENS` tokens at least: with fewer, gathering keys and values and
+    computing in smaller kernels cost more than is saved, and what was to fit in memory does so without.
+    """
+    if stage.generates or facts.models.spec(stage.role).experts:
+        return 1
+    return max(1, facts.workload.max_tokens // MIN_CONTEXT_TOKENS)
+
+
 def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
     """Rules that a stage's layout breaks."""
     found = [
@@ -99,6 +114,15 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
         found.append(f"dp={layout.dp} does not divide the {rows} sequences of a {what}; use dp={legal}.")
     if stage.generates and layout.sp:
         found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
+    most = max_context_parallel(facts, stage)
+    if layout.cp > most and stage.generates:
+        found.append(f"cp={layout.cp} cuts sequences, and generation draws one token after the other; use cp=1.")
+    elif layout.cp > most:
+        tokens = facts.workload.max_tokens
+        found.append(
+            f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
+            f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
+        )
     return tuple(found)
 
 
@@ -111,6 +135,11 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         found.append(
             f"micro_batch_size={schedule.micro_batch_size} does not divide the {rows} sequences of a replica; "
             f"use {legal}."
+        )
+    if layout.cp > 1 and schedule.micro_batch_size > 1:
+        found.append(
+            f"micro_batch_size={schedule.micro_batch_size} with cp={layout.cp} cuts sequences of which fewer could be "
+            "taken at a time; use 1."
         )
     if schedule.recompute is not Recompute.NONE and not stage.trains:
         found.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
@@ -128,6 +157,8 @@ def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[s
     """Rules that a stage breaks when it reads what another generates beside it."""
     if schedule.chunk_tokens and layout.num_ranks == facts.cluster.num_ranks:
         return (f"a stage on all {layout.num_ranks} ranks has none beside it to stream from; use chunk_tokens=0.",)
+    if schedule.chunk_tokens and layout.cp > 1:
+        return (f"cp={layout.cp} cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",)
     return ()
 
 
@@ -172,7 +203,11 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
 
 
 def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) -> tuple[Schedule, ...]:
-    """Every schedule of a stage on a legal layout. Generation admits what slots are free: no micro-batches."""
+    """Every schedule of a stage on a legal layout. Generation admits what slots are free: no micro-batches.
+
+    Sequences are cut one at a time: of two at a time, each of twice as many replicas takes one, which is as much work
+    in as much memory and exchanges less.
+    """
     rows = rows_per_replica(facts, stage, layout)
     if stage.generates:
         return tuple(
@@ -181,20 +216,21 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) 
             for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
         )
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
-    chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if scope.streams(stage.name) else (0,)
+    streams = scope.streams(stage.name) and layout.cp == 1
+    chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
-    return _schedules(rows, kinds, chunks, states)
+    return _schedules(divisors(rows) if layout.cp == 1 else (1,), kinds, chunks, states)
 
 
 @lru_cache(maxsize=1024)  # many layouts of many stages have as many rows
 def _schedules(
-    rows: int, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
+    sizes: tuple[int, ...], kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
 ) -> tuple[Schedule, ...]:
     return tuple(
         Schedule(micro_batch_size=size, recompute=kind, chunk_tokens=chunk, offload=state)
         for chunk in chunks
         for state in states
-        for size in divisors(rows)
+        for size in sizes
         for kind in kinds
     )
 

@@ -15,6 +15,7 @@ from meshwright.planner.pins import Pin, Ranks
 from meshwright.planner.rules import (
     first_ranks,
     layout_rules,
+    max_context_parallel,
     pool_sizes,
     pool_violations,
     schedules,
@@ -40,7 +41,8 @@ def choices(
     facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], rejected: Counter[str], *, scope: Scope = PLAIN
 ) -> Iterator[Choice]:
     """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`."""
-    for layout in _layouts(num_ranks, spreads_experts=facts.models.spec(stage.role).experts is not None):
+    spreads_experts = facts.models.spec(stage.role).experts is not None
+    for layout in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
         broken = layout_rules(facts, stage, layout)
         if broken:
             rejected[broken[0]] += 1
@@ -104,15 +106,18 @@ def _refuse(pin: Pin, broken: Sequence[str]) -> None:
         raise BadInput(f"{pin.told}: {broken[0]}")
 
 
-def _layouts(num_ranks: int, *, spreads_experts: bool) -> Iterator[Layout]:
-    """Every way to write `num_ranks` as tp x pp x dp, with sequence parallelism off and on, and experts spread over
-    every divisor of dp where there are experts."""
+def _layouts(num_ranks: int, *, spreads_experts: bool, max_cp: int) -> Iterator[Layout]:
+    """Every way to write `num_ranks` as tp x pp x dp x cp, with sequence parallelism off and on, and experts spread
+    over every divisor of dp where there are experts."""
     for tp in divisors(num_ranks):
         for pp in divisors(num_ranks // tp):
-            dp = num_ranks // (tp * pp)
-            for ep in divisors(dp) if spreads_experts else (1,):
-                for sp in (False, True)[: 2 if tp > 1 else 1]:
-                    yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep)
+            for cp in divisors(num_ranks // (tp * pp)):
+                dp = num_ranks // (tp * pp * cp)
+                if cp > max_cp:
+                    break
+                for ep in divisors(dp) if spreads_experts else (1,):
+                    for sp in (False, True)[: 2 if tp > 1 else 1]:
+                        yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep, cp=cp)
 
 
 def _agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
@@ -128,6 +133,6 @@ def _distance(value: object, wanted: object) -> tuple[float, str]:
     if isinstance(value, int) and isinstance(wanted, int):
         return abs(value - wanted), f"{value:09d}"
     if isinstance(value, Layout) and isinstance(wanted, Layout):
-        axes = ("tp", "pp", "dp", "sp", "ep")
+        axes = ("tp", "pp", "dp", "sp", "ep", "cp")
         return sum(abs(getattr(value, axis) - getattr(wanted, axis)) for axis in axes), str(value)
     return 0.0, str(value)

@@ -12,6 +12,7 @@ from meshwright.planner.pins import Ranks, parse_pin
 from meshwright.planner.plan import Plan
 from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE
 
 _TOLERANCE = 1e-9
@@ -128,9 +129,14 @@ def _layouts_are_legal(plan: Plan) -> Iterator[str]:
             yield f"{placement.stage}: {broken[0]}"
         elif layout.num_ranks != pool.num_ranks:
             yield (
-                f"{placement.stage}: tp={layout.tp} x pp={layout.pp} x dp={layout.dp} is {layout.num_ranks} ranks and "
+                f"{placement.stage}: tp={layout.tp} x pp={layout.pp} x dp={layout.dp}{_times_cp(layout)} is "
+                f"{layout.num_ranks} ranks and "
                 f"its pool has {pool.num_ranks}; make the product {pool.num_ranks}."
             )
+
+
+def _times_cp(layout: Layout) -> str:
+    return f" x cp={layout.cp}" if layout.cp > 1 else ""
 
 
 def _schedules_are_legal(plan: Plan) -> Iterator[str]:

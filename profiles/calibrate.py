@@ -211,7 +211,7 @@ def _tokens(
     """
     for stage in stages:
         if all("num_tokens" in span.facts for step in steps for span in step[stage]):
-            ranks = layouts[stage].tp * layouts[stage].pp
+            ranks = layouts[stage].num_ranks // layouts[stage].dp
             sums = [sum(span.facts["num_tokens"] for span in step[stage]) for step in steps]
             return statistics.median(sums) / ranks / batch_size
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec
 
-_AXIS = re.compile(r"(tp|pp|dp|ep|vpp)([0-9]+)$")
+_AXIS = re.compile(r"(tp|pp|dp|ep|cp|vpp)([0-9]+)$")
 
 _RARE_AXES = ("ep", "cp", "vpp")
 """Not written where they are 1."""
@@ -70,13 +70,18 @@ class Layout:
     def num_ranks(self) -> int:
         return self.tp * self.pp * self.dp * self.cp
 
+    @property
+    def cut(self) -> Layout:
+        """The layout without what cuts no weights: as many ranks hold each part of them, as so many replicas."""
+        return replace(self, sp=False, cp=1, dp=self.dp * self.cp)
+
     def __str__(self) -> str:
         rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if getattr(self, axis) > 1)
         return f"tp{self.tp},pp{self.pp},dp{self.dp}{rare}{',sp' if self.sp else ''}"
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The layout written as `tp2,pp1,dp2` with an optional `,ep2`, `,vpp2` and `,sp`; absent axes are 1.
+        """The layout written as `tp2,pp1,dp2` with an optional `,ep2`, `,cp2`, `,vpp2` and `,sp`; absent axes are 1.
 
         Raises BadInput for anything else.
         """
@@ -221,4 +226,6 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
         num_experts = model.experts.num_experts
         legal = nearest_divisor(layout.ep, layout.dp, num_experts)
         found.append(f"ep={layout.ep} does not divide the {num_experts} experts of {model.name}; use ep={legal}.")
+    if layout.cp > 1 and model.experts:
+        found.append(f"cp={layout.cp} divides sequences, and the experts of {model.name} take whole ones; use cp=1.")
     return tuple(found)

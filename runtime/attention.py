@@ -15,8 +15,10 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.profiles.model import ModelSpec, RopeScaling
+from meshwright.runtime.parts import Gathered, Parts
 
 
 class AttentionCache(Protocol):
@@ -65,6 +67,8 @@ class Packing:
     sin: Tensor
     qkv_format: Literal["sbhd"] = "sbhd"
     """What megatron asks before it would drop the batch dimension, which is kept."""
+    parts: Parts | None = None
+    """Where rows are cut over context-parallel ranks: what this rank has of them. Tokens behind them pad S."""
 
 
 class CoreAttention(nn.Module):
@@ -93,6 +97,8 @@ class CoreAttention(nn.Module):
         **__: Any,
     ) -> Tensor:
         """[S, B, heads * D] from query [S, B, heads, D], key and value [S, B, kv_heads, D]."""
+        if packed_seq_params is not None and packed_seq_params.parts is not None:
+            return _attend_parts(query, key, value, packed_seq_params, packed_seq_params.parts)
         if packed_seq_params is not None:
             return _attend_packed(query, key, value, packed_seq_params)
         assert self.cache is not None, "tokens come packed or with a cache"
@@ -111,6 +117,33 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, packing: Packing) 
     queries, keys, values = (heads.permute(1, 2, 0, 3).split(packing.lengths, dim=2) for heads in turned)
     attended = (_attend(*row, None).permute(2, 0, 1, 3) for row in zip(queries, keys, values, strict=True))
     return torch.cat(tuple(attended)).flatten(2)
+
+
+def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, parts: Parts) -> Tensor:
+    """As `_attend_packed`, from this rank's pieces of the rows to the keys of all ranks up to their ends."""
+    query, key = rotate(query, packing.cos, packing.sin), rotate(key, packing.cos, packing.sin)
+    held = parts.num_tokens
+    attended = []
+    with Gathered(torch.stack((key[:held], value[:held]), dim=1), parts).whole() as gathered:
+        keys, values = gathered.permute(1, 2, 3, 0, 4)
+        for own, size, row, end in parts.pieces():
+            queries = query[own : own + size].permute(1, 2, 0, 3)
+            found = _attend_to_end(queries, keys[:, :, row:end], values[:, :, row:end])
+            attended.append(found.permute(2, 0, 1, 3))
+    return torch.cat((*attended, torch.zeros_like(query[held:]))).flatten(2)
+
+
+def _attend_to_end(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """[B, heads, S, D], where the last of S queries sees all of T keys and each before it one fewer."""
+    length, seen = query.shape[2], keys.shape[2]
+    if length == seen:
+        return _attend(query, keys, values, None)
+    if query.is_cuda:
+        bias, grouped = causal_lower_right(length, seen), query.shape[1] > keys.shape[1]
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, enable_gqa=grouped)
+    # There torch would make this mask of it too, and warn that no kernel does without.
+    mask = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)
+    return _attend(query, keys, values, mask.expand(query.shape[0], 1, -1, -1))
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -149,6 +182,12 @@ class Rotary:
             torch.cat([of_positions[:length] for length in lengths]) for of_positions in self.table(max(lengths), like)
         )
         return Packing(tuple(lengths), cos, sin)
+
+    def pack_parts(self, parts: Parts, tail: int, like: Tensor) -> Packing:
+        """This rank's parts of rows, and `tail` tokens of no meaning behind them."""
+        positions = F.pad(parts.positions, (0, tail)).to(like.device)
+        cos, sin = (of_positions[positions] for of_positions in self.table(int(positions.max()) + 1, like))
+        return Packing((len(positions),), cos, sin, parts=parts)
 
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [length, 1, 1, D] at positions 0 to length-1, of the device and dtype of `like`."""

@@ -27,6 +27,7 @@ from meshwright.runtime.distributed_optimizer import PaddedOptimizer
 from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, Held, pieces_of
+from meshwright.runtime.parts import parts_of
 from meshwright.runtime.ppo import Share
 
 
@@ -36,6 +37,8 @@ class MicroBatch:
 
     tokens: Tensor
     """[T] int64."""
+    next_tokens: Tensor
+    """[T], the token after each; behind the last one of a row stands one of no meaning."""
     lengths: tuple[int, ...]
     """Tokens of each row; they sum to T."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
@@ -46,12 +49,16 @@ class MicroBatch:
         """From the tokens of each row, and its values in each field."""
         rows = tuple(rows)
         packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
-        return cls(torch.cat(rows), tuple(map(len, rows)), packed)
+        tokens = torch.cat(rows)
+        return cls(tokens, F.pad(tokens[1:], (0, 1)), tuple(map(len, rows)), packed)
 
-    @property
-    def next_tokens(self) -> Tensor:
-        """[T], the token after each; behind the last one of a row stands one of no meaning."""
-        return F.pad(self.tokens[1:], (0, 1))
+    def of_rank(self, mesh: Mesh) -> MicroBatch:
+        """The tokens that this rank computes, which are all where sequences are whole; padding has zeros."""
+        parts = parts_of(self.lengths, mesh)
+        if parts is None:
+            return self
+        fields = {name: parts.of(values) for name, values in self.fields.items()}
+        return MicroBatch(parts.of(self.tokens), parts.of(self.next_tokens), (parts.num_tokens,), fields)
 
     def of_rows(self, values: Tensor) -> tuple[Tensor, ...]:
         """Values [T], one for each token, cut into those of each row."""
@@ -71,12 +78,12 @@ def forward_logprobs(
     """
 
     def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
-        next_tokens = micro_batch.next_tokens.to(logits.device).unsqueeze(0)
+        next_tokens = micro_batch.of_rank(mesh).next_tokens.to(logits.device).unsqueeze(0)
         of_next, _ = token_logprobs(
             logits, next_tokens, mesh.groups.tp, vocab_size=model.spec.vocab_size, temperature=temperature
         )
         ends = torch.tensor(micro_batch.lengths, device=logits.device).cumsum(0) - 1
-        return of_next[0].index_fill(0, ends, 0.0)
+        return _of_all_ranks(of_next[0], micro_batch, mesh).index_fill(0, ends, 0.0)
 
     return _forward(model, mesh, micro_batches, logprobs)
 
@@ -86,7 +93,13 @@ def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBat
 
     Elsewhere an empty list.
     """
-    return _forward(model, mesh, micro_batches, lambda numbers, _: numbers[0])
+    return _forward(model, mesh, micro_batches, lambda numbers, block: _of_all_ranks(numbers[0], block, mesh))
+
+
+def _of_all_ranks(values: Tensor, micro_batch: MicroBatch, mesh: Mesh) -> Tensor:
+    """Values [T] of all tokens from those of the tokens that this rank computes."""
+    parts = parts_of(micro_batch.lengths, mesh)
+    return parts.joined(values) if parts else values
 
 
 def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output) -> list[Tensor]:
@@ -118,7 +131,7 @@ def run_schedule(
         return result, lambda result, **_: output(result, micro_batch)
 
     config: Any = pieces[0].config
-    sizes = {len(micro_batch.tokens) for micro_batch in micro_batches}
+    sizes = {len(micro_batch.of_rank(mesh).tokens) for micro_batch in micro_batches}
     length = max(sizes)
     aligned = mesh.layout.tp if mesh.layout.sp else 1
     # Only when micro-batches differ must stages tell each other the shape of every message.
@@ -130,7 +143,7 @@ def run_schedule(
         data_iterator=[iter(micro_batches) for _ in pieces] if vpp else iter(micro_batches),
         model=list(pieces) if vpp else pieces[0],
         num_microbatches=len(micro_batches),
-        seq_length=length + -length % aligned,
+        seq_length=(length + -length % aligned) * mesh.layout.cp,  # megatron divides what it is told
         micro_batch_size=1,
         forward_only=forward_only,
         collect_non_loss_data=forward_only,
@@ -141,13 +154,14 @@ def run_schedule(
 
 
 Loss = Callable[[Tensor, MicroBatch], Share]
-"""A micro-batch's share of the loss, already divided by a denominator that every rank knows, and of the metrics."""
+"""The share that this rank's tokens of a micro-batch have in the loss, already divided by a denominator that every rank
+knows, and in the metrics."""
 
 
 class Trainer:
-    """A model with AdamW, its moments and fp32 weights cut over the data-parallel ranks.
+    """A model with AdamW, its moments and fp32 weights cut over the ranks that hold the same weights.
 
-    Gradients are summed over micro-batches and over data-parallel ranks, never averaged: with losses that are shares
+    Gradients are summed over micro-batches and over those ranks, never averaged: with losses that are shares
     of one global mean, neither the layout nor the micro-batches nor recomputation changes the update.
     """
 
@@ -202,7 +216,7 @@ class Trainer:
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
         """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's losses."""
         if micro_batches:
-            return run_schedule(self.ddp_pieces, self.mesh, micro_batches, _kept(loss), forward_only=False)
+            return run_schedule(self.ddp_pieces, self.mesh, micro_batches, _kept(loss, self.mesh), forward_only=False)
         self._finalize(list(self.ddp_pieces))
         return []
 
@@ -249,11 +263,11 @@ class Trainer:
         return totals
 
 
-def _kept(loss: Loss) -> Output:
+def _kept(loss: Loss, mesh: Mesh) -> Output:
     """The loss as megatron's schedules take it: with a count of tokens that nobody divides by, and what to keep."""
 
     def output(result: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        share = loss(result, micro_batch)
+        share = loss(result, micro_batch.of_rank(mesh))
         return share.loss, torch.zeros((), dtype=torch.int, device=result.device), share.metrics
 
     return output
@@ -286,7 +300,7 @@ def _distributed_optimizer(
         init_state_fn=_start_moments,
         model_chunks=list(pieces),
         per_model_buffers={number: piece.buffers for number, piece in enumerate(pieces)},
-        data_parallel_group=mesh.groups.dp,
+        data_parallel_group=mesh.groups.dp_cp,
         data_parallel_group_gloo=None,
         data_parallel_group_idx=mesh.groups.mp.rank(),
         distributed_optimizer_instance_id=0,

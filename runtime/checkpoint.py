@@ -80,7 +80,7 @@ def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
     optimizer = trainer.optimizer.sharded_state_dict(pieces, is_loading=is_loading, metadata=metadata)
     param_state = optimizer.pop("param_state")
     # Megatron would write these from rank 0 of the world, which may hold no trainer, or another.
-    replica = (0, groups.mp.rank(), groups.dp.rank())
+    replica = (0, groups.mp.rank(), groups.dp_cp.rank())
     settings = ShardedObject(f"{name}.settings", optimizer, (1,), (0,), replica_id=replica)
     return {**pieces, "optimizer": {"settings": settings, "param_state": param_state}}
 

@@ -23,13 +23,14 @@ _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 class Mesh:
     """A layout placed on the ranks `[first_rank, first_rank + layout.num_ranks)`, as one rank of the world sees it.
 
-    Within the mesh tp varies fastest, then dp, then pp.
+    Within the mesh tp varies fastest, then cp, then dp, then pp.
     """
 
     layout: Layout
     first_rank: int
     tp_rank: int
     """Position along tensor parallelism, and so on; -1 on a rank that is not a member."""
+    cp_rank: int
     dp_rank: int
     pp_rank: int
     _groups: ProcessGroupCollection | None
@@ -74,25 +75,28 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
     groups = _collection(along, _make(ends))
     index = dist.get_rank() - first_rank
     if not 0 <= index < layout.num_ranks:
-        return Mesh(layout, first_rank, tp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
-    place = layout.coordinates(index)
-    return Mesh(layout, first_rank, tp_rank=place.tp, dp_rank=place.dp, pp_rank=place.pp, _groups=groups)
+        return Mesh(layout, first_rank, tp_rank=-1, cp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
+    tp, cp, dp, pp = layout.coordinates(index)
+    return Mesh(layout, first_rank, tp_rank=tp, cp_rank=cp, dp_rank=dp, pp_rank=pp, _groups=groups)
 
 
 def _collection(
     along: Callable[..., dist.ProcessGroup | None], ends: dist.ProcessGroup | None
 ) -> ProcessGroupCollection:
-    """Megatron's names for the groups, of which there are few: context and expert parallelism are not used.
+    """Megatron's names for the groups, of which there are few: expert parallelism is not used.
 
     `ends` joins the first and the last stage of a pipeline, which share tied embeddings; None between them.
     """
-    tp, dp, pp, alone = along("tp"), along("dp"), along("pp"), along()
-    stage, replica, everyone = along("tp", "dp"), along("tp", "pp"), along("tp", "dp", "pp")
+    tp, cp, dp, pp, alone = along("tp"), along("cp"), along("dp"), along("pp"), along()
+    stage, replica, everyone = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
+    holders = along("cp", "dp")  # of the same weights
     groups = ProcessGroupCollection()
-    groups.tp = groups.tp_cp = groups.expt_tp = groups.tp_ep = tp
-    groups.dp = groups.dp_cp = groups.expt_dp = groups.intra_dp_cp = groups.intra_expt_dp = dp
+    groups.tp = groups.expt_tp = groups.tp_ep = tp
+    groups.cp, groups.tp_cp = cp, along("tp", "cp")
+    groups.dp = dp
+    groups.dp_cp = groups.expt_dp = groups.intra_dp_cp = groups.intra_expt_dp = holders
     groups.pp = pp
-    groups.cp = groups.ep = groups.pos_embd = alone
+    groups.ep = groups.pos_embd = alone
     groups.embd = ends
     groups.tp_dp_cp = stage
     groups.mp = groups.tp_ep_pp = replica

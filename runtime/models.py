@@ -22,6 +22,7 @@ from meshwright.runtime import host
 from meshwright.runtime.attention import Rotary
 from meshwright.runtime.layers import RMSNorm, ScalarHead, block_of_layers
 from meshwright.runtime.mesh import Mesh
+from meshwright.runtime.parts import parts_of
 from meshwright.runtime.stored import global_name
 
 Recompute = Literal["none", "selective", "full"]
@@ -43,6 +44,7 @@ class Decoder(GPTModel):
     - numbers [1, S] in fp32 if the model has a scalar head,
     and on the others the hidden states that the pipeline schedule sends on. Any S will do: with sequence
     parallelism the tokens are padded at their end to a multiple of tp and the answer is cut back.
+    With context parallelism it takes this rank's part of the rows, and answers for that.
     Within `attention_cache` no lengths are given, and tokens [B, S] continue what the cache has of B rows.
     """
 
@@ -76,10 +78,15 @@ class Decoder(GPTModel):
             self.embedding.register_forward_hook(self._scale_embedding)
 
     def forward(self, tokens: Tensor, lengths: Sequence[int] = ()) -> Tensor:
+        parts = parts_of(lengths, self.mesh)
+        if parts:
+            tokens = parts.of(tokens[0]).unsqueeze(0)
         length = tokens.shape[1]
         tail = -length % self.mesh.layout.tp if self.config.sequence_parallel else 0
-        rows = (*lengths, tail) if tail else lengths
-        packing = self.rotary.pack(rows, next(self.parameters())) if lengths else None
+        rows, like = (*lengths, tail) if tail else lengths, next(self.parameters())
+        packing = None
+        if lengths:
+            packing = self.rotary.pack_parts(parts, tail, like) if parts else self.rotary.pack(rows, like)
         output: Tensor = super().forward(
             input_ids=F.pad(tokens, (0, tail)), position_ids=None, attention_mask=None, packed_seq_params=packing
         )
@@ -251,6 +258,7 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/training/arguments.py
         overlap_p2p_comm=layout.vpp > 1,
         batch_p2p_comm=layout.vpp == 1,
+        context_parallel_size=layout.cp,
         account_for_embedding_in_pipeline_split=is_uneven,
         account_for_loss_in_pipeline_split=is_uneven and not spec.scalar_head,
         pipeline_dtype=dtype,

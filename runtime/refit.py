@@ -139,15 +139,21 @@ class _Side:
 def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> Transfer:
     """What this rank is to receive, from itself if it can, else from the replica that other replicas do not ask.
 
-    The planner may name the same replica for all; any other that holds the same shard is as good.
+    The planner may name the same replica for all; any other that holds the same shard is as good, and so is each
+    context-parallel rank of a replica.
     """
     rank = dist.get_rank()
     layout = source_mesh.layout
     place = layout.coordinates(op.peer_rank - source_mesh.first_rank)
-    replicas = [source_mesh.first_rank + layout.index(tp=place.tp, dp=dp, pp=place.pp) for dp in range(layout.dp)]
+    replicas = [
+        source_mesh.first_rank + layout.index(tp=place.tp, cp=cp, dp=dp, pp=place.pp)
+        for dp in range(layout.dp)
+        for cp in range(layout.cp)
+    ]
+    mine = target_mesh.dp_rank * target_mesh.layout.cp + target_mesh.cp_rank
     return Transfer(
         parameter=op.param_name,
-        source=rank if rank in replicas else replicas[target_mesh.dp_rank % layout.dp],
+        source=rank if rank in replicas else replicas[mine % len(replicas)],
         target=rank,
         source_slices=op.peer_slice,
         target_slices=op.my_slice,

@@ -79,7 +79,7 @@ def save_weights(
     dist.barrier(group=mesh.groups.intra_dist_opt)
     dtype = next(model.parameters()).dtype
     files = _plan_files(spec, mesh.layout, file_bytes // dtype.itemsize)
-    if mesh.dp_rank == 0:
+    if mesh.dp_rank == mesh.cp_rank == 0:
         for name, (stage, parameters) in files.items():
             if stage == mesh.pp_rank:
                 _write_file(model, spec, mesh, partial / name, parameters)

@@ -164,7 +164,7 @@ class RandomModel:
         )
 
     def move_seconds(self, move: Move) -> Cost:
-        cuts = (replace(layout, sp=False) for layout in (move.source, move.target))
+        cuts = (move.source.cut, move.target.cut)
         return Cost((Term("transfer", 0.2 * self._draw("m", *cuts, move.source == move.target, move.overlap)),))
 
     def handover_seconds(self, num_bytes: float) -> Cost:

@@ -57,7 +57,7 @@ def test_coordinates_and_index_are_inverse_and_use_every_rank(layout: Layout) ->
     assert len(seen) == layout.num_ranks
 
 
-@pytest.mark.parametrize("text", ["tp", "tp2,tp4", "cp2", "tp2;pp1", "", "sp,sp,tp2"])
+@pytest.mark.parametrize("text", ["tp", "tp2,tp4", "xp2", "tp2;pp1", "", "sp,sp,tp2"])
 def test_a_malformed_layout_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match="write it like 'tp2,pp1,dp2'"):
         Layout.parse(text)
@@ -161,3 +161,10 @@ def test_a_legal_layout_breaks_no_rule() -> None:
 )
 def test_each_broken_rule_is_one_sentence_with_a_way_out(layout: Layout, model: ModelSpec, sentence: str) -> None:
     assert layout_violations(layout, model) == (sentence,)
+
+
+def test_layouts_that_cut_weights_alike_have_one_cut() -> None:
+    layout = Layout.parse("tp2,pp2,dp3,cp4,sp")
+    assert layout == Layout(tp=2, pp=2, dp=3, cp=4, sp=True)
+    assert layout.cut == Layout(tp=2, pp=2, dp=12)
+    assert layout.cut.num_ranks == layout.num_ranks

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.planner import rules
 from meshwright.planner.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.kv_cache import SlotCache
@@ -89,6 +90,13 @@ PLANS: dict[str, dict[str, Where]] = {
         "actor_train": Where("0:2", "dp2", rows(4, offload=Offload.OPTIMIZER)),
         "critic_train": Where("0:2", "tp2,sp", rows(4, offload=Offload.OPTIMIZER)),
     },
+    "cut sequences": {
+        "other": Where("0:2", "cp2"),
+        "actor_generate": Where("0:2", "dp2"),
+        "ref_logprob": Where("0:4", "pp2,cp2"),
+        "actor_train": Where("0:4", "tp2,cp2,sp"),
+        "critic_train": Where("2:2", "cp2", rows(1, recompute=Recompute.FULL, offload=Offload.OPTIMIZER)),
+    },
     "offload and streaming": {
         "actor_generate": Where("0:1"),
         "reward_score": Where("1:1", schedule=rows(4, chunk_tokens=5, offload=Offload.WEIGHTS)),
@@ -157,7 +165,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     path = write_job(directory, num_ranks=NUM_RANKS)
     job = read_job(path)
     facts = resolve(job, directory)
-    plans = {name: plan_by_hand(facts, where) for name, where in PLANS.items()}
+    with pytest.MonkeyPatch.context() as patch:  # a plan would not cut sequences as short as these
+        patch.setattr(rules, "MIN_CONTEXT_TOKENS", 1)
+        plans = {name: plan_by_hand(facts, where) for name, where in PLANS.items()}
     stale = facts.model_copy(update={"staleness": 2})
     for name, generation in CARRYING.items():
         plans[name] = plan_by_hand(stale, carrying(generation, 0))

@@ -1,0 +1,220 @@
+"""Which stages may cut their sequences, and that search, verifier, refits and clocks agree about those that do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.edges import handovers
+from meshwright.planner.evaluate import evaluate
+from meshwright.planner.frontier import costed_choice, frontier, frontiers
+from meshwright.planner.job import Facts
+from meshwright.planner.leads import patterns, scopes
+from meshwright.planner.pins import parse_pins
+from meshwright.planner.plan import Plan
+from meshwright.planner.pose import pose
+from meshwright.planner.rules import MIN_CONTEXT_TOKENS, layout_rules, max_context_parallel, schedule_rules
+from meshwright.planner.simulate import simulate
+from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.solve import solve
+from meshwright.planner.space import Choice, check_pins, choices
+from meshwright.planner.verify import verify
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.devices import device_named, network_named
+from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from meshwright.profiles.workload import Workload
+from tests.planner.jobs import RandomModel, small_facts
+
+LONG = small_facts(batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
+"""Sequences that four ranks may share."""
+
+
+def layouts(facts: Facts, stage: str, num_ranks: int = 4) -> set[Layout]:
+    return {choice.layout for choice in choices(facts, STAGE_BY_NAME[stage], num_ranks, (), Counter())}
+
+
+def test_every_stage_but_generation_may_cut_long_sequences() -> None:
+    for stage in STAGES:
+        degrees = {layout.cp for layout in layouts(LONG, stage.name)}
+        assert degrees == ({1} if stage.generates else {1, 2, 4})
+
+
+def test_a_rank_is_left_so_many_tokens_of_the_longest_sequence() -> None:
+    stage = STAGE_BY_NAME["actor_train"]
+    assert max_context_parallel(LONG, stage) == 4
+    shorter = small_facts(response=4 * MIN_CONTEXT_TOKENS - 65)
+    assert max_context_parallel(shorter, stage) == 3
+    assert {layout.cp for layout in layouts(shorter, "actor_train")} == {1, 2}
+    (sentence,) = layout_rules(shorter, stage, Layout(cp=4))
+    assert sentence == (
+        "cp=4 leaves 2047 of the 8191 tokens of the longest sequence to a rank, fewer than 2048; use cp=3 at most."
+    )
+
+
+def test_where_sequences_are_short_the_choices_are_those_without() -> None:
+    assert all(layout.cp == 1 for stage in STAGES for layout in layouts(small_facts(), stage.name))
+
+
+def test_generation_chunks_and_several_rows_at_a_time_are_refused_in_one_sentence() -> None:
+    (sentence,) = layout_rules(LONG, STAGE_BY_NAME["actor_generate"], Layout(cp=2))
+    assert sentence == "cp=2 cuts sequences, and generation draws one token after the other; use cp=1."
+    layout, stage = Layout(cp=2), STAGE_BY_NAME["ref_logprob"]
+    assert schedule_rules(LONG, stage, layout, Schedule(chunk_tokens=128)) == (
+        "cp=2 cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",
+    )
+    assert schedule_rules(LONG, stage, layout, Schedule(micro_batch_size=2)) == (
+        "micro_batch_size=2 with cp=2 cuts sequences of which fewer could be taken at a time; use 1.",
+    )
+
+
+def test_experts_take_whole_sequences() -> None:
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
+    models = LONG.models.model_copy(update={"ref": replace(LONG.models.ref, experts=experts)})
+    facts = LONG.model_copy(update={"models": models})
+    assert {layout.cp for layout in layouts(facts, "ref_logprob")} == {1}
+    with pytest.raises(BadInput, match="cp=2 divides sequences, and the experts of ref take whole ones; use cp=1"):
+        check_pins(facts, parse_pins(["ref_logprob.layout=dp2,cp2"]))
+
+
+def test_of_two_sequences_at_a_time_each_replica_of_two_takes_one_no_slower() -> None:
+    """Why sequences are cut one at a time."""
+    facts = long_facts()
+    model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
+    for name in ("ref_logprob", "actor_train"):
+        cut, apart = (
+            costed_choice(facts, model, STAGE_BY_NAME[name], Choice(Layout.parse(layout), Schedule(micro_batch_size=n)))
+            for layout, n in (("tp4,dp2,cp2,sp", 2), ("tp4,dp4,sp", 1))
+        )
+        assert apart.seconds.total <= cut.seconds.total
+        assert apart.peak_bytes <= cut.peak_bytes
+
+
+PINS = (
+    "ref_logprob.layout=cp4",
+    "reward_score.layout=dp2,cp2",
+    "critic_train.layout=pp2,cp2",
+    "actor_train.layout=tp2,cp2,sp",
+)
+
+
+@cache
+def planned() -> Plan:
+    plan = compile_plan(LONG, AnalyticModel(LONG.cluster, LONG.workload, LONG.precision), pins=PINS)
+    assert isinstance(plan, Plan), plan
+    return plan
+
+
+def test_a_plan_with_cut_sequences_verifies_and_is_read_back() -> None:
+    plan = planned()
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+    assert parse(Plan, canonical_json(plan), "plan") == plan
+    assert "ref_logprob.layout=tp1,pp1,dp1,cp4" in plan.pins
+    assert {refit.target for refit in plan.refits} >= {"actor_generate"}
+
+
+def test_a_pool_that_is_not_filled_is_told_with_its_context_ranks() -> None:
+    plan = planned()
+    placements = [
+        p.model_copy(update={"layout": Layout(cp=2)}) if p.stage == "ref_logprob" else p for p in plan.placements
+    ]
+    sentences = verify(plan.model_copy(update={"placements": tuple(placements)}))
+    assert "ref_logprob: tp=1 x pp=1 x dp=1 x cp=2 is 2 ranks and its pool has 4; make the product 4." in sentences
+
+
+def test_the_simulated_clock_takes_the_planned_time() -> None:
+    plan = planned()
+    assert simulate(plan, steps=3).steps.mean == pytest.approx(plan.period_seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_equals_trying_everything(seed: int) -> None:
+    """With all but the reference and the actor's training pinned, which may cut their sequences."""
+    facts = small_facts(ranks_per_node=2, batch_size=2, response=2 * MIN_CONTEXT_TOKENS - 64)
+    model = RandomModel(seed, 2**27)
+    free = ("ref_logprob", "actor_train")
+    pins = parse_pins(
+        [f"{s.name}.{key}" for s in STAGES if s.name not in free for key in ("pool=0:2", "layout=dp2")]
+        + [f"{s.name}.generation_slots=1" for s in STAGES if s.generates]
+        + [f"{s.name}.micro_batch_size=1" for s in STAGES if not s.generates]
+    )
+    scope = next(scope for leads in patterns(0) for scope in scopes(leads, 0))
+    found = frontiers(facts, model, pins, scope=scope)
+    problem = pose(facts, model, found, handovers(facts, model)).problem.everywhere()
+    assert any(c.layout.cp == 2 for f in found for kept in f.candidates.values() for c in kept)
+    assert solve(problem, Limits()).objective == best_makespan(problem)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_compiled_plan_verifies_and_the_evaluator_reproduces_it(seed: int) -> None:
+    facts = small_facts(ranks_per_node=2, batch_size=4, response=2 * MIN_CONTEXT_TOKENS - 64)
+    plan = compile_plan(facts, RandomModel(seed, 2**27))
+    assert isinstance(plan, Plan)
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+
+
+def long_facts() -> Facts:
+    """Llama-2 7B on 64 H100, 32 sequences of up to 64k tokens."""
+    device, intra_node, host = device_named("h100-sxm")
+    llama = ModelSpec(
+        name="llama",
+        architecture="LlamaForCausalLM",
+        num_layers=32,
+        hidden_size=4096,
+        ffn_size=11008,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=128,
+        vocab_size=32000,
+        max_positions=2**17,
+        tied_embeddings=False,
+        activation="silu",
+        norm_epsilon=1e-5,
+    )
+    models = {role: replace(llama, name=role, scalar_head=role in ("critic", "reward")) for role in ROLES}
+    return small_facts().model_copy(
+        update={
+            "models": small_facts().models.model_copy(update=models),
+            "cluster": Cluster(
+                nodes=8,
+                ranks_per_node=8,
+                device=device,
+                intra_node=intra_node,
+                inter_node=network_named("ib-ndr-400"),
+                host=host,
+                host_memory_bytes=2**40,
+            ),
+            "workload": Workload(
+                batch_size=32,
+                prompt=LengthSpec(max=1024, median=256, p99=1000),
+                response=LengthSpec(max=65536, median=32768, p99=65436),
+            ),
+        }
+    )
+
+
+ROLES = ("actor", "critic", "ref", "reward")
+
+
+@pytest.mark.parametrize("num_ranks", [32, 64])
+def test_training_on_sequences_of_64k_tokens_is_fastest_with_them_cut(num_ranks: int) -> None:
+    facts = long_facts()
+    model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
+    found = frontier(facts, model, STAGE_BY_NAME["actor_train"], parse_pins([f"actor_train.pool=0:{num_ranks}"]))
+    every = [candidate for kept in found.candidates.values() for candidate in kept]
+    best = {cut: min(c.seconds.total for c in every if (c.layout.cp > 1) == cut) for cut in (False, True)}
+    assert best[True] < 0.96 * best[False]
