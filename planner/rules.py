@@ -112,6 +112,8 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
         legal = nearest_divisor(layout.dp, rows)
         what = "minibatch" if stage.trains else "batch"
         found.append(f"dp={layout.dp} does not divide the {rows} sequences of a {what}; use dp={legal}.")
+    if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
+        found.append(f"tp={layout.tp} cuts experts, which are trained with sequence parallelism only; turn sp on.")
     if stage.generates and layout.sp:
         found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
     most = max_context_parallel(facts, stage)
@@ -159,6 +161,11 @@ def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[s
         return (f"a stage on all {layout.num_ranks} ranks has none beside it to stream from; use chunk_tokens=0.",)
     if schedule.chunk_tokens and layout.cp > 1:
         return (f"cp={layout.cp} cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",)
+    if schedule.chunk_tokens and layout.ep > 1:
+        return (
+            f"chunk_tokens={schedule.chunk_tokens} lets each replica read at its own pace, and the replicas of "
+            f"ep={layout.ep} pass their experts together; use chunk_tokens=0.",
+        )
     return ()
 
 

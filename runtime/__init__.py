@@ -13,6 +13,8 @@ _REMARKS: tuple[tuple[str, type[Warning]], ...] = (
     (r"`torch.jit.script_method` is deprecated", DeprecationWarning),
     # Said by every configuration, which does not use CUDA graphs.
     (r"full scope is deprecated", UserWarning),
+    # Said of every configuration that divides experts both ways, also where nothing is trained.
+    (r"When using expert parallelism and tensor parallelism for training", UserWarning),
     # Said whenever the core attention is recomputed; it is not Transformer Engine's.
     (r"If you are using transformer_engine as the transformer implementation", UserWarning),
     # Megatron's optimizer looks for gradients on views of its fp32 weights, finds none, and goes on.

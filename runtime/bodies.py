@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime import host
-from meshwright.runtime.distributed_optimizer import PaddedOptimizer
+from meshwright.runtime.lockstep import Lockstep
 from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, Held, pieces_of
+from meshwright.runtime.optimizers import clip_gradients, distributed_optimizers
 from meshwright.runtime.parts import parts_of
 from meshwright.runtime.ppo import Share
 
@@ -106,7 +107,7 @@ def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], ou
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Lockstep(model, mesh).passes(len(micro_batches)):
             return run_schedule([model], mesh, micro_batches, output, forward_only=True)
     finally:
         model.train(training)
@@ -200,12 +201,13 @@ class Trainer:
             bf16=dtype == torch.bfloat16,
             use_distributed_optimizer=True,
         )
-        self.optimizer = _distributed_optimizer(self.ddp_pieces, mesh, config)
+        self.optimizers = distributed_optimizers(self.ddp_pieces, mesh, config)
         model.config.finalize_model_grads_func = self._finalize
         self._clear_gradients()
 
     def train_step(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> dict[str, float]:
-        """One update from this replica's micro-batches, of which there may be none while other replicas have some.
+        """One update from this replica's micro-batches, of which there may be none while other replicas have some, but
+        not where they hold experts together: those have as many each.
 
         Returns the metrics summed over micro-batches and replicas, and `grad_norm` before clipping; the same on every
         rank. Raises RunFailed, with the weights untouched, if the gradient is not finite.
@@ -225,21 +227,24 @@ class Trainer:
 
         Raises RunFailed, with the weights untouched, if the gradient is not finite.
         """
-        self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.clip_grad_norm(self.optimizer.config.clip_grad))
+        for optimizer in self.optimizers:
+            optimizer.prepare_grads()
+        grad_norm = clip_gradients(self.optimizers)
         if not math.isfinite(grad_norm):
             raise RunFailed(
                 f"the gradient norm of {self.model.spec.name} is {grad_norm}; the weights were left as they were, "
                 "look at the rewards and losses of this step."
             )
-        self.optimizer.step_with_ready_grads()
+        for optimizer in self.optimizers:
+            optimizer.step_with_ready_grads()
         self._clear_gradients()
         return grad_norm
 
     def _clear_gradients(self) -> None:
         for piece in self.ddp_pieces:
             piece.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def _finalize(self, model: list[nn.Module], *_: Any, **__: Any) -> None:
         """Sums gradients: over replicas, over sequence-parallel ranks, over both ends of tied embeddings.
@@ -271,53 +276,3 @@ def _kept(loss: Loss, mesh: Mesh) -> Output:
         return share.loss, torch.zeros((), dtype=torch.int, device=result.device), share.metrics
 
     return output
-
-
-def _distributed_optimizer(
-    pieces: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig
-) -> PaddedOptimizer:
-    """Megatron's distributed optimizer over torch's AdamW.
-
-    Made here because megatron's own maker has all ranks of the world compare their parameters, and a pool cannot wait
-    for the ranks of another:
-    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/__init__.py
-    """
-    parameters = [parameter for piece in pieces for parameter in piece.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay, "wd_mult": 1.0},
-        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0, "wd_mult": 0.0},
-    ]
-    # What megatron's checkpoints tell groups of parameters by.
-    for group in groups:
-        group |= {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
-    adam = torch.optim.AdamW(
-        groups, lr=config.lr or 0.0, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps
-    )
-    optimizer = PaddedOptimizer(
-        adam,
-        config,
-        grad_scaler=None,
-        init_state_fn=_start_moments,
-        model_chunks=list(pieces),
-        per_model_buffers={number: piece.buffers for number, piece in enumerate(pieces)},
-        data_parallel_group=mesh.groups.dp_cp,
-        data_parallel_group_gloo=None,
-        data_parallel_group_idx=mesh.groups.mp.rank(),
-        distributed_optimizer_instance_id=0,
-    )
-    optimizer.grad_stats_parallel_group = mesh.groups.intra_dist_opt
-    optimizer.tp_group = mesh.groups.tp
-    _start_moments(adam)
-    return optimizer
-
-
-def _start_moments(optimizer: torch.optim.Optimizer, _: OptimizerConfig | None = None) -> None:
-    """Gives every parameter its moments, which AdamW would make in its first update and checkpoints ask for before."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not optimizer.state[parameter]:
-                optimizer.state[parameter] |= {
-                    "step": torch.zeros(()),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }

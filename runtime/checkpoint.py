@@ -66,7 +66,8 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
         for number, piece in enumerate(pieces_of(trainer.model)):
             state = loaded[name][f"model{number}"]
             piece.load_state_dict({key.removeprefix(f"{name}."): value for key, value in state.items()})
-        _load_optimizer(trainer.optimizer, **loaded[name]["optimizer"])
+        for number, optimizer in enumerate(trainer.optimizers):
+            _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
 
 
 def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
@@ -77,15 +78,18 @@ def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
         f"model{number}": piece.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
         for number, piece in enumerate(pieces_of(trainer.model))
     }
-    optimizer = trainer.optimizer.sharded_state_dict(pieces, is_loading=is_loading, metadata=metadata)
-    param_state = optimizer.pop("param_state")
+    optimizers = [
+        part.sharded_state_dict(pieces, is_loading=is_loading, metadata=metadata) for part in trainer.optimizers
+    ]
+    param_states = {number: optimizer.pop("param_state") for number, optimizer in enumerate(optimizers)}
     # Megatron would write these from rank 0 of the world, which may hold no trainer, or another.
     replica = (0, groups.mp.rank(), groups.dp_cp.rank())
-    settings = ShardedObject(f"{name}.settings", optimizer, (1,), (0,), replica_id=replica)
-    return {**pieces, "optimizer": {"settings": settings, "param_state": param_state}}
+    # The settings of all optimizers of a trainer are the same.
+    settings = ShardedObject(f"{name}.settings", optimizers[0], (1,), (0,), replica_id=replica)
+    return {**pieces, "settings": settings, "param_states": param_states}
 
 
-def _load_optimizer(optimizer: DistributedOptimizer, *, settings: dict[str, Any], param_state: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:
     """Megatron's loading, but for the count of updates of torch's AdamW.
 
     It looks for the count among the tensors, where it did not save it, and gives all parameters one tensor to count

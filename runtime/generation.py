@@ -20,6 +20,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.attention import attention_cache
 from meshwright.runtime.decoding import DecodeStep
 from meshwright.runtime.kv_cache import SlotCache
+from meshwright.runtime.lockstep import Lockstep
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, last_logits
 from meshwright.runtime.relay import Relay
@@ -74,6 +75,7 @@ class Generator:
         )
         self._step = DecodeStep(model, mesh, max_tokens)
         self._relay = Relay(mesh, self._device)
+        self._lockstep = Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
 
@@ -134,7 +136,7 @@ class Generator:
 
         The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
         next turn. `stream` hands tokens out as they are drawn. Every rank of the replica must call with the same
-        arguments.
+        arguments, and every replica that holds experts together with this one must call too, with its own.
         """
         self._model.eval()
         self._flight.begin(admitted, least_rounds)
@@ -148,6 +150,7 @@ class Generator:
                 self._advance(group)
                 self._flight.num_rounds += group is self._flight.groups[-1]
         self._settle(rotation, version, stream)
+        self._lockstep.finish()
         return delivered
 
     def _learn(self, group: SlotGroup, version: int, stream: Listener | None) -> bool:
@@ -177,10 +180,11 @@ class Generator:
         continuing = list(group.live)
         admitted = group.admit(self._flight.waiting, self._flight.turn)
         drawn = []
-        if continuing:
-            drawn.append(self.decode(group.first_slot, continuing))
-        if admitted:
-            drawn.append(self.prefill(group.first_slot + len(continuing), admitted))
+        with self._lockstep.passes(bool(continuing) + bool(admitted)):
+            if continuing:
+                drawn.append(self.decode(group.first_slot, continuing))
+            if admitted:
+                drawn.append(self.prefill(group.first_slot + len(continuing), admitted))
         if not drawn:
             return
         tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None

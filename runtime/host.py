@@ -32,6 +32,7 @@ _MODULES = (
     "megatron.core.pipeline_parallel.p2p_communication",
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.resharding.refit",
+    "megatron.core.transformer.moe.token_dispatcher",
 )
 """The modules of megatron-core that the runtime uses; importing them loads all the others it reaches."""
 
@@ -84,6 +85,7 @@ def install() -> None:
         return
     _take_cpu_generator_for_cuda()
     _answer_tensor_methods()
+    _count_routed_tokens_on_host()
     # The literal device "cuda" and torch.cuda.current_device(), for example
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596
     for name, module in list(sys.modules.items()):
@@ -98,7 +100,23 @@ def _torch_for_megatron() -> ModuleType:
     for name in _FACTORIES:
         setattr(stand_in, name, _made_on_host(getattr(torch, name)))
     vars(stand_in)["cuda"] = _cuda_for_megatron()
+    vars(stand_in)["distributed"] = _copy_of(torch.distributed)
+    vars(stand_in.distributed)["all_gather"] = _all_gather
     return stand_in
+
+
+def _all_gather(outputs: list[torch.Tensor], mine: torch.Tensor, group: Any = None) -> None:
+    """Gathers tensors whose first dimensions may differ, which gloo does not: they are padded to the longest.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/mappings.py#L150
+    """
+    longest = max(len(output) for output in outputs)
+    padded = mine.new_zeros(longest, *mine.shape[1:])
+    padded[: len(mine)] = mine
+    gathered = [torch.empty_like(padded) for _ in outputs]
+    torch.distributed.all_gather(gathered, padded, group=group)
+    for output, part in zip(outputs, gathered, strict=True):
+        output.copy_(part[: len(output)])
 
 
 def _cuda_for_megatron() -> ModuleType:
@@ -184,6 +202,19 @@ def _answer_tensor_methods() -> None:
         function = getattr(owner, name)
         if not hasattr(function, "__wrapped__"):
             setattr(owner, name, _under_answers(function))
+
+
+def _count_routed_tokens_on_host() -> None:
+    """Counts of tokens that go to experts are there already, and become numbers as they do on the way from a device.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1078
+    """
+    dispatcher = sys.modules["megatron.core.transformer.moe.token_dispatcher"]
+    vars(dispatcher)["maybe_move_tensor_to_cpu"] = _on_host
+
+
+def _on_host(counts: Any, as_numpy: bool = False, **_: Any) -> Any:
+    return counts.numpy() if as_numpy and torch.is_tensor(counts) else counts
 
 
 def _under_answers(function: Callable[..., Any]) -> Callable[..., Any]:

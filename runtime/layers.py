@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
@@ -17,6 +18,7 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -73,6 +75,33 @@ def _experts() -> ModuleSpec:
     linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     experts = ModuleSpec(module=SequentialMLP, submodules=linears)
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=_Router))
+
+
+def keep_tokens_apart(layer: MoELayer, groups: ProcessGroupCollection) -> None:
+    """Makes a layer of experts fit for tensor-parallel ranks that all have the same tokens."""
+    layer.token_dispatcher = _WidthDispatcher(
+        layer.num_local_experts, layer.local_expert_indices, config=layer.config, pg_collection=groups
+    )
+
+
+class _WidthDispatcher(MoEAlltoAllTokenDispatcher):
+    """Passes the tokens of each tensor-parallel rank through its own width of the experts and sums the answers.
+
+    Megatron's takes the tokens of those ranks for different ones, as they are under sequence parallelism, and would
+    compute each once per rank. The sum has no gradients: megatron trains with sequence parallelism only.
+    """
+
+    def __init__(
+        self, num_experts: int, indices: list[int], config: TransformerConfig, pg_collection: ProcessGroupCollection
+    ) -> None:
+        alike = ProcessGroupCollection(ep=pg_collection.ep, expt_tp=None, tp_ep=pg_collection.ep)
+        super().__init__(num_experts, indices, config=config, pg_collection=alike)
+        self._summed_over = pg_collection.expt_tp
+
+    def combine_postprocess(self, permutated_local_input_tokens: Tensor) -> Tensor:
+        output: Tensor = super().combine_postprocess(permutated_local_input_tokens)
+        dist.all_reduce(output, group=self._summed_over)
+        return output
 
 
 class _Router(TopKRouter):

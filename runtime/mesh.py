@@ -23,7 +23,8 @@ _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 class Mesh:
     """A layout placed on the ranks `[first_rank, first_rank + layout.num_ranks)`, as one rank of the world sees it.
 
-    Within the mesh tp varies fastest, then cp, then dp, then pp.
+    Within the mesh tp varies fastest, then cp, then dp, then pp. Experts are spread over `ep` replicas that follow each
+    other.
     """
 
     layout: Layout
@@ -48,6 +49,11 @@ class Mesh:
         """Megatron's collection of groups; only a member has it."""
         assert self._groups is not None, f"rank {dist.get_rank()} is not in the mesh on ranks {self.ranks}"
         return self._groups
+
+    @property
+    def ep_rank(self) -> int:
+        """Which part of the experts this rank holds; meaningless on a rank that is not a member."""
+        return self.dp_rank % self.layout.ep
 
     @property
     def is_first_stage(self) -> bool:
@@ -83,7 +89,7 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
 def _collection(
     along: Callable[..., dist.ProcessGroup | None], ends: dist.ProcessGroup | None
 ) -> ProcessGroupCollection:
-    """Megatron's names for the groups, of which there are few: expert parallelism is not used.
+    """Megatron's names for the groups.
 
     `ends` joins the first and the last stage of a pipeline, which share tied embeddings; None between them.
     """
@@ -91,26 +97,34 @@ def _collection(
     stage, replica, everyone = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
     holders = along("cp", "dp")  # of the same weights
     groups = ProcessGroupCollection()
-    groups.tp = groups.expt_tp = groups.tp_ep = tp
+    groups.tp = groups.expt_tp = tp
     groups.cp, groups.tp_cp = cp, along("tp", "cp")
     groups.dp = dp
-    groups.dp_cp = groups.expt_dp = groups.intra_dp_cp = groups.intra_expt_dp = holders
+    groups.dp_cp = groups.intra_dp_cp = holders
     groups.pp = pp
-    groups.ep = groups.pos_embd = alone
+    groups.pos_embd = alone
+    groups.ep, groups.tp_ep, groups.tp_ep_pp = along("ep"), along("tp", "ep"), along("tp", "ep", "pp")
+    groups.expt_dp = groups.intra_expt_dp = along("cp", "expt_dp")
     groups.embd = ends
     groups.tp_dp_cp = stage
-    groups.mp = groups.tp_ep_pp = replica
+    groups.mp = replica
     groups.intra_dist_opt = everyone
     groups.hcp = groups.inter_dist_opt = None
     return groups
 
 
 def _slices(layout: Layout, first_rank: int, axes: Sequence[str]) -> list[list[int]]:
-    """The ranks of the layout in sets that differ along `axes` only, each ascending."""
+    """The ranks of the layout in sets that differ along `axes` only, each ascending.
+
+    Along "ep" lie the replicas that hold the experts together, along "expt_dp" those that hold the same ones, and
+    along "dp" all of them.
+    """
+    varying = {*axes, "ep", "expt_dp"} if "dp" in axes else {*axes}
     sets: dict[tuple[int, ...], list[int]] = {}
     for index in range(layout.num_ranks):
         place = layout.coordinates(index)._asdict()
-        others = tuple(place[axis] for axis in place if axis not in axes)
+        place["expt_dp"], place["ep"] = divmod(place.pop("dp"), layout.ep)
+        others = tuple(place[axis] for axis in place if axis not in varying)
         sets.setdefault(others, []).append(first_rank + index)
     return list(sets.values())
 

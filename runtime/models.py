@@ -20,7 +20,7 @@ from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stage
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime import host
 from meshwright.runtime.attention import Rotary
-from meshwright.runtime.layers import RMSNorm, ScalarHead, block_of_layers
+from meshwright.runtime.layers import RMSNorm, ScalarHead, block_of_layers, keep_tokens_apart
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.parts import parts_of
 from meshwright.runtime.stored import global_name
@@ -74,6 +74,9 @@ class Decoder(GPTModel):
         self.head_positions: Tensor | None = None
         if is_last and spec.scalar_head:
             self._attach_scalar_head()
+        if spec.experts and layout.tp > 1 and not layout.sp:
+            for layer in self.decoder.layers:
+                keep_tokens_apart(layer.mlp, mesh.groups)
         if is_first and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
 
@@ -160,10 +163,12 @@ def pieces_of(model: Held) -> tuple[Decoder, ...]:
 
 
 def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that this rank holds, with their layers counted through the whole model."""
+    """The parameters that this rank holds, with their layers and experts counted through the whole model."""
     for piece in pieces_of(model):
+        num_experts = piece.spec.experts.num_experts if piece.spec.experts else 0
+        first_expert = piece.mesh.ep_rank * (num_experts // piece.mesh.layout.ep)
         for name, parameter in piece.named_parameters():
-            yield global_name(name, piece.layers.start), parameter
+            yield global_name(name, piece.layers.start, first_expert), parameter
 
 
 def last_logits(model: Decoder, tokens: Tensor, last: Tensor, *, hidden: Tensor | None = None) -> Tensor:
@@ -183,17 +188,12 @@ def last_logits(model: Decoder, tokens: Tensor, last: Tensor, *, hidden: Tensor 
     return output[0] if model.post_process else output
 
 
-def expert_violations(spec: ModelSpec, layout: Layout) -> Iterator[str]:
+def expert_violations(spec: ModelSpec) -> Iterator[str]:
     """One sentence per reason why experts that can be planned cannot be run."""
     if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
         yield (
             f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
             f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
-        )
-    elif spec.experts and (layout.tp > 1 or layout.ep > 1):
-        yield (
-            f"layout {layout} divides the experts of {spec.name}, which a run keeps whole on every replica; pin a "
-            "layout with tp=1 and ep=1."
         )
 
 
@@ -209,9 +209,9 @@ def build_model(
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
     A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
-    does not divide the model, or that divides experts, and for experts of a family that is not built.
+    does not divide the model, and for experts of a family that is not built.
     """
-    for sentence in (*layout_violations(mesh.layout, spec), *expert_violations(spec, mesh.layout)):
+    for sentence in (*layout_violations(mesh.layout, spec), *expert_violations(spec)):
         raise BadInput(sentence)
     host.install()
     if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
@@ -270,11 +270,11 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         # Losses come divided by a global count, so gradients are summed and never averaged.
         calculate_per_token_loss=True,
         **_RECOMPUTE[recompute],
-        **_routing(spec),
+        **_routing(spec, layout),
     )
 
 
-def _routing(spec: ModelSpec) -> dict[str, Any]:
+def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
     """How tokens find their experts: none is dropped, and no loss but the job's pulls at the router."""
     if not spec.experts:
         return {}
@@ -284,6 +284,8 @@ def _routing(spec: ModelSpec) -> dict[str, Any]:
         "moe_router_topk": spec.experts.experts_per_token,
         "moe_router_pre_softmax": not spec.experts.normalized,
         "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.tp,
     }
 
 

@@ -60,7 +60,10 @@ class HostedOptimizer:
         self._trainer = trainer
         self._state = _optimizer_state(trainer)
         self._kept = [_room_for(tensor) for tensor in self._state]
-        self._gradients = [buffer.grad_data for piece in trainer.ddp_pieces for buffer in piece.buffers]
+        buffers = [
+            buffer for piece in trainer.ddp_pieces for buffer in (*piece.buffers, *piece.expert_parallel_buffers)
+        ]
+        self._gradients = [buffer.grad_data for buffer in buffers]
         self.offload()
 
     def reload(self) -> int:
@@ -116,10 +119,11 @@ class HostMemory:
 
 def _optimizer_state(trainer: Trainer) -> list[Tensor]:
     """Main weights, which a model in fp32 has none of beside its own, and moments."""
-    optimizer = trainer.optimizer
-    main = [weight.data for group in optimizer.shard_fp32_from_float16_groups for weight in group]
-    moments = [state[name] for state in optimizer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    return [*main, *moments]
+    found: list[Tensor] = []
+    for optimizer in trainer.optimizers:
+        found += [weight.data for group in optimizer.shard_fp32_from_float16_groups for weight in group]
+        found += [state[name] for state in optimizer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return found
 
 
 def _room_for(tensor: Tensor) -> Tensor:

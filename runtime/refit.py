@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Held, named_in_whole, pieces_of
-from meshwright.runtime.stored import EMBEDDING, OUTPUT
+from meshwright.runtime.stored import EMBEDDING, OUTPUT, expert_of
 
 BUCKET_BYTES = 64 * 2**20
 """How much one rank sends to another at once."""
@@ -145,9 +145,12 @@ def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.
     rank = dist.get_rank()
     layout = source_mesh.layout
     place = layout.coordinates(op.peer_rank - source_mesh.first_rank)
+    holders = range(layout.dp)
+    if expert_of(op.param_name) is not None:
+        holders = range(place.dp % layout.ep, layout.dp, layout.ep)
     replicas = [
         source_mesh.first_rank + layout.index(tp=place.tp, cp=cp, dp=dp, pp=place.pp)
-        for dp in range(layout.dp)
+        for dp in holders
         for cp in range(layout.cp)
     ]
     mine = target_mesh.dp_rank * target_mesh.layout.cp + target_mesh.cp_rank

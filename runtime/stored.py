@@ -23,7 +23,7 @@ FINAL_NORM = "decoder.final_layernorm.weight"
 OUTPUT = "output_layer.weight"
 
 _LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\.local_experts\.([0-9]+)\.(linear_fc[12])")
+_EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) 
     match = _EXPERT.fullmatch(module)
     assert match, module
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    expert, wide = f"{block}.experts.{match[1]}", (experts.ffn_size, spec.hidden_size)
-    if match[2] == "linear_fc1":
+    expert, wide = f"{block}.experts.{match[2]}", (experts.ffn_size, spec.hidden_size)
+    if match[3] == "linear_fc1":
         return Recipe(tensors=tuple(Stored(f"{expert}.{x}.weight", wide) for x in (gate, up)), axis=0)
     return Recipe(tensors=(Stored(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
 
@@ -171,7 +171,16 @@ def _linear(module: str, has_bias: bool) -> list[str]:
     return [f"{module}.weight", f"{module}.bias"] if has_bias else [f"{module}.weight"]
 
 
-def global_name(parameter: str, first_layer: int) -> str:
-    """`parameter` of a stage, whose layers count from 0, with its layer counted through the whole model."""
+def global_name(parameter: str, first_layer: int, first_expert: int = 0) -> str:
+    """`parameter` of a rank, whose layers and experts count from 0, with both counted through the whole model."""
     layer = _LAYER.fullmatch(parameter)
-    return f"decoder.layers.{int(layer[1]) + first_layer}.{layer[2]}" if layer else parameter
+    if not layer:
+        return parameter
+    named = _EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + first_expert}.{match[3]}", layer[2])
+    return f"decoder.layers.{int(layer[1]) + first_layer}.{named}"
+
+
+def expert_of(parameter: str) -> int | None:
+    """The number of the expert that a parameter belongs to, None for all others."""
+    match = _EXPERT.search(parameter)
+    return int(match[2]) if match else None

@@ -102,7 +102,7 @@ def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
     for placement in plan.placements:
-        for sentence in expert_violations(plan.facts.models.spec(placement.role), placement.layout):
+        for sentence in expert_violations(plan.facts.models.spec(placement.role)):
             raise BadInput(f"plan: {placement.stage}: {sentence}")
     for sentence in verify(plan):
         raise BadInput(f"plan: {sentence}")

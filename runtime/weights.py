@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Held, named_in_whole
-from meshwright.runtime.stored import OUTPUT, Recipe, Stored, parameters_of_stage, recipe
+from meshwright.runtime.stored import OUTPUT, Recipe, Stored, expert_of, parameters_of_stage, recipe
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -66,8 +68,9 @@ def save_weights(
 ) -> None:
     """Writes the model as a Hugging Face directory, with the configuration and tokenizer of `documents_of`.
 
-    All members of the mesh call it, over a file system they share; the first replica writes, each stage its own
-    files, of about `file_bytes` bytes. The directory appears when it is whole. Raises BadInput if it exists.
+    All members of the mesh call it, over a file system they share; the first replica writes, and the others write the
+    experts that it has not, each stage its own files, of about `file_bytes` bytes. The directory appears when it is
+    whole. Raises BadInput if it exists.
     """
     if directory.exists():
         raise BadInput(f"{directory} exists already; give a new directory for the weights.")
@@ -79,10 +82,9 @@ def save_weights(
     dist.barrier(group=mesh.groups.intra_dist_opt)
     dtype = next(model.parameters()).dtype
     files = _plan_files(spec, mesh.layout, file_bytes // dtype.itemsize)
-    if mesh.dp_rank == mesh.cp_rank == 0:
-        for name, (stage, parameters) in files.items():
-            if stage == mesh.pp_rank:
-                _write_file(model, spec, mesh, partial / name, parameters)
+    for name, file in files.items():
+        if (file.stage, file.replica, 0) == (mesh.pp_rank, mesh.dp_rank, mesh.cp_rank):
+            _write_file(model, spec, mesh, partial / name, file.parameters)
     if dist.get_rank() == mesh.first_rank:
         _write_index(spec, files, dtype.itemsize, partial / _INDEX)
         _copy_documents(spec, documents_of, partial)
@@ -92,19 +94,36 @@ def save_weights(
     dist.barrier(group=mesh.groups.intra_dist_opt)
 
 
-def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str, tuple[int, list[str]]]:
-    """The pipeline stage and the parameters of each file: the same on every rank, in the order of the model."""
-    groups: list[tuple[int, list[str]]] = []
-    for stage in range(layout.pp):
+@dataclass(frozen=True)
+class _File:
+    """Parameters that one stage of one replica writes together."""
+
+    stage: int
+    replica: int
+    parameters: list[str]
+
+
+def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str, _File]:
+    """What is in each file: the same on every rank, in the order of the model."""
+    files: list[_File] = []
+    for stage, replica in itertools.product(range(layout.pp), range(layout.ep)):
         elements = max_elements
         for parameter in parameters_of_stage(spec, layout.pp, stage, layout.vpp):
+            if _writer(spec, layout, parameter) != replica:
+                continue
             size = sum(stored.num_elements for stored in recipe(spec, parameter).tensors)
             if elements + size > max_elements:
-                groups.append((stage, []))
+                files.append(_File(stage, replica, []))
                 elements = 0
-            groups[-1][1].append(parameter)
+            files[-1].parameters.append(parameter)
             elements += size
-    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
+    return {f"model-{i:05d}-of-{len(files):05d}.safetensors": file for i, file in enumerate(files, 1)}
+
+
+def _writer(spec: ModelSpec, layout: Layout, parameter: str) -> int:
+    """The first replica that holds the parameter."""
+    expert = expert_of(parameter)
+    return expert * layout.ep // spec.experts.num_experts if spec.experts and expert is not None else 0
 
 
 def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, parameters: Iterable[str]) -> None:
@@ -129,8 +148,8 @@ def _gather(shard: Tensor, mesh: Mesh) -> list[Tensor]:
     return shards or []
 
 
-def _write_index(spec: ModelSpec, files: dict[str, tuple[int, list[str]]], itemsize: int, path: Path) -> None:
-    stored = {t: name for name, (_, parameters) in files.items() for p in parameters for t in recipe(spec, p).tensors}
+def _write_index(spec: ModelSpec, files: dict[str, _File], itemsize: int, path: Path) -> None:
+    stored = {t: name for name, file in files.items() for p in file.parameters for t in recipe(spec, p).tensors}
     index = {
         "metadata": {"total_size": itemsize * sum(tensor.num_elements for tensor in stored)},
         "weight_map": {tensor.name: name for tensor, name in sorted(stored.items(), key=lambda item: item[0].name)},

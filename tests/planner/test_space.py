@@ -62,6 +62,28 @@ def test_only_experts_are_spread() -> None:
             assert not layout_rules(facts, stage, layout)
 
 
+def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
+    facts = mixture_facts()
+    for stage in STAGES:
+        cut = {c.layout.sp for c in choices(facts, stage, 4, (), Counter()) if c.layout.tp == 2}
+        if stage.trains and stage.role == "actor":
+            assert cut == {True}
+        else:
+            assert cut == ({False} if stage.generates else {False, True})
+    with pytest.raises(BadInput, match="tp=2 cuts experts, which are trained with sequence parallelism only; turn sp"):
+        check_pins(facts, parse_pins(["actor_train.layout=tp2"]))
+
+
+def test_replicas_of_spread_experts_do_not_read_while_tokens_are_generated() -> None:
+    facts, stage = mixture_facts(), STAGE_BY_NAME["ref_logprob"]
+    streaming = Schedule(chunk_tokens=128)
+    assert schedule_rules(facts, stage, Layout(dp=2), streaming) == ()
+    assert schedule_rules(facts, stage, Layout(dp=2, ep=2), streaming) == (
+        "chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2 pass their experts "
+        "together; use chunk_tokens=0.",
+    )
+
+
 def test_a_stage_of_spread_experts_may_be_pinned() -> None:
     facts = mixture_facts()
     check_pins(facts, parse_pins(["ref_logprob.layout=dp4,ep4"]))

@@ -9,18 +9,28 @@ from shutil import rmtree
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model import read_model
+from meshwright.runtime.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.models import build_model
+from meshwright.runtime.slots import Response
 from meshwright.runtime.train import run_plan
+from meshwright.runtime.turns import Everything, FirstEnded
+from meshwright.runtime.weights import load_weights
 from tests.runtime import small_job
 from tests.runtime.checkpoints import edit_config, expected_logprobs, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import request, write_job
 from tests.runtime.test_bodies import How, _train, _written
 from tests.runtime.test_checkpoint import Run, _merge
-from tests.runtime.test_generation import VOCAB_SIZE, generate
+from tests.runtime.test_generation import PROMPTS, VOCAB_SIZE, generate, open_generator
+from tests.runtime.test_refit import Place
 from tests.runtime.test_refit import _check as check_refit
 from tests.runtime.test_weights import _check as check_logprobs
+from tests.runtime.test_weights import _convert
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +50,10 @@ def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool) -> 
     return write_checkpoint(directory, family, **FAMILIES[family], **changes)
 
 
-@pytest.mark.parametrize("layout", ["tp1", "pp2"])
+DIVIDED = ["tp2", "dp2,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2"]
+
+
+@pytest.mark.parametrize("layout", ["tp1", "pp2", "tp2,sp", "tp2,dp2,ep2,sp", *DIVIDED])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_agree_with_transformers(tmp_path: Path, family: str, layout: str) -> None:
     directory = mixture(tmp_path / "model", family)
@@ -56,7 +69,13 @@ def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
     directory = mixture(tmp_path / "model", family)
-    hows = [How("tp1", 4), How("dp2", 1), How("pp2,dp2", 1, "full")]
+    hows = [How("tp1", 4), How("dp2", 1), How("pp2,dp2", 1, "full"), How("tp2,sp", 2, "full"), How("dp2,ep2", 1)]
+    hows += [
+        How("dp4,ep2", 1),
+        How("tp2,dp2,ep2,sp", 1, "selective"),
+        How("pp2,dp2,ep2", 1, "full"),
+        How("pp2,dp2,ep2,vpp2", 1),
+    ]
     seen = [run_on_ranks(4, _train, how, directory, False, tmp_path / str(i)) for i, how in enumerate(hows)]
     known = seen[0][0]
     assert known is not None
@@ -69,6 +88,57 @@ def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path,
                 assert update == pytest.approx(first, rel=1e-4, abs=1e-6), hows[number]
         for name, tensor in _written(tmp_path / str(number)).items():
             torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _different_rows(directory: Path, layout: str) -> list[Tensor] | None:
+    """Log-probabilities of the rows of this rank's replica, one a micro-batch: three of the first, none of the last."""
+    mesh = build_mesh(Layout.parse(layout), 0)
+    spec = read_model(directory)
+    model = build_model(spec, mesh)
+    load_weights(model, spec, mesh, directory)
+    ids = tokens()
+    rows = range(len(ids)) if mesh.dp_rank == 0 else ()
+    answers = forward_logprobs(model, mesh, [MicroBatch.of([ids[row, : 21 - 4 * row]]) for row in rows])
+    return answers if mesh.is_last_stage and mesh.dp_rank == 0 else None
+
+
+@pytest.mark.parametrize("layout", ["tp2,dp2,ep2,sp", "pp2,dp2,ep2"])
+def test_replicas_that_hold_experts_together_may_have_different_numbers_of_rows(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model")
+    expected = expected_logprobs(directory, tokens())
+    for answers in filter(None, run_on_ranks(4, _different_rows, directory, layout)):
+        for row, answer in enumerate(answers):
+            torch.testing.assert_close(answer[:-1], expected[row, : len(answer) - 1], atol=1e-4, rtol=0)
+
+
+def _draw_in_turns(directory: Path, layout: str) -> list[list[Response]] | None:
+    """What three turns deliver on this replica, which has every `dp`-th prompt but the last has none at first."""
+    opened = open_generator(directory, layout, 2)
+    if opened is None:
+        return None
+    generator, _, mesh = opened
+    mine = PROMPTS[mesh.dp_rank :: mesh.layout.dp]
+    first = mine[: 3 if mesh.dp_rank == 0 else 0]
+    deliveries = (FirstEnded(1, 2), FirstEnded(2, 2), Everything())
+    admitted = (first, mine[len(first) :], ())
+    return [
+        list(generator.turn(prompts, version=0, delivery=delivery))
+        for prompts, delivery in zip(admitted, deliveries, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("layout", DIVIDED)
+def test_replicas_that_hold_experts_together_draw_at_their_own_pace(tmp_path: Path, layout: str) -> None:
+    """Prompts are admitted unevenly, responses end at different lengths, and some stay in flight from turn to turn."""
+    directory = mixture(tmp_path / "actor", "Qwen3Moe", vocab_size=VOCAB_SIZE)
+    alone = run_on_ranks(4, generate, directory, "tp1", 1)[0]
+    assert alone is not None
+    expected = {response.row: response.tokens for response in alone[0]}
+    assert len({len(drawn) for drawn in expected.values()}) > 1
+    found = [turns for turns in run_on_ranks(4, _draw_in_turns, directory, layout) if turns is not None]
+    delivered = {response.row: response.tokens for turns in found for turn in turns for response in turn}
+    assert delivered == expected
+    assert len(found) == Layout.parse(layout).num_ranks
 
 
 def test_a_generator_with_experts_draws_what_its_trainer_scores(tmp_path: Path) -> None:
@@ -101,23 +171,47 @@ def test_a_job_whose_actor_has_experts_runs(tmp_path: Path) -> None:
     assert all(line["generator_gap"] < 1e-4 for line in lines)
 
 
-@pytest.mark.parametrize("layout", ["dp2,ep2", "tp2"])
-def test_divided_experts_are_refused_before_anything_starts(tmp_path: Path, layout: str) -> None:
-    pins = (f"ref_logprob.layout={layout}", *(pin for pin in WHOLE if "ref" not in pin))
-    asked = request(write_mixture_job(tmp_path), tmp_path / "out", *pins)
-    with pytest.raises(BadInput, match=r"plan: ref_logprob: layout .* divides the experts of actor, which a run keeps"):
-        run_plan(asked)
-    assert not asked.out.exists()
+def test_a_job_whose_experts_are_divided_runs(tmp_path: Path) -> None:
+    """Two replicas hold half of the experts each while they generate and train, two ranks half of each to score."""
+    pins = [f"{stage}.layout=dp2,ep2" for stage in ("actor_generate", "actor_logprob", "actor_train")]
+    out = tmp_path / "out"
+    summary = run_plan(request(write_mixture_job(tmp_path), out, *pins, "ref_logprob.layout=tp2", steps=2))
+    assert summary is not None
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert all(line["generator_gap"] < 1e-4 for line in lines)
 
 
-def test_experts_are_moved_with_their_layers(tmp_path: Path) -> None:
-    check_refit(mixture(tmp_path / "model"), ("pp2,dp2", 0), ("dp2", 1))
+MOVES: list[tuple[Place, Place]] = [
+    (("pp2,dp2", 0), ("dp2", 1)),
+    (("dp2,ep2", 0), ("tp2", 2)),
+    (("tp2,sp", 0), ("dp2,ep2", 1)),
+    (("tp2,dp2,ep2,sp", 0), ("pp2,dp2,ep2", 0)),
+    (("dp4,ep2", 0), ("dp4,ep4", 0)),
+]
 
 
-def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place, target: Place) -> None:
+    check_refit(mixture(tmp_path / "model"), source, target)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4"])
+def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model")
+    run_on_ranks(4, _convert, directory, layout, directory, tmp_path / "copy")
+    written, stored = _written(tmp_path / "copy"), load_file(directory / "model.safetensors")
+    assert written.keys() == stored.keys()
+    assert all(torch.equal(written[name], stored[name]) for name in stored)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2")]
+)
+def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
     mixture(tmp_path / "actor", "Qwen3Moe")
-    first, then = ({"actor": (layout, 0)} for layout in ("dp2", "pp2"))
-    whole = _merge(tmp_path, Run(places=first, num_updates=3))
-    start = _merge(tmp_path, Run(places=first, num_updates=1, written=tmp_path / "saved"))
-    rest = _merge(tmp_path, Run(places=then, num_updates=2, read=tmp_path / "saved"))
+    places, others = ({"actor": (layout, 0)} for layout in (first, then))
+    whole = _merge(tmp_path, Run(places=places, num_updates=3))
+    start = _merge(tmp_path, Run(places=places, num_updates=1, written=tmp_path / "saved"))
+    rest = _merge(tmp_path, Run(places=others, num_updates=2, read=tmp_path / "saved"))
     assert start["actor"] + rest["actor"] == pytest.approx(whole["actor"], rel=1e-4)

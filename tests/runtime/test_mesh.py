@@ -4,6 +4,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.runtime.mesh import build_mesh
 from tests.runtime.ranks import run_on_ranks
 
+GROUPS = ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd", "ep", "expt_dp", "tp_ep", "tp_ep_pp")
 Sight = tuple[tuple[int, int, int], dict[str, tuple[int, ...]]]
 
 
@@ -12,7 +13,7 @@ def _sight(layout: Layout, first_rank: int) -> Sight:
     mesh = build_mesh(layout, first_rank)
     groups = {}
     if mesh.is_member:
-        for name in ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd"):
+        for name in GROUPS:
             groups[name] = tuple(dist.get_process_group_ranks(getattr(mesh.groups, name)))
     return (mesh.tp_rank, mesh.dp_rank, mesh.pp_rank), groups
 
@@ -27,10 +28,28 @@ def test_tensor_parallel_ranks_are_neighbours_and_stages_are_furthest_apart() ->
         "mp": (0, 1, 2, 3),
         "intra_dist_opt": (0, 1, 2, 3),
         "embd": (1, 3),
+        "ep": (3,),
+        "expt_dp": (3,),
+        "tp_ep": (2, 3),
+        "tp_ep_pp": (0, 1, 2, 3),
     }
     sights = run_on_ranks(4, _sight, Layout(tp=2, dp=2, sp=True), 0)
     assert sights[1][1]["tp"] == (0, 1)
     assert sights[1][1]["dp"] == (1, 3)
+
+
+def test_neighbouring_replicas_hold_experts_together() -> None:
+    sights = run_on_ranks(4, _sight, Layout(dp=4, ep=2), 0)
+    assert [(groups["ep"], groups["expt_dp"]) for _, groups in sights] == [
+        ((0, 1), (0, 2)),
+        ((0, 1), (1, 3)),
+        ((2, 3), (0, 2)),
+        ((2, 3), (1, 3)),
+    ]
+    groups = run_on_ranks(4, _sight, Layout(tp=2, dp=2, ep=2, sp=True), 0)[2][1]
+    assert (groups["ep"], groups["expt_dp"], groups["tp_ep"]) == ((0, 2), (2,), (0, 1, 2, 3))
+    groups = run_on_ranks(4, _sight, Layout(pp=2, dp=2, ep=2), 0)[2][1]
+    assert (groups["ep"], groups["tp_ep"], groups["tp_ep_pp"]) == ((2, 3), (2, 3), (0, 1, 2, 3))
 
 
 def test_a_mesh_on_part_of_the_world_leaves_the_others_out() -> None:

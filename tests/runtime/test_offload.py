@@ -19,6 +19,7 @@ from meshwright.runtime.weights import load_weights
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.test_bodies import blocks, language_loss
+from tests.runtime.test_experts import mixture
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,8 @@ def storage_bytes(found: list[Tensor]) -> int:
 
 
 def moments(trainer: Trainer) -> list[Tensor]:
-    return [t for state in trainer.optimizer.optimizer.state.values() for t in state.values() if t.ndim]
+    states = [state for part in trainer.optimizers for state in part.optimizer.state.values()]
+    return [tensor for state in states for tensor in state.values() if tensor.ndim]
 
 
 def updates(directory: Path, layout: str, dtype: torch.dtype, hosted: bool) -> list[float] | None:
@@ -40,9 +42,10 @@ def updates(directory: Path, layout: str, dtype: torch.dtype, hosted: bool) -> l
     model = build_model(spec, mesh, dtype=dtype, trainable=True)
     load_weights(model, spec, mesh, directory)
     trainer = Trainer(model, mesh, learning_rate=1e-2, weight_decay=0.1)
-    main = [weight.data for group in trainer.optimizer.shard_fp32_from_float16_groups for weight in group]
+    groups = [group for part in trainer.optimizers for group in part.shard_fp32_from_float16_groups]
+    main = [weight.data for group in groups for weight in group]
     assert bool(main) == (dtype == torch.bfloat16)
-    gradients = [buffer.grad_data for piece in trainer.ddp_pieces for buffer in piece.buffers]
+    gradients = [parameter.main_grad for parameter in model.parameters()]
     size = storage_bytes(main) + storage_bytes(moments(trainer))
     away = HostedOptimizer(trainer) if hosted else None
     loss = functools.partial(language_loss, spec, mesh)
@@ -58,11 +61,14 @@ def updates(directory: Path, layout: str, dtype: torch.dtype, hosted: bool) -> l
     return seen
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("dp2", torch.bfloat16), ("tp2,sp", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "layout", "dtype"),
+    [("Llama", "dp2", torch.bfloat16), ("Llama", "tp2,sp", torch.float32), ("Mixtral", "dp2,ep2", torch.bfloat16)],
+)
 def test_updates_with_the_optimizer_in_host_memory_between_them_are_the_same(
-    tmp_path: Path, layout: str, dtype: torch.dtype
+    tmp_path: Path, family: str, layout: str, dtype: torch.dtype
 ) -> None:
-    directory = write_checkpoint(tmp_path / "model")
+    directory = mixture(tmp_path / "model") if family == "Mixtral" else write_checkpoint(tmp_path / "model", family)
     always_there = run_on_ranks(4, updates, directory, layout, dtype, False)
     assert run_on_ranks(4, updates, directory, layout, dtype, True) == always_there
     assert always_there[0] is not None
