@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.fidelity.assumed import Recipe, assumed
 from benchmarks.fidelity.hardware import cluster_of
@@ -17,7 +17,7 @@ from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
-from meshwright.profiles.layout import Layout, layers_of_stages
+from meshwright.profiles.layout import Layout, layers_of_stages, layout_violations
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
@@ -56,7 +56,8 @@ def step_seconds(row: Row) -> Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """A model and its workload on `num_ranks`, with the layout of one replica that generates and of one that trains."""
+    """A model and its workload on `num_ranks`, with the layout of one replica that generates and of those that train
+    and share experts."""
 
     gpu: str
     model: ModelSpec
@@ -130,10 +131,10 @@ class _Job:
 
 
 def _replicated(replica: Layout, num_ranks: int) -> Layout:
-    dp, rest = divmod(num_ranks, replica.tp * replica.pp)
-    if rest or not dp:
+    dp, rest = divmod(num_ranks, replica.tp * replica.pp * replica.cp)
+    if rest or not dp or dp % replica.ep:
         raise Skip("the replicas do not fill the ranks")
-    return Layout(tp=replica.tp, pp=replica.pp, dp=dp, sp=replica.sp)
+    return replace(replica, dp=dp)
 
 
 def _job_of(row: Row) -> _Job:
@@ -145,8 +146,6 @@ def _job_of(row: Row) -> _Job:
         raise Skip(f"precision {row['precision']} is not priced in training")
     degrees = [int(part) for part in config[3].split(",") if part.strip().isdigit()]
     tp, cp, ep, pp = degrees[0], degrees[1], degrees[2], degrees[-1] if len(degrees) > 4 else degrees[3]
-    if cp > 1 or ep > 1:
-        raise Skip("context or expert parallelism is not a layout here")
     nemo, longest = assumed().nemo_rl, int(notes[3])
     mean = float(row["response_len_tok"].split()[0]) - nemo.prompt_tokens
     workload = Workload(
@@ -155,12 +154,19 @@ def _job_of(row: Row) -> _Job:
         response=cut_lognormal(mean, longest - nemo.prompt_tokens, nemo.length_tail),
         num_minibatches=int(notes[1]) // int(notes[2]),
     )
+    generation, training = (
+        Layout(tp=int(config[1]), pp=int(config[2])),
+        Layout(tp=tp, pp=pp, sp=tp > 1, cp=cp, dp=ep, ep=ep),
+    )
+    model = model_named(row["model_actor"])
+    if layout_violations(generation, model) or layout_violations(training, model):
+        raise Skip("heads, layers or sequences are dealt otherwise than here")
     return _Job(
         gpu=row["gpu"],
-        model=model_named(row["model_actor"]),
+        model=model,
         workload=workload,
         num_ranks=count(row, "num_gpus"),
-        generation=Layout(tp=int(config[1]), pp=int(config[2])),
-        training=Layout(tp=tp, pp=pp, sp=tp > 1),
+        generation=generation,
+        training=training,
         recipe=nemo.recipes.get(row["model_actor"], Recipe()),
     )

@@ -16,6 +16,7 @@ from benchmarks.fidelity.primitives import attention, collective, gemm, is_small
 from benchmarks.fidelity.realhf import real_heuristic
 from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
 from benchmarks.fidelity.score import Answer, Bar, Score
+from benchmarks.fidelity.shapes import has_experts
 from benchmarks.fidelity.training import iteration
 
 _TRAINING = "megatron_training"
@@ -57,6 +58,13 @@ def _serving(what: str, answer: Callable[..., Answer], bar: Bar) -> tuple[RowSet
     by_law = RowSet(name=f"serving, {what}", files=("serving_points",), answer=answer, where=is_dense_hopper, bar=bar)
     imported = partial(answer, point=imported_point)
     return by_law, replace(by_law, name=f"{by_law.name}, imported operators", answer=imported)
+
+
+def _by_experts(rows: RowSet) -> tuple[RowSet, RowSet]:
+    """Those of dense models, which have a bar, and those of models with experts."""
+    dense = replace(rows, where=lambda row: rows.where(row) and not has_experts(row["model_actor"]))
+    mixed = replace(rows, where=lambda row: rows.where(row) and has_experts(row["model_actor"]), bar=Bar())
+    return dense, replace(mixed, name=f"{rows.name}, experts")
 
 
 _TIMES, _RATES = (
@@ -110,20 +118,24 @@ SETS = (
         where=lambda row: row["system"] == "ReaL-Heuristic",
         bar=Bar(mean=0.25),
     ),
-    RowSet(
-        name="NeMo-RL synchronous steps",
-        files=("rlhf_steps",),
-        answer=grpo_step,
-        where=lambda row: row["system"].startswith("NeMo-RL"),
-        bar=Bar(mean=0.20),
+    *_by_experts(
+        RowSet(
+            name="NeMo-RL synchronous steps",
+            files=("rlhf_steps",),
+            answer=grpo_step,
+            where=lambda row: row["system"].startswith("NeMo-RL"),
+            bar=Bar(mean=0.20),
+        )
     ),
-    RowSet(
-        name="asynchronous over synchronous, speed-up",
-        files=("rlhf_steps",),
-        answer=speedup,
-        where=is_of_pairs,
-        joined=pairs,
-        bar=Bar(mean=0.15),
+    *_by_experts(
+        RowSet(
+            name="asynchronous over synchronous, speed-up",
+            files=("rlhf_steps",),
+            answer=speedup,
+            where=is_of_pairs,
+            joined=pairs,
+            bar=Bar(mean=0.15),
+        )
     ),
     *(
         RowSet(

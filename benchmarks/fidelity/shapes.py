@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.fidelity.rows import Row, Skip, count
 from meshwright.profiles.documents import Document, read_yaml
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.model import ModelSpec
 
 _SPELLINGS = {
@@ -33,11 +34,19 @@ _SPELLINGS = {
     "falcon 180b": "Falcon-180B",
     "qwen3-32b": "Qwen3-32B",
     "qwen/qwen3-32b": "Qwen3-32B",
+    "qwen3-30b3a": "Qwen3-30B-A3B",
+    "qwen3-235b": "Qwen3-235B-A22B",
     "qwen2.5-math-7b": "Qwen2.5-7B",
 }
 
 GPT_VOCAB = 51200
 """Megatron's padding of the GPT-2 vocabulary, for rows that do not state one (Narayanan et al., arXiv:2104.04473)."""
+
+
+class _Experts(Document):
+    number: int
+    per_token: int
+    ffn: int
 
 
 class _Shape(Document):
@@ -49,6 +58,7 @@ class _Shape(Document):
     head_dim: int
     vocab: int
     gated: bool = True
+    experts: _Experts | None = None
 
 
 class _Shapes(Document):
@@ -63,6 +73,12 @@ def model_named(name: str) -> ModelSpec:
         raise Skip(f"model {name} not known")
     shape = shapes[key]
     return _spec(name, shape)
+
+
+def has_experts(name: str) -> bool:
+    """Whether the model that a row calls `name` is known to have experts."""
+    shape = _known().get(_SPELLINGS.get(name.lower(), name))
+    return shape is not None and shape.experts is not None
 
 
 def gpt_of(row: Row) -> ModelSpec:
@@ -84,6 +100,7 @@ def gpt_of(row: Row) -> ModelSpec:
 
 
 def _spec(name: str, shape: _Shape) -> ModelSpec:
+    routed = shape.experts
     return ModelSpec(
         name=name,
         architecture="LlamaForCausalLM",
@@ -99,6 +116,7 @@ def _spec(name: str, shape: _Shape) -> ModelSpec:
         activation="silu" if shape.gated else "gelu_tanh",
         norm_epsilon=1e-5,
         gated_mlp=shape.gated,
+        experts=routed and Experts(num_experts=routed.number, experts_per_token=routed.per_token, ffn_size=routed.ffn),
     )
 
 

@@ -76,8 +76,6 @@ def question(row: Row) -> Question:
         raise Skip(f"precision {row['precision']} is not priced in training")
     if row.get("FSDP", "") not in ("", "0", "n/a"):
         raise Skip("sharded data parallelism (FSDP) is not a layout here")
-    if count(row, "CP", 1) > 1 or count(row, "EP", 1) > 1:
-        raise Skip("context or expert parallelism is not a layout here")
     num_ranks, batch_size, num_tokens = count(row, "num_gpus"), count(row, "gbs"), count(row, "seq_len")
     asked = Iteration(
         model=_model(row),
@@ -103,13 +101,13 @@ def _model(row: Row) -> ModelSpec:
 
 
 def _layout(row: Row, num_ranks: int) -> Layout:
-    tp, pp = count(row, "TP"), count(row, "PP")
-    dp = count(row, "DP", num_ranks // (tp * pp))
-    if tp * pp * dp != num_ranks:
-        raise Skip("tp x pp x dp is not the number of GPUs")
+    tp, pp, cp = count(row, "TP"), count(row, "PP"), count(row, "CP", 1)
+    dp = count(row, "DP", num_ranks // (tp * pp * cp))
+    if tp * pp * cp * dp != num_ranks:
+        raise Skip("tp x pp x cp x dp is not the number of GPUs")
     if count(row, "gbs") % (dp * count(row, "mbs", 1)):
         raise Skip("the global batch is not whole micro-batches")
-    return Layout(tp=tp, pp=pp, dp=dp, sp=tp > 1 and _sequence_parallel(row))
+    return Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=count(row, "EP", 1), sp=tp > 1 and _sequence_parallel(row))
 
 
 def _sequence_parallel(row: Row) -> bool:

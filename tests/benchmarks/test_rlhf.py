@@ -10,6 +10,7 @@ from benchmarks.fidelity.pairs import Scaled, pairs, speedup
 from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip
 from benchmarks.fidelity.sets import scores_of
+from benchmarks.fidelity.shapes import has_experts
 from meshwright.profiles.frameworks import framework_named
 
 REAL = {
@@ -77,11 +78,22 @@ def test_an_asynchronous_step_hides_the_shorter_of_generation_and_training() -> 
     assert {term.name for term in alone.terms} - {term.name for term in beside.terms} == {"generation"}
 
 
-def test_a_mode_that_is_not_known_and_experts_are_skipped() -> None:
+def test_a_mode_or_a_layout_that_is_not_known_is_skipped() -> None:
     with pytest.raises(Skip, match="mode later is not known"):
         step_seconds({**NEMO, "mode": "later"})
-    with pytest.raises(Skip, match="expert parallelism"):
-        step_seconds({**NEMO, "parallel_config": "gen [TP,PP]=[1,1] train [TP,CP,EP,PP,VPP]=[1,1,8,2,n/a]"})
+    with pytest.raises(Skip, match="heads, layers or sequences are dealt otherwise"):
+        step_seconds({**NEMO, "parallel_config": "gen [TP,PP]=[16,1] train [TP,CP,EP,PP,VPP]=[1,1,1,2,n/a]"})
+
+
+def test_sequences_may_be_cut_and_experts_spread_in_training() -> None:
+    cut = step_seconds({**NEMO, "parallel_config": "gen [TP,PP]=[1,1] train [TP,CP,EP,PP,VPP]=[1,2,1,2,n/a]"})
+    assert {term.name for term in cut.terms} == {term.name for term in step_seconds(NEMO).terms}
+    mixed = {**NEMO, "model_actor": "Qwen3-30B3A", "notes": NEMO["notes"].replace("4096", "8192")}
+    spread = "gen [TP,PP]=[2,1] train [TP,CP,EP,PP,VPP]=[1,1,{},1,n/a]"
+    few, many = (step_seconds({**mixed, "parallel_config": spread.format(ep)}) for ep in (2, 8))
+    assert few.total != many.total
+    assert has_experts("Qwen3-30B3A")
+    assert not has_experts("LLAMA3.1_8B")
 
 
 def test_a_pair_is_two_steps_of_one_job() -> None:
