@@ -225,12 +225,12 @@ class Pipeline:
 
         A copy of the hidden state goes to each expert of a token and returns, by one all-to-all each; backward does
         both again, and so does full recomputation. Under sequence parallelism a rank sends the copies of its own part
-        of the tokens, and copies, not tokens, are gathered and scattered around the experts, more bytes than
-        `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Copies spread evenly over the ranks:
-        the imbalance of a router is not counted.
+        of the tokens, and copies, not tokens, are gathered and scattered around the experts, spread or not, more bytes
+        than `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Copies spread evenly over the
+        ranks: the imbalance of a router is not counted.
         """
         model, layout, trains = self.call.model, self.call.layout, self.call.stage.trains
-        if layout.ep == 1 or model.experts is None:
+        if model.experts is None or (layout.ep == 1 and not layout.sp):
             return 0.0, Source.ANALYTIC
         hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
         copies = model.experts.experts_per_token

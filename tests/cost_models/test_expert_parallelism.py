@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.collectives import ALL_TO_ALL, Group, Network, groups_of
+from meshwright.cost_models.collectives import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, Group, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.params import stage_parts
@@ -120,6 +120,21 @@ def test_tokens_go_to_their_experts_and_back_in_every_pass(
 def test_sequence_parallelism_sends_a_part_and_gathers_copies(ask: Callable[..., Cost]) -> None:
     whole, part = (amount(ask("ref_logprob", f"tp2,dp4,ep4{sp}", 2), EXCHANGE) for sp in ("", ",sp"))
     assert 0 < part < whole
+
+
+def test_copies_are_gathered_around_experts_that_are_cut_but_not_spread(
+    ask: Callable[..., Cost], a100s: Callable[[int], Cluster], mixture: ModelSpec
+) -> None:
+    """64 rows of 128 tokens on 4 replicas of 2 ranks, in micro-batches of 2, through the 24 layers with experts."""
+    network = Network(a100s(2), efficiency_of("cuda", "a100-80gb"))
+    token_bytes = 2 * 128 * mixture.hidden_size * 2
+    more = sum(
+        network.seconds(operation, Group(2, 2), PICKED * token_bytes)[0]
+        - network.seconds(operation, Group(2, 2), token_bytes)[0]
+        for operation in (ALL_GATHER, REDUCE_SCATTER)
+    )
+    assert amount(ask("ref_logprob", "tp2,dp4,sp", 2), EXCHANGE) == pytest.approx(8 * 24 * more)
+    assert amount(ask("ref_logprob", "tp2,dp4", 2), EXCHANGE) == 0
 
 
 def test_decoding_reads_fewer_experts_the_further_they_are_spread(

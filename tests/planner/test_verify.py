@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.evaluate import evaluate
 from meshwright.planner.plan import Plan
 from meshwright.planner.verify import verify
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
 from tests.planner.jobs import ToyModel, small_facts
@@ -40,6 +42,14 @@ def changed(plan: Plan, stage: str, **update: Any) -> Plan:
     """The plan with one placement changed, and nothing made consistent with it."""
     placements = tuple(p.model_copy(update=update) if p.stage == stage else p for p in plan.placements)
     return plan.model_copy(update={"placements": placements})
+
+
+def of_experts(plan: Plan) -> Plan:
+    """The plan with actor and reference of four experts."""
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
+    roles = {role: replace(getattr(plan.facts.models, role), experts=experts) for role in ("actor", "ref")}
+    facts = plan.facts.model_copy(update={"models": plan.facts.models.model_copy(update=roles)})
+    return plan.model_copy(update={"facts": facts, "digests": facts.digests()})
 
 
 def test_a_compiled_plan_is_clean(plan: Plan) -> None:
@@ -133,6 +143,16 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         (
             lambda plan: changed(plan, "actor_generate", layout=Layout(dp=4, ep=2)),
             "actor_generate: ep=2 spreads experts, and actor has none; use ep=1.",
+        ),
+        (
+            lambda plan: changed(of_experts(plan), "actor_train", layout=Layout(tp=2)),
+            "actor_train: tp=2 cuts experts, which are trained with sequence parallelism only; turn sp on.",
+        ),
+        (
+            lambda plan: changed(
+                of_experts(plan), "ref_logprob", layout=Layout(dp=2, ep=2), schedule=Schedule(chunk_tokens=128)
+            ),
+            "ref_logprob: chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2 pass",
         ),
         (
             lambda plan: changed(plan, "actor_generate", layout=Layout(pp=5)),
