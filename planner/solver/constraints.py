@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.problem import MAX_SUM, Problem, Run, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, Call, Place, Problem, Run, Transfer
 from meshwright.planner.solver.symmetry import Swap, swaps
 from meshwright.planner.solver.variables import TaskVariables, Variables, places
 from meshwright.planner.solver.windows import windows
@@ -114,25 +114,47 @@ def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem
 def _a_run_takes_its_options_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """A run lasts as long as its call's option says."""
     for task in problem.tasks:
-        if isinstance(task, Run):
+        if isinstance(task, Run) and problem.lasts_like[task.name] == task.name:
             options = problem.options(task.call)
             model.add(x.times.ticks[task.name] == sum(o.ticks * x.pick[task.call, i] for i, o in enumerate(options)))
 
 
 def _a_transfer_takes_its_places_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """A transfer lasts as long as its two places say, and no time at all when its target shares a copy."""
+    """A transfer lasts as long as its two places say, and no time at all when its target shares a copy.
+
+    Places from which, or to which, transfers last equally long are taken together.
+    """
+    by_name = {call.name: call for call in problem.calls}
     for task in problem.tasks:
-        if not isinstance(task, Transfer):
+        if not isinstance(task, Transfer) or problem.lasts_like[task.name] != task.name:
             continue
         model.add(x.times.ticks[task.name] == 0).only_enforce_if(~x.times.happens[task.name])
-        source, target = (next(c for c in problem.calls if c.name == name) for name in (task.source, task.target))
-        for place in places(source):
-            moved = sum(
-                ticks * (x.at[target.name, there] - x.shares.get((target.name, there), 0))
-                for there in places(target)
-                if (ticks := task.ticks_between(place, there, place.overlap(there)))
-            )
-            model.add(x.times.ticks[task.name] >= moved).only_enforce_if(x.at[source.name, place])
+        sources, targets = (places(by_name[name]) for name in (task.source, task.target))
+        lasts = [[task.ticks_between(here, there, here.overlap(there)) for there in targets] for here in sources]
+        arrives = [
+            (ticks, _any(model, [x.at[task.target, p] - x.shares.get((task.target, p), 0) for p in alike]))
+            for ticks, alike in _grouped(targets, zip(*lasts, strict=True)).items()
+        ]
+        for alike in _grouped(sources, map(tuple, lasts)).values():
+            first = sources.index(alike[0])
+            moved = sum(ticks[first] * here for ticks, here in arrives if ticks[first])
+            leaves = _any(model, [x.at[task.source, place] for place in alike])
+            model.add(x.times.ticks[task.name] >= moved).only_enforce_if(leaves)
+
+
+def _grouped(found: Iterable[Place], by: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], list[Place]]:
+    """The places by what is said of each."""
+    groups: dict[tuple[int, ...], list[Place]] = {}
+    for place, key in zip(found, by, strict=True):
+        groups.setdefault(key, []).append(place)
+    return groups
+
+
+def _any(model: cp_model.CpModel, terms: Sequence[cp_model.LinearExprT]) -> cp_model.IntVar:
+    """Whether one of these is 1; no two of them are."""
+    found = model.new_bool_var("any")
+    model.add(sum(terms) == found)
+    return found
 
 
 def _a_task_ends_after_its_ticks(model: cp_model.CpModel, problem: Problem, times: TaskVariables) -> None:
@@ -164,31 +186,44 @@ def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x
     """On every atom the tasks that occupy it do not overlap in time."""
     for atom in range(len(problem.atoms)):
         intervals = []
+        occupies: dict[tuple[str, str], cp_model.IntVar] = {}
         for task in problem.tasks:
             if isinstance(task, Run):
                 here = x.covers[task.call, atom]
             else:
-                here = model.new_bool_var(f"occupies[{task.name},{atom}]")
-                ends = {"source": [task.source], "target": [task.target], "both": [task.source, task.target]}
-                for call in ends[task.occupies]:
-                    model.add_bool_or(here, ~x.times.happens[task.name], ~x.covers[call, atom])
+                key = problem.lasts_like[task.name], task.occupies
+                if key not in occupies:
+                    occupies[key] = _occupies(model, task, atom, x)
+                here = occupies[key]
             parts = x.times.start[task.name], x.times.ticks[task.name], x.times.end[task.name]
             intervals.append(model.new_optional_interval_var(*parts, here, f"{task.name}@{atom}"))
         model.add_no_overlap(intervals)
 
 
+def _occupies(model: cp_model.CpModel, task: Transfer, atom: int, x: Variables) -> cp_model.IntVar:
+    """Whether a transfer that happens, and those like it, are on an atom."""
+    here = model.new_bool_var(f"occupies[{task.name},{atom}]")
+    ends = {"source": [task.source], "target": [task.target], "both": [task.source, task.target]}
+    for call in ends[task.occupies]:
+        model.add_bool_or(here, ~x.times.happens[task.name], ~x.covers[call, atom])
+    return here
+
+
 def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """Redundant, for the bound: between two tasks, an atom has time for all its work that must lie between them."""
-    options = {call.name: call.options for call in problem.calls}
+    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
     for ranks in problem.atoms:
-        work = {
-            task.name: sum(
-                o.ticks * x.pick[task.call, i] for i, o in enumerate(options[task.call]) if ranks.start in o.place.ranks
-            )
-            for task in problem.tasks
-            if isinstance(task, Run)
-        }
+        load = {call.name: _load(model, x, call, ranks) for call in problem.calls}
         for window in windows(problem):
             opens = x.times.end[window.after] if window.after else 0
             closes = x.times.start[window.before] if window.before else x.times.makespan
-            model.add(closes - opens >= sum(work[name] for name in window.between if name in work))
+            model.add(closes - opens >= sum(load[run[name]] for name in window.between if name in run))
+
+
+def _load(model: cp_model.CpModel, x: Variables, call: Call, ranks: range) -> cp_model.IntVar:
+    """The ticks of one run of a call on some ranks."""
+    ticks = [option.ticks if ranks.start in option.place.ranks else 0 for option in call.options]
+    load = model.new_int_var(0, max(ticks), f"load[{call.name},{ranks.start}]")
+    picks = [x.pick[call.name, index] for index in range(len(ticks))]
+    model.add(cp_model.LinearExpr.weighted_sum(picks, ticks) == load)
+    return load

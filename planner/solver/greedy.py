@@ -5,7 +5,7 @@ The problem is laid out in arrays once, so that a score costs tens of microsecon
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.solver.problem import Option, Place, Precedence, Problem, Run, Transfer
+from meshwright.planner.solver.prospects import Prospects
 
 
 class Score(NamedTuple):
@@ -36,9 +37,8 @@ Array: TypeAlias = NDArray[np.int64]
 
 
 class _Table(NamedTuple):
-    """What each option of a call puts on each atom, [options, atoms]: ticks of its runs, and blocks."""
+    """What each option of a call puts on each atom, in blocks, [options, atoms]."""
 
-    load: Array
     resident: Array
     shared: Array
     transient: Array
@@ -54,8 +54,8 @@ class Greedy:
         self._atoms = [ranks.start for ranks in problem.atoms]
         self._sizes = [len(ranks) for ranks in problem.atoms]
         self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
-        runs = Counter(call[task.call] for task in problem.tasks if isinstance(task, Run))
-        self._tables = [self._table(options, runs[index]) for index, options in enumerate(self.options)]
+        self._tables = [self._table(options) for options in self.options]
+        self._prospects = Prospects(problem, self._owners)
         self._covered = [[self._atoms_in(option.place) for option in options] for options in self.options]
         tasks = {task.name: index for index, task in enumerate(problem.tasks)}
         self._tasks = problem.tasks
@@ -73,19 +73,29 @@ class Greedy:
         self._moved: dict[tuple[int, int, int], int] = {}
 
     def promising(self, picks: Picks, calls: Sequence[int], near: Near, best: Score) -> list[Picks]:
-        """The changes of one or two calls to options near them whose load and least memory can be below `best`."""
-        zero = np.zeros(len(self._atoms), dtype=np.int64)
-        load, held, peak = zero, zero, zero
+        """The changes of one or two calls to options near them whose bounds are not above `best`, the lowest first."""
+        rows = np.tile(np.array(picks, dtype=np.int64), (math.prod(map(len, near)), 1))
+        for call, column in zip(calls, np.meshgrid(*near, indexing="ij"), strict=True):
+            rows[:, call] = column.ravel()
+        excess = self._least_excess(rows)
+        rows, excess = rows[excess <= best.excess_blocks], excess[excess <= best.excess_blocks]
+        if not len(rows):
+            return []
+        makespans = self._prospects.makespans(rows)
+        kept = (excess < best.excess_blocks) | (makespans <= best.makespan)
+        first = np.lexsort((makespans[kept], excess[kept]))
+        return [tuple(row) for row in rows[kept][first].tolist()]
+
+    def _least_excess(self, rows: Array) -> Array:
+        """The blocks above the device that each choice has at least, as if every copy were shared, [choices]."""
+        held = np.zeros((len(rows), len(self._atoms)), dtype=np.int64)
+        peak = np.zeros_like(held)
         for call, table in enumerate(self._tables):
-            rows = np.array(near[calls.index(call)] if call in calls else [picks[call]])
-            shape = (*(len(rows) if other == call else 1 for other in calls), len(self._atoms))
-            least = table.resident[rows] - (table.shared[rows] if self._owners[call] else 0)
-            load = load + table.load[rows].reshape(shape)
-            held = held + least.reshape(shape)
-            peak = np.maximum(peak, table.transient[rows].reshape(shape))
-        excess = np.maximum(held + peak - self._device, 0).sum(axis=-1)
-        kept = (excess < best.excess_blocks) | ((excess == best.excess_blocks) & (load.max(axis=-1) <= best.makespan))
-        return [self._changed(picks, calls, near, chosen) for chosen in np.argwhere(kept).tolist()]
+            chosen = rows[:, call]
+            held += table.resident[chosen] - (table.shared[chosen] if self._owners[call] else 0)
+            np.maximum(peak, table.transient[chosen], out=peak)
+        excess: Array = np.maximum(held + peak - self._device, 0).sum(axis=-1)
+        return excess
 
     def score(self, picks: Sequence[int], best: Score = WORST) -> Score:
         """The score of a choice; WORST as soon as it is clear that it is not below `best`."""
@@ -98,7 +108,11 @@ class Greedy:
         if best.excess_blocks == 0 and max(tails) > best.makespan:
             return WORST
         atoms = self._occupied_by_all(picks, ticks)
-        makespan = max(end for end, _ in self._schedule(atoms, ticks, early, tails))
+        latest = best.makespan if excess == best.excess_blocks else WORST.makespan
+        done = self._schedule(atoms, ticks, early, tails, latest)
+        if len(done) < len(ticks):
+            return WORST
+        makespan = max(end for end, _ in done)
         work = sum(t * sum(sum(self._sizes[here]) for here in blocks) for t, blocks in zip(ticks, atoms, strict=True))
         return Score(excess, makespan, work)
 
@@ -106,7 +120,8 @@ class Greedy:
         """The start of each task in the greedy schedule."""
         ticks = [self._duration(task, picks) for task in range(len(self._tasks))]
         early = self._early(picks)
-        ends = self._schedule(self._occupied_by_all(picks, ticks), ticks, early, self._tails(ticks, early))
+        atoms, tails = self._occupied_by_all(picks, ticks), self._tails(ticks, early)
+        ends = self._schedule(atoms, ticks, early, tails, WORST.makespan)
         return {self._tasks[task].name: end - ticks[task] for end, task in ends}
 
     def picked(self, picks: Picks) -> tuple[Option, ...]:
@@ -117,21 +132,13 @@ class Greedy:
         """The choice of these options."""
         return tuple(known.index(option) for known, option in zip(self.options, options, strict=True))
 
-    @staticmethod
-    def _changed(picks: Picks, calls: Sequence[int], near: Near, chosen: Sequence[int]) -> Picks:
-        changed = list(picks)
-        for call, options, index in zip(calls, near, chosen, strict=True):
-            changed[call] = options[index]
-        return tuple(changed)
-
-    def _table(self, options: Sequence[Option], num_runs: int) -> _Table:
+    def _table(self, options: Sequence[Option]) -> _Table:
         here = np.array([[first in option.place.ranks for first in self._atoms] for option in options], dtype=np.int64)
 
         def spread(amounts: Iterable[int]) -> Array:
             return here * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
 
         return _Table(
-            load=spread(option.ticks * num_runs for option in options),
             resident=spread(option.resident_blocks for option in options),
             shared=spread(option.shared_blocks for option in options),
             transient=spread(option.transient_blocks for option in options),
@@ -201,15 +208,22 @@ class Greedy:
         return [self._occupied(task, picks) if ticks[task] else () for task in range(len(ticks))]
 
     def _schedule(
-        self, atoms: Sequence[tuple[slice, ...]], ticks: Sequence[int], early: Sequence[int], tails: Sequence[int]
+        self,
+        atoms: Sequence[tuple[slice, ...]],
+        ticks: Sequence[int],
+        early: Sequence[int],
+        tails: Sequence[int],
+        latest: int,
     ) -> list[tuple[int, int]]:
-        """(end, task) in the order in which tasks were given their time."""
+        """(end, task) in the order in which tasks were given their time, up to one that makes the last end too late."""
         waits, earliest, free = list(self._waits), [0] * len(ticks), [0] * len(self._atoms)
         ready = [task for task, count in enumerate(waits) if not count]
         done: list[tuple[int, int]] = []
         while ready:
             begins = [max([earliest[task], *[max(free[here]) for here in atoms[task]]]) for task in ready]
             start, _, task = min((at, -tails[task], task) for at, task in zip(begins, ready, strict=True))
+            if start + tails[task] > latest:
+                break
             ready.remove(task)
             end = start + ticks[task]
             done.append((end, task))

@@ -55,10 +55,13 @@ class Incumbent:
         """Descents from the fastest options of a problem with fewer of them, from the smallest and from some at random,
         each among those that can still win."""
         rng = random.Random(seed)
+        greedy = Greedy(problem)
         for start in (_fastest, _smallest, *[_any(rng)] * _RANDOM_STARTS):
-            self.descend_from(Greedy(problem), start(problem))
-            if self.makespan is not None:
+            known = self.makespan
+            self.descend_from(greedy, start(problem))
+            if self.makespan is not None and self.makespan != known:
                 problem = within(problem, self.makespan)
+                greedy = Greedy(problem)
 
     def polish(self) -> None:
         """Gives every call that does not matter for the makespan its least work."""

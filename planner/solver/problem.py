@@ -187,6 +187,19 @@ class Problem:
         ends = (name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target))
         return frozenset({*ends, *(name for group in self.copies for name in group)})
 
+    @cached_property
+    def lasts_like(self) -> Mapping[str, str]:
+        """For each task the first that takes as long whatever is picked: a run of the same call, or the same move."""
+        first: dict[tuple[str, ...], list[Task]] = {}
+        found: dict[str, str] = {}
+        for task in self.tasks:
+            ends = (task.call,) if isinstance(task, Run) else (task.source, task.target)
+            known = first.setdefault(ends, [])
+            same = (o for o in known if isinstance(task, Run) or (isinstance(o, Transfer) and o.ticks == task.ticks))
+            found[task.name] = next(same, task).name
+            known.append(task)
+        return found
+
     def everywhere(self) -> Problem:
         """The same problem with every aligned block as a place of its own."""
         if not self.anywhere:

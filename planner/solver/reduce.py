@@ -7,7 +7,7 @@ suggests a choice to descend from.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from meshwright.planner.solver.bounds import within
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
@@ -28,31 +28,49 @@ _NEAR = 40
 
 @dataclass(frozen=True)
 class Reduced:
-    """What is left, and a makespan that no answer to the original problem is below unless it is above the one asked."""
+    """What is left, and a makespan that no answer to the original problem is below unless it is above the one asked.
+
+    `bounds` has by call, and for each option that is left, one on the makespan of every answer with the option.
+    """
 
     problem: Problem
     bound: int
+    bounds: Mapping[str, Mapping[Option, int]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         return any(not call.options for call in self.problem.calls)
+
+    def within(self, makespan: int) -> Reduced:
+        """What is left for a makespan that is shorter still, by the bounds that are known."""
+        calls = tuple(
+            Call(call.name, tuple(o for o in call.options if self.bounds[call.name][o] <= makespan))
+            for call in self.problem.calls
+        )
+        return replace(self, problem=within(self.problem.with_calls(calls), makespan))
 
 
 def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
     """The problem without options that are in no answer that ends by `makespan`, or by what `suggest` lowers it to."""
     problem = within(problem, makespan)
     if any(not call.options for call in problem.calls):
-        return Reduced(problem, makespan + 1)
+        return _nothing(problem, makespan)
     model, x = makespan_model(problem)
     relaxation = Relaxation(model, x.times.makespan)
     relaxed = relaxation.solve()
     if relaxed is None or relaxed.bound > makespan:
-        return Reduced(problem.with_calls(tuple(Call(call.name, ()) for call in problem.calls)), makespan + 1)
+        return _nothing(problem, makespan)
     greedy = Greedy(problem)
     pass_ = _Pass(problem, x, relaxation, greedy, suggest, makespan)
     pass_.makespan = suggest(greedy, rounded(problem, x, relaxed), _near(problem, x, relaxed))
-    kept = {call.name: pass_.kept(call, relaxed) for call in problem.calls}
-    return Reduced(within(_only(problem, kept), pass_.makespan), relaxed.bound)
+    bounds = {call.name: pass_.bounds(call, relaxed) for call in problem.calls}
+    kept = problem.with_calls(tuple(Call(name, tuple(of)) for name, of in bounds.items()))
+    return Reduced(kept, relaxed.bound, bounds).within(pass_.makespan)
+
+
+def _nothing(problem: Problem, makespan: int) -> Reduced:
+    """No answer ends by the makespan."""
+    return Reduced(problem.with_calls(tuple(Call(call.name, ()) for call in problem.calls)), makespan + 1)
 
 
 def rounded(problem: Problem, x: Variables, relaxed: Relaxed) -> Picks:
@@ -83,24 +101,23 @@ class _Pass:
     suggest: Suggest
     makespan: int
 
-    def kept(self, call: Call, relaxed: Relaxed) -> tuple[Option, ...]:
-        """The options of a call that survive: first one by one, then with the call fixed to each pool in turn."""
+    def bounds(self, call: Call, relaxed: Relaxed) -> dict[Option, int]:
+        """The options of a call that survive, first one by one, then with the call fixed to each pool in turn."""
         variables = [self.x.pick[call.name, index].index for index in range(len(call.options))]
         pools: dict[range, list[int]] = {}
         for index, option in enumerate(call.options):
             if relaxed.bound_with(variables[index]) <= self.makespan:
                 pools.setdefault(option.place.ranks, []).append(index)
-        kept: set[int] = set()
+        bounds: dict[int, int] = {}
         for indices in pools.values():
             there = self.relaxation.solve_with_one_of([variables[index] for index in indices])
             if there is not None and there.bound <= self.makespan:
-                kept.update(index for index in indices if there.bound_with(variables[index]) <= self.makespan)
+                for index in indices:
+                    bound = max(relaxed.bound_with(variables[index]), there.bound_with(variables[index]))
+                    if bound <= self.makespan:
+                        bounds[index] = bound
                 self.makespan = self.suggest(self.greedy, rounded(self.problem, self.x, there), None)
         for index in range(len(call.options)):
-            if index not in kept:
+            if index not in bounds:
                 self.relaxation.forbid(variables[index])
-        return tuple(option for index, option in enumerate(call.options) if index in kept)
-
-
-def _only(problem: Problem, kept: Mapping[str, tuple[Option, ...]]) -> Problem:
-    return problem.with_calls(tuple(Call(name, options) for name, options in kept.items()))
+        return {call.options[index]: bounds[index] for index in sorted(bounds)}

@@ -87,5 +87,5 @@ class Relaxation:
 
 def _range(domain: Sequence[int]) -> tuple[float, float]:
     """The ends of a domain; what stands for infinity there is infinity here."""
-    low, high = list(domain)  # the model has no domains with holes
+    low, *_, high = domain
     return (-math.inf if low < -_UNBOUNDED else low), (math.inf if high > _UNBOUNDED else high)

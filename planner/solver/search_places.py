@@ -1,10 +1,11 @@
 """The search when every option has its own ranks, and its proof.
 
     incumbent  = the best of several descents, from fixed and from seeded starts
+    problem    = without the options that cannot beat the incumbent; what the relaxation suggests is descended from
     repeat
-        problem    = without the options that cannot beat the incumbent; what the relaxation suggests is descended from
         incumbent  = what CP-SAT finds in coarse steps of the makespan, descended from
         bound      = what CP-SAT proved
+        problem    = without the options that cannot beat the incumbent, by the bounds that are known
     until the bound meets the incumbent, or the limit is reached
 
 Steps of the makespan are coarse at first because CP-SAT otherwise improves an answer one tick at a time. Everything is
@@ -20,7 +21,7 @@ from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.incumbent import Incumbent
 from meshwright.planner.solver.model import Solved, makespan_model, memory_model, run
 from meshwright.planner.solver.problem import Problem
-from meshwright.planner.solver.reduce import reduced
+from meshwright.planner.solver.reduce import Reduced, reduced
 from meshwright.planner.solver.result import Limits, Progress, Result
 from meshwright.planner.solver.steps import Steps
 from meshwright.planner.solver.variables import Variables
@@ -39,13 +40,14 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         excluded = _start_from_least_memory(incumbent, limits)
         if excluded is not None:
             return excluded
-    left = limits.max_deterministic_time
-    while left > 0:
-        remaining, spent = _improve(incumbent, remaining, replace(limits, max_deterministic_time=left))
-        left -= spent
-        assert incumbent.makespan is not None
-        if incumbent.bound > limits.target(incumbent.makespan):
-            break
+    assert incumbent.makespan is not None
+    left = _reduced(incumbent, remaining, limits)
+    time = limits.max_deterministic_time
+    while time > 0 and incumbent.bound <= limits.target(incumbent.makespan):
+        time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time))
+        left = left.within(limits.target(incumbent.makespan))
+        if left.is_empty:
+            incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
     incumbent.polish()
     return incumbent.result()
 
@@ -62,8 +64,8 @@ def _start_from_least_memory(incumbent: Incumbent, limits: Limits) -> Result | N
     return Result(status="infeasible" if is_proven else "out_of_limit", answer=None, objective=None, bound=0)
 
 
-def _improve(incumbent: Incumbent, problem: Problem, limits: Limits) -> tuple[Problem, float]:
-    """One round of the search: what is left of the problem, and the deterministic time that was spent."""
+def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
+    """What is left of the problem; what the relaxation suggests is descended from."""
 
     def suggest(greedy: Greedy, picks: Picks, near: Near | None) -> int:
         incumbent.consider(greedy, picks, near)
@@ -73,16 +75,19 @@ def _improve(incumbent: Incumbent, problem: Problem, limits: Limits) -> tuple[Pr
     assert incumbent.makespan is not None
     left = reduced(problem, limits.target(incumbent.makespan), suggest)
     target = limits.target(incumbent.makespan)
-    incumbent.bound = min(max(incumbent.bound, left.bound), target + 1)
-    if left.is_empty:
-        incumbent.bound = target + 1
-        return left.problem, 0.0
-    steps = Steps.between(incumbent.bound, target, _STEPS)
-    model, x = makespan_model(left.problem)
+    incumbent.bound = target + 1 if left.is_empty else min(left.bound, target + 1)
+    return left
+
+
+def _improve(incumbent: Incumbent, problem: Problem, limits: Limits) -> float:
+    """One search with CP-SAT among the options that are left: the deterministic time that was spent."""
+    assert incumbent.makespan is not None
+    steps = Steps.between(incumbent.bound, limits.target(incumbent.makespan), _STEPS)
+    model, x = makespan_model(problem)
     steps.minimise(model, x.times.makespan)
     solved = run(model, limits)
-    _learn(incumbent, left.problem, solved, x, steps)
-    return left.problem, max(solved.solver.deterministic_time, 1e-3)
+    _learn(incumbent, problem, solved, x, steps)
+    return max(float(solved.solver.deterministic_time), 1e-3)
 
 
 def _learn(incumbent: Incumbent, problem: Problem, solved: Solved, x: Variables, steps: Steps) -> None:

@@ -57,11 +57,17 @@ def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
 
 
 def add_task_variables(model: cp_model.CpModel, problem: Problem, horizon: int) -> TaskVariables:
-    """The variables of when tasks run, all by `horizon`, without the rules that tie them."""
+    """The variables of when tasks run, all by `horizon`, without the rules that tie them.
+
+    Tasks that take as long whatever is picked have their ticks, and whether they happen, in common.
+    """
+    like, first = problem.lasts_like, [task for task in problem.tasks if problem.lasts_like[task.name] == task.name]
+    happens = {task.name: model.new_bool_var(f"h[{task.name}]") for task in first if isinstance(task, Transfer)}
+    ticks = {t.name: model.new_int_var(*_range(problem, t, horizon), f"ticks[{t.name}]") for t in first}
     return TaskVariables(
-        happens={t.name: model.new_bool_var(f"h[{t.name}]") for t in problem.tasks if isinstance(t, Transfer)},
+        happens={t.name: happens[like[t.name]] for t in problem.tasks if isinstance(t, Transfer)},
         start={task.name: model.new_int_var(0, horizon, f"start[{task.name}]") for task in problem.tasks},
-        ticks={t.name: model.new_int_var(*_range(problem, t, horizon), f"ticks[{t.name}]") for t in problem.tasks},
+        ticks={task.name: ticks[like[task.name]] for task in problem.tasks},
         end={task.name: model.new_int_var(0, horizon, f"end[{task.name}]") for task in problem.tasks},
         makespan=model.new_int_var(0, horizon, "makespan"),
     )
