@@ -25,12 +25,13 @@ from meshwright.planner.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
 from meshwright.planner.refusal import NoPlan, refuse
+from meshwright.planner.side_by_side import side_by_side
 from meshwright.planner.solver.model import NAME, VERSION
 from meshwright.planner.solver.result import Answer, Limits, Result
 from meshwright.planner.solver.solve import solve
 from meshwright.planner.space import check_pins
 from meshwright.planner.verify import verify
-from meshwright.profiles.stages import STAGES, Stage
+from meshwright.profiles.stages import STAGES
 
 Progress = Callable[[float, float], None]
 """Called with the period and the bound, in seconds, of each better plan that the search finds."""
@@ -144,7 +145,7 @@ class _Asked:
         return searched
 
     def search(self, scope: Scope, best_seconds: float | None) -> _Searched:
-        found = [self._frontier(stage, scope) for stage in STAGES]
+        found = self._frontiers(scope)
         edges = handovers(self.facts, self.model)
         posed = pose(self.facts, self.model, found, edges, scope.leads)
         below = None if best_seconds is None else math.ceil(best_seconds / posed.tick_seconds)
@@ -152,11 +153,13 @@ class _Asked:
         result = solve(posed.problem, limits, _in_seconds(self.progress, posed.tick_seconds))
         return _Searched(scope=scope, edges=edges, posed=posed, result=result)
 
-    def _frontier(self, stage: Stage, scope: Scope) -> Frontier:
-        key = stage.name, scope.of(stage.name)
-        if key not in self.known:
-            self.known[key] = frontier(self.facts, self.model, stage, self.pins, scope=scope)
-        return self.known[key]
+    def _frontiers(self, scope: Scope) -> list[Frontier]:
+        """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
+        keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
+        new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
+        found = side_by_side(lambda stage: frontier(self.facts, self.model, stage, self.pins, scope=scope), new)
+        self.known.update({(one.stage.name, scope.of(one.stage.name)): one for one in found})
+        return [self.known[key] for key in keys]
 
 
 def _picks(posed: Posed, answer: Answer) -> dict[str, Pick]:

@@ -133,6 +133,7 @@ class _Costing:
         """The choices on pools of one kind that fit and that no other beats."""
         part = self.facts.cluster.parts[kind.part]
         limit_bytes = part.device.usable_bytes if self.is_limited else math.inf
+        host_bytes = host_share(part)
         fitting = []
         too_large: dict[Hashable, str] = {}
         for choice in choices(self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope):
@@ -145,7 +146,7 @@ class _Costing:
             peak = memory.resident.total + memory.transient.total
             if kind.part not in self.smallest or peak < self.smallest[kind.part][0]:
                 self.smallest[kind.part] = peak, choice
-            if memory.host.total > host_share(part):
+            if memory.host.total > host_bytes:
                 too_large[family] = TOO_LARGE_FOR_HOST
             elif peak > limit_bytes:
                 too_large[family] = TOO_LARGE
