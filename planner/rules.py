@@ -119,7 +119,7 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
     most = max_context_parallel(facts, stage)
     if layout.cp > most and stage.generates:
         found.append(f"cp={layout.cp} cuts sequences, and generation draws one token after the other; use cp=1.")
-    elif layout.cp > most:
+    elif layout.cp > most and not facts.models.spec(stage.role).experts:
         tokens = facts.workload.max_tokens
         found.append(
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "

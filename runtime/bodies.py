@@ -28,7 +28,7 @@ from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, Held, pieces_of
 from meshwright.runtime.optimizers import clip_gradients, distributed_optimizers
-from meshwright.runtime.parts import parts_of
+from meshwright.runtime.parts import num_tokens_of_rank, parts_of
 from meshwright.runtime.ppo import Share
 
 
@@ -132,7 +132,7 @@ def run_schedule(
         return result, lambda result, **_: output(result, micro_batch)
 
     config: Any = pieces[0].config
-    sizes = {len(micro_batch.of_rank(mesh).tokens) for micro_batch in micro_batches}
+    sizes = {num_tokens_of_rank(micro_batch.lengths, mesh) for micro_batch in micro_batches}
     length = max(sizes)
     aligned = mesh.layout.tp if mesh.layout.sp else 1
     # Only when micro-batches differ must stages tell each other the shape of every message.

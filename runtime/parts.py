@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.runtime import host
 from meshwright.runtime.mesh import Mesh
 
 
@@ -70,12 +71,12 @@ class Parts:
         """[cp x S, ...] of all ranks' tokens in the order of their sequences, from each rank's own [S, ...]."""
         everyones = own.new_empty(self._cp * len(own), *own.shape[1:])
         dist.all_gather_into_tensor(everyones, own.contiguous(), group=self._group)
-        return everyones.index_select(0, self._by_rank.argsort().to(own.device))
+        return everyones.index_select(0, self._in_order)
 
     def scattered(self, values: Tensor) -> Tensor:
         """This rank's own [S, ...] of the sum over the ranks of [cp x S, ...] in the order of the sequences."""
         own = values.new_empty(self.num_tokens, *values.shape[1:])
-        by_rank = values.index_select(0, self._by_rank.to(values.device))
+        by_rank = values.index_select(0, self._by_rank)
         dist.reduce_scatter_tensor(own, by_rank, group=self._group)
         return own
 
@@ -99,21 +100,31 @@ class Parts:
 
     @cached_property
     def _by_rank(self) -> Tensor:
-        """[cp x S] int64, where in the order of the sequences the tokens of rank 0 are, then those of rank 1, and so
-        on."""
+        """[cp x S] int64 on the device, where in the order of the sequences the tokens of rank 0 are, then those of
+        rank 1, and so on."""
         starts = [2 * self._cp * before for before in accumulate(self._sizes, initial=0)]
-        return torch.cat(
-            [
-                start + positions
-                for rank in range(self._cp)
-                for start, positions in zip(starts, self._positions(rank), strict=False)
-            ]
-        )
+        places = [
+            start + positions
+            for rank in range(self._cp)
+            for start, positions in zip(starts, self._positions(rank), strict=False)
+        ]
+        return torch.cat(places).to(host.device())
+
+    @cached_property
+    def _in_order(self) -> Tensor:
+        """[cp x S] int64 on the device, where among the tokens of rank 0, then of rank 1, those in order are."""
+        return self._by_rank.argsort()
 
 
 def parts_of(lengths: Sequence[int], mesh: Mesh) -> Parts | None:
     """This rank's part of rows of these lengths; None where sequences are whole."""
     return Parts(lengths, mesh.groups.cp) if mesh.layout.cp > 1 else None
+
+
+def num_tokens_of_rank(lengths: Sequence[int], mesh: Mesh) -> int:
+    """How many tokens of rows of these lengths every rank has."""
+    parts = parts_of(lengths, mesh)
+    return parts.num_tokens if parts else sum(lengths)
 
 
 class Gathered:

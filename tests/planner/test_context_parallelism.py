@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.check_program import require_sound
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.edges import handovers
 from meshwright.planner.evaluate import evaluate
@@ -19,6 +20,7 @@ from meshwright.planner.leads import patterns, scopes
 from meshwright.planner.pins import parse_pins
 from meshwright.planner.plan import Plan
 from meshwright.planner.pose import pose
+from meshwright.planner.program import lower, owners
 from meshwright.planner.rules import MIN_CONTEXT_TOKENS, layout_rules, max_context_parallel, schedule_rules
 from meshwright.planner.simulate import simulate
 from meshwright.planner.solver.result import Limits
@@ -37,6 +39,7 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import RandomModel, small_facts
+from tests.planner.plans import random_plan
 
 LONG = small_facts(batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
 """Sequences that four ranks may share."""
@@ -85,6 +88,7 @@ def test_experts_take_whole_sequences() -> None:
     models = LONG.models.model_copy(update={"ref": replace(LONG.models.ref, experts=experts)})
     facts = LONG.model_copy(update={"models": models})
     assert {layout.cp for layout in layouts(facts, "ref_logprob")} == {1}
+    assert len(layout_rules(facts, STAGE_BY_NAME["ref_logprob"], Layout(dp=2, cp=2))) == 1
     with pytest.raises(BadInput, match="cp=2 divides sequences, and the experts of ref take whole ones; use cp=1"):
         check_pins(facts, parse_pins(["ref_logprob.layout=dp2,cp2"]))
 
@@ -165,6 +169,22 @@ def test_a_compiled_plan_verifies_and_the_evaluator_reproduces_it(seed: int) -> 
     assert isinstance(plan, Plan)
     assert verify(plan) == ()
     assert evaluate(plan) == plan
+
+
+def test_random_plans_with_cut_sequences_verify_and_their_programs_are_sound() -> None:
+    """Every rank of every pool has what it reads, whoever holds it."""
+    facts = small_facts(memory_bytes=2**50, batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
+    plans = [random_plan(seed, facts) for seed in range(20)]
+    assert {p.layout.cp for plan in plans for p in plan.placements} == {1, 2, 4}
+    for plan in plans:
+        assert verify(plan) == ()
+        require_sound(lower(plan))
+        for placement in plan.placements:
+            layout = placement.layout
+            held = owners(plan, placement.stage)
+            first = plan.pool_of(placement.stage).first_rank
+            places = [layout.coordinates(rank - first) for rank in held]
+            assert [(place.tp, place.cp, place.dp) for place in places] == [(0, 0, dp) for dp in range(layout.dp)]
 
 
 def long_facts() -> Facts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import accumulate
 from pathlib import Path
 
@@ -10,13 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.planner.durations import Planned
+from meshwright.planner.program import lower
+from meshwright.planner.rules import MIN_CONTEXT_TOKENS
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.bodies import MicroBatch
+from meshwright.profiles.model import read_model
+from meshwright.runtime.bodies import MicroBatch, Trainer
 from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.models import Recompute, build_model
 from meshwright.runtime.parts import Gathered, Parts
+from meshwright.runtime.rehearse import rehearse
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
 from tests.runtime.checkpoints import expected_logprobs, expected_scores, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.test_bodies import ONE_RANK, How, _train, _written
+from tests.runtime.test_bodies import ONE_RANK, How, _train, _written, blocks, language_loss
 from tests.runtime.test_checkpoint import Run, _merge
 from tests.runtime.test_refit import _check as check_refit
 from tests.runtime.test_weights import _answers
@@ -97,6 +106,32 @@ def test_what_is_gathered_is_not_kept_but_gathered_again_and_its_gradients_are_s
     assert run_on_ranks(4, _gather_and_return) == [(1, 2, 0.0)] * 4
 
 
+def _gathers_of_an_update(directory: Path, recompute: Recompute) -> int:
+    """Of keys and values, in two micro-batches of four layers."""
+    mesh, spec = build_mesh(Layout(dp=2, cp=2), 0), read_model(directory)
+    trainer = Trainer(build_model(spec, mesh, trainable=True, recompute=recompute), mesh, learning_rate=1e-3)
+    num_gathers, gathered = 0, Parts.gathered
+
+    def counted(parts: Parts, own: Tensor) -> Tensor:
+        nonlocal num_gathers
+        num_gathers += 1
+        return gathered(parts, own)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Parts, "gathered", counted)
+        trainer.train_step(blocks(1, mesh), functools.partial(language_loss, spec, mesh))
+    return num_gathers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recompute", "times"), [("none", 2), ("selective", 3), ("full", 3)])
+def test_every_layer_gathers_keys_and_values_as_often_as_it_is_costed(
+    tmp_path: Path, recompute: Recompute, times: int
+) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    assert run_on_ranks(4, _gathers_of_an_update, directory, recompute) == [2 * 4 * times] * 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["cp2", "cp4", "tp2,cp2", "tp2,cp2,sp", "pp2,cp2"])
 def test_log_probabilities_of_cut_sequences_are_those_of_whole_ones(tmp_path: Path, layout: str) -> None:
@@ -168,6 +203,16 @@ def test_a_saved_trainer_goes_on_on_ranks_that_cut_sequences_and_back(tmp_path: 
     second = _merge(tmp_path, Run(places=whole, num_updates=1, read=tmp_path / "first", written=tmp_path / "second"))
     third = _merge(tmp_path, Run(places=cut, num_updates=1, read=tmp_path / "second"))
     assert first["actor"] + second["actor"] + third["actor"] == pytest.approx(known["actor"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_plan_with_cut_sequences_is_rehearsed_to_its_end() -> None:
+    facts = small_facts(memory_bytes=2**50, batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
+    plans = (random_plan(seed, facts) for seed in range(100))
+    plan = next(plan for plan in plans if sum(p.layout.cp > 1 for p in plan.placements) > 1 and plan.refits)
+    rehearsed = rehearse(plan, Planned(plan), steps=1, speed=0.2 / plan.period_seconds)
+    assert rehearsed.simulated.mean == pytest.approx(plan.period_seconds)
+    assert {span.instruction for span in rehearsed.spans} == {i.name for i in lower(plan).instructions}
 
 
 def _ranks_of_groups() -> tuple[int, dict[str, tuple[int, ...]]]:
