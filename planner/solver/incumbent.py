@@ -10,7 +10,7 @@ from meshwright.planner.solver.bounds import within
 from meshwright.planner.solver.descent import descend, descend_in_pairs
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.problem import Option, Problem
-from meshwright.planner.solver.result import Answer, Progress, Result
+from meshwright.planner.solver.result import Answer, Limits, Progress, Result
 
 _RANDOM_STARTS = 16
 
@@ -51,16 +51,17 @@ class Incumbent:
         """Whether the answer's own options are all among those that are left."""
         return all(option in left for option, left in zip(self.options, greedy.options, strict=False))
 
-    def start(self, problem: Problem, seed: int) -> None:
+    def start(self, problem: Problem, limits: Limits) -> None:
         """Descents from the fastest options of a problem with fewer of them, from the smallest and from some at random,
-        each among those that can still win."""
-        rng = random.Random(seed)
-        greedy = Greedy(problem)
+        each among those that can still win, until none can."""
+        rng, greedy = random.Random(limits.seed), Greedy(problem)
         for start in (_fastest, _smallest, *[_any(rng)] * _RANDOM_STARTS):
             known = self.makespan
             self.descend_from(greedy, start(problem))
             if self.makespan is not None and self.makespan != known:
-                problem = within(problem, self.makespan)
+                problem = within(problem, limits.target(self.makespan))
+                if any(not call.options for call in problem.calls):
+                    return
                 greedy = Greedy(problem)
 
     def polish(self) -> None:

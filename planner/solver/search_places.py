@@ -35,7 +35,7 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     incumbent, remaining = Incumbent(problem, progress), possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
-    incumbent.start(remaining, limits.seed)
+    incumbent.start(remaining, limits)
     if incumbent.makespan is None:
         excluded = _start_from_least_memory(incumbent, limits)
         if excluded is not None:
