@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
@@ -11,8 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from meshwright.planner.space import choices
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import read_model
+from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.runtime.bodies import MicroBatch, forward_logprobs
 from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.models import build_model
@@ -20,6 +25,7 @@ from meshwright.runtime.slots import Response
 from meshwright.runtime.train import run_plan
 from meshwright.runtime.turns import Everything, FirstEnded
 from meshwright.runtime.weights import load_weights
+from tests.planner.jobs import small_facts
 from tests.runtime import small_job
 from tests.runtime.checkpoints import edit_config, expected_logprobs, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
@@ -33,6 +39,8 @@ from tests.runtime.test_weights import _check as check_logprobs
 from tests.runtime.test_weights import _convert
 
 pytestmark = pytest.mark.slow
+
+FACTS = small_facts(batch_size=16, num_minibatches=4)
 
 FAMILIES: dict[str, dict[str, int | bool]] = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -53,10 +61,25 @@ def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool) -> 
 DIVIDED = ["tp2", "dp2,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2"]
 
 
-@pytest.mark.parametrize("layout", ["tp1", "pp2", "tp2,sp", "tp2,dp2,ep2,sp", *DIVIDED])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_experts_agree_with_transformers(tmp_path: Path, family: str, layout: str) -> None:
-    directory = mixture(tmp_path / "model", family)
+def planned(stage: str) -> list[str]:
+    """Every layout on two and on four ranks that a plan may give to this stage of a mixture."""
+    spec = replace(FACTS.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96), num_kv_heads=2)
+    facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
+    found = (choice.layout for size in (2, 4) for choice in choices(facts, STAGE_BY_NAME[stage], size, (), Counter()))
+    return [str(layout) for layout in sorted(set(found))]
+
+
+def test_experts_agree_with_transformers_in_every_planned_layout(tmp_path: Path) -> None:
+    directory = mixture(tmp_path / "model")
+    expected = expected_logprobs(directory, tokens())
+    assert {"tp2,pp1,dp2,ep2", "tp2,pp1,dp2,ep2,sp", "tp1,pp2,dp2,ep2"} < set(planned("ref_logprob"))
+    for layout in ("tp1", *planned("ref_logprob")):
+        check_logprobs(directory, layout, expected)
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2,dp2,ep2,sp", *DIVIDED])
+def test_experts_of_a_width_of_their_own_agree_with_transformers(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model", "Qwen3Moe")
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
 
 
@@ -66,16 +89,21 @@ def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None
     check_logprobs(directory, "tp1", expected_logprobs(directory, tokens()))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
-    directory = mixture(tmp_path / "model", family)
-    hows = [How("tp1", 4), How("dp2", 1), How("pp2,dp2", 1, "full"), How("tp2,sp", 2, "full"), How("dp2,ep2", 1)]
-    hows += [
-        How("dp4,ep2", 1),
+HOWS = {
+    "Mixtral": [How("tp1", 4), *(How(layout, 1) for layout in planned("actor_train"))],
+    "Qwen3Moe": [
+        How("tp1", 4),
+        How("tp2,sp", 2, "full"),
         How("tp2,dp2,ep2,sp", 1, "selective"),
         How("pp2,dp2,ep2", 1, "full"),
         How("pp2,dp2,ep2,vpp2", 1),
-    ]
+    ],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
+    directory, hows = mixture(tmp_path / "model", family), HOWS[family]
     seen = [run_on_ranks(4, _train, how, directory, False, tmp_path / str(i)) for i, how in enumerate(hows)]
     known = seen[0][0]
     assert known is not None
@@ -127,10 +155,10 @@ def _draw_in_turns(directory: Path, layout: str) -> list[list[Response]] | None:
     ]
 
 
-@pytest.mark.parametrize("layout", DIVIDED)
+@pytest.mark.parametrize("layout", ["tp2", "dp4,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2"])
 def test_replicas_that_hold_experts_together_draw_at_their_own_pace(tmp_path: Path, layout: str) -> None:
     """Prompts are admitted unevenly, responses end at different lengths, and some stay in flight from turn to turn."""
-    directory = mixture(tmp_path / "actor", "Qwen3Moe", vocab_size=VOCAB_SIZE)
+    directory = mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE)
     alone = run_on_ranks(4, generate, directory, "tp1", 1)[0]
     assert alone is not None
     expected = {response.row: response.tokens for response in alone[0]}
@@ -159,24 +187,14 @@ def write_mixture_job(directory: Path) -> Path:
     return path
 
 
-WHOLE = tuple(f"{stage}.layout=dp2" for stage in ("actor_generate", "ref_logprob", "actor_logprob", "actor_train"))
-
-
-def test_a_job_whose_actor_has_experts_runs(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    summary = run_plan(request(write_mixture_job(tmp_path), out, *WHOLE, steps=2))
-    assert summary is not None
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
-    assert all(line["generator_gap"] < 1e-4 for line in lines)
-
-
-def test_a_job_whose_experts_are_divided_runs(tmp_path: Path) -> None:
-    """Two replicas hold half of the experts each while they generate and train, two ranks half of each to score."""
-    pins = [f"{stage}.layout=dp2,ep2" for stage in ("actor_generate", "actor_logprob", "actor_train")]
-    out = tmp_path / "out"
-    summary = run_plan(request(write_mixture_job(tmp_path), out, *pins, "ref_logprob.layout=tp2", steps=2))
-    assert summary is not None
+def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path) -> None:
+    """At first two replicas hold half of the experts each, then two ranks half of each expert."""
+    job, out = write_mixture_job(tmp_path), tmp_path / "out"
+    stages = ("actor_generate", "actor_logprob", "actor_train")
+    spread = [f"{stage}.layout=dp2,ep2" for stage in stages]
+    cut = [f"{stage}.layout=tp2{'' if stage == 'actor_generate' else ',sp'}" for stage in stages]
+    assert run_plan(request(job, out, *spread, "ref_logprob.layout=tp2", steps=1))
+    assert run_plan(request(job, out, *cut, "ref_logprob.layout=dp2,ep2", steps=2, resume=True))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2
     assert all(line["generator_gap"] < 1e-4 for line in lines)
