@@ -1,7 +1,7 @@
 """The search when calls may be anywhere, and its proof.
 
     answer     = the best of a few options per call
-    for the problem with memory and times in coarse parts and few layouts, with all, in finer parts, and last as it is
+    for the problem with memory and times in coarse parts and fewer layouts, with all, in finer parts, and last as it is
         repeat while that makes the answer better
             target     = what is better than the answer by more than the gap asked
             problem    = without the options that cannot meet the target, the others rounded down to whole parts
@@ -44,6 +44,9 @@ _PARTS = (32, 128)
 _APART = 4
 """Layouts whose transfers differ by less than the gap that is asked, divided by this, are one at first."""
 
+_MANY = 700
+"""Options in all: of so many CP-SAT takes longer to prove a bound than of all with fewer layouts and then of these."""
+
 _TICKS_PER_GAP = 16
 """Times are rounded to this part of the gap that is asked."""
 
@@ -56,7 +59,8 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
-    if apart := int(limits.gap * best.bound) // _APART:
+    apart = int(limits.gap * best.bound) // _APART
+    if apart and best.has_many(remaining):
         remaining = best.narrow(remaining, _PARTS[0], apart)
     for parts in _PARTS:
         remaining = best.narrow(remaining, parts)
@@ -115,6 +119,13 @@ class _Best:
                 self._look(few, max(target, self.bound), _FIRST_TIME, _FIRST_STEPS)
         if self.answer is not None and self.is_open:
             self._look(few, self._target_in(few), self.left, _FIRST_STEPS)
+
+    def has_many(self, problem: Problem) -> bool:
+        """Whether so many options are left in coarse parts that a bound with fewer layouts is worth its own search."""
+        if not self.is_open:
+            return False
+        coarse = coarsened(self.left_of(problem), parts=_PARTS[0], ticks=self._grain).problem
+        return sum(len(call.options) for call in coarse.calls) > _MANY
 
     def narrow(self, problem: Problem, parts: int, apart: int = 0) -> Problem:
         """What is left of the problem when neither the bound nor the answer gets better in parts of this size."""

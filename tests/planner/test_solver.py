@@ -9,6 +9,8 @@ import pytest
 
 from meshwright.planner.brute_force import best_makespan
 from meshwright.planner.brute_force import least_memory as least_memory_by_brute_force
+from meshwright.planner.solver import coarse, search_blocks
+from meshwright.planner.solver.alike import Alike
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer, ends_of
 from meshwright.planner.solver.result import Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
@@ -164,3 +166,49 @@ def test_progress_only_gets_better(make: Callable[..., Problem]) -> None:
     assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
     assert told[-1][0] == result.objective
     assert all(bound <= result.bound for _, bound in told)
+
+
+def with_layouts_alike(problem: Problem) -> Problem:
+    """The problem in hundredths of its ticks, each layout twice: transfers of the second last a tick less."""
+
+    def twice(o: Option) -> tuple[Option, Option]:
+        long = dataclasses.replace(o, ticks=100 * o.ticks, early_ticks=100 * o.early_ticks)
+        return long, dataclasses.replace(long, place=long.place._replace(layout=f"{long.place.layout}2"))
+
+    def slower(task: Run | Transfer) -> Run | Transfer:
+        if isinstance(task, Run):
+            return task
+        ends = [("", ""), ("", "2"), ("2", ""), ("2", "2")]
+        ticks = {
+            (a + x, b + y, n): 100 * lasts + 3 - len(x + y) for (a, b, n), lasts in task.ticks.items() for x, y in ends
+        }
+        return dataclasses.replace(task, ticks=ticks)
+
+    return dataclasses.replace(
+        problem,
+        calls=tuple(Call(c.name, tuple(new for o in c.options for new in twice(o))) for c in problem.calls),
+        tasks=tuple(map(slower, problem.tasks)),
+        precedences=tuple(p._replace(lag=100 * p.lag) for p in problem.precedences),
+    )
+
+
+@pytest.mark.parametrize("seed", [3, 9, 10])
+def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where there are many options, which no problem has that can be tried one by one."""
+    merged = []
+
+    def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Alike:
+        found = coarse.coarsened(problem, parts=parts, ticks=ticks, apart=apart)
+        merged.append(any(layout != other for (_, layout), other in found.stands_for.items()))
+        return found
+
+    monkeypatch.setattr(search_blocks, "_MANY", 0)
+    monkeypatch.setattr(search_blocks, "coarsened", coarsened)
+    asked = with_layouts_alike(random_blocks(seed, num_ranks=8, num_calls=4, num_options=6))
+    best, result = solve(asked, Limits()), solve(asked, Limits(gap=0.05))
+    check(asked, result)
+    assert any(merged)
+    assert best.objective is not None
+    assert result.objective is not None
+    assert result.bound <= best.objective <= result.objective
+    assert result.objective - result.bound <= 0.05 * result.objective
