@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from meshwright.cost_models.context import longest_part
 from meshwright.cost_models.cost import Cost, Memory, Tally
-from meshwright.cost_models.params import StagePart, stage_parts
+from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.state import offloaded, optimizer_state, weights
 from meshwright.profiles.model import ModelSpec
@@ -46,7 +46,7 @@ class LayoutMemory:
     """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
 
     def __init__(self, call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> None:
-        parts = stage_parts(call.model, call.layout.tp, call.layout.pp, call.layout.ep)
+        parts = stage_parts(call.model, call.layout.tp, call.layout.pp, call.layout.ep, call.layout.vpp)
         copied = max(part.num_params for part in parts)
         self._ranks = tuple(
             _RankMemory(call, shard, workload, element_bytes, part=part, copied=copied) for part in parts
@@ -155,13 +155,13 @@ class _RankMemory:
     def _training(self, schedule: Schedule) -> Cost:
         """Activations of every micro-batch in flight, and the logits of one.
 
-        Under 1F1B a stage holds min(q, m) micro-batches, where q counts the stages from it to the last (Narayanan et
-        al., arXiv:2104.04473, section 2.2.1). Full recomputation keeps the input of each layer and works on one layer.
+        A stage holds those of `micro_batches_in_flight`. Full recomputation keeps the input of each layer and works on
+        one layer.
         """
         tokens, layout = self._micro_batch_tokens(schedule), self._layout
         rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
         num_batches = -(-rows // schedule.micro_batch_size)
-        in_flight = min(self._part.num_behind, num_batches)
+        in_flight = micro_batches_in_flight(layout, self._part.num_behind, num_batches)
         layer_bytes = self._layer_bytes[schedule.recompute]
         tally = Tally()
         if schedule.recompute is Recompute.FULL:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from meshwright.profiles.layout import layers_of_stage, layers_of_stages
+from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stages
 from meshwright.profiles.model import ModelSpec
 
 
@@ -30,7 +30,7 @@ class StagePart(NamedTuple):
 
 
 @cache
-def stage_parts(model: ModelSpec, tp: int, pp: int, ep: int = 1) -> tuple[StagePart, ...]:
+def stage_parts(model: ModelSpec, tp: int, pp: int, ep: int = 1, vpp: int = 1) -> tuple[StagePart, ...]:
     """Of each pipeline stage that may be the fullest: the first, the last, and those beside them that have a layer
     more.
 
@@ -38,13 +38,13 @@ def stage_parts(model: ModelSpec, tp: int, pp: int, ep: int = 1) -> tuple[StageP
     """
     uneven = len(set(layers_of_stages(model, pp))) > 1
     stages = {0, pp - 1} | ({1, pp - 2} if uneven else set())
-    return tuple(_part(model, tp, pp, ep, stage) for stage in sorted(stages))
+    return tuple(_part(model.shard(tp), pp, ep, vpp, stage) for stage in sorted(stages))
 
 
 @cache
-def fullest_part(model: ModelSpec, tp: int, pp: int, ep: int = 1) -> StagePart:
+def fullest_part(model: ModelSpec, tp: int, pp: int, ep: int = 1, vpp: int = 1) -> StagePart:
     """Of the stages, the one that holds most parameters."""
-    return max(stage_parts(model, tp, pp, ep), key=lambda part: part.num_params)
+    return max(stage_parts(model, tp, pp, ep, vpp), key=lambda part: part.num_params)
 
 
 def slowest_stage(model: ModelSpec, pp: int, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
@@ -59,13 +59,27 @@ def slowest_stage(model: ModelSpec, pp: int, layer_seconds: float, ends_seconds:
     return last, True
 
 
-def _part(model: ModelSpec, tp: int, pp: int, ep: int, stage: int) -> StagePart:
-    shard, layers = model.shard(tp), layers_of_stage(model, pp, stage)
-    all_experts = shard.expert_params_between(layers.start, layers.stop)
-    num_params = shard.params_between(layers.start, layers.stop) - all_experts + all_experts // ep
+def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -> float:
+    """Micro-batches whose activations a stage holds in all its layers at once, q = `num_behind` of pp stages on.
+
+    Under 1F1B min(q, m) (Narayanan et al., arXiv:2104.04473, section 2.2.1). An interleaved pipeline passes
+    2(q - 1) + (v - 1)p + 1 of them through one of the v pieces before it goes back through the first, p + (p - 1)/v on
+    the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core, `get_pp_rank_microbatches`).
+    """
+    pp, vpp = layout.pp, layout.vpp
+    if vpp == 1:
+        return min(num_behind, num_batches)
+    return min(2 * (num_behind - 1) + (vpp - 1) * pp + 1, vpp * num_batches) / vpp
+
+
+def _part(shard: ModelSpec, pp: int, ep: int, vpp: int, stage: int) -> StagePart:
+    pieces = layers_of_pieces(shard, pp, stage, vpp)
+    all_experts = sum(shard.expert_params_between(layers.start, layers.stop) for layers in pieces)
+    num_params = sum(shard.params_between(layers.start, layers.stop) for layers in pieces)
+    num_params += all_experts // ep - all_experts
     if stage == 0:
         num_params += shard.embedding_params
     if stage == pp - 1:
         repeats = pp > 1 and shard.tied_embeddings and not shard.scalar_head
         num_params += shard.hidden_size + (shard.embedding_params if repeats else shard.head_params)
-    return StagePart(len(layers), float(num_params), pp - stage, float(all_experts // ep))
+    return StagePart(sum(map(len, pieces)), float(num_params), pp - stage, float(all_experts // ep))

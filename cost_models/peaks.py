@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from meshwright.cost_models.cost import Cost, Memory, Source, Term
 from meshwright.cost_models.measured import splits, surfaces
+from meshwright.cost_models.params import micro_batches_in_flight
 from meshwright.cost_models.question import Call
 from meshwright.profiles.layout import layers_of_stages
 from meshwright.profiles.model import ModelSpec
@@ -45,7 +46,8 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     stage, schedule, layout = call.stage, call.schedule, call.layout
     if stage.generates or schedule.chunk_tokens or schedule.recompute is Recompute.FULL or layout.sp or layout.cp > 1:
         return counted
-    in_flight = min(layout.pp, -(-_rows(call, workload) // schedule.micro_batch_size)) if stage.trains else 1
+    num_batches = -(-_rows(call, workload) // schedule.micro_batch_size)
+    in_flight = micro_batches_in_flight(layout, layout.pp, num_batches) if stage.trains else 1
     body = Body.TRAIN if stage.trains else Body.FORWARD
     num_layers = in_flight * max(layers_of_stages(call.model, layout.pp))
     found = peaks.at(body, schedule.micro_batch_size, workload.max_tokens, num_layers)

@@ -34,6 +34,9 @@ _MAX_KINDS, _ALIKE = 8, 1.1
 """Micro-batches are costed together in at most this many kinds, and those of one kind always whose tokens differ by no
 more than this factor."""
 
+MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
+"""The terms that a pipeline of several stages has beside others."""
+
 GRADIENT_BYTES = 4
 """Megatron's DistributedDataParallel keeps and reduces gradients in fp32 (`grad_reduce_in_fp32`)."""
 
@@ -113,7 +116,7 @@ class Pipeline:
         send, send_source = self._send_seconds(mean_tokens)
         routed, routed_source = self._routed_seconds(mean_tokens)
         gathered, gathered_source = self._context_seconds(mean_tokens)
-        chunks, compute = self.call.num_chunks, self._compute_seconds(batches)
+        compute = self._compute_seconds(batches)
         a_layer = compute.layer + compute.again + num_batches * (per_layer + routed + gathered)
         ends = compute.ends + num_batches * at_ends
         num_layers, has_ends = slowest_stage(self.call.model, pp, a_layer, ends)
@@ -125,13 +128,13 @@ class Pipeline:
         tally.add("tensor-parallel collectives", exchanged, tensor_source)
         tally.add("expert-parallel collectives", num_batches * num_layers * routed, routed_source)
         tally.add("context-parallel collectives", num_batches * num_layers * gathered, gathered_source)
-        tally.add("pipeline messages", num_batches * chunks * (1 + trains) * send, send_source)
+        tally.add(MESSAGES, num_batches * (1 + trains) * send, send_source)
         if pp > 1:
             elsewhere = (self.call.model.num_layers - num_layers) / (pp - 1)
             busy = elsewhere * ((compute.layer + compute.again) / num_batches + (per_layer + routed + gathered))
             if not has_ends:
                 busy += ends / num_batches / (pp - 1)
-            tally.add("pipeline bubble", (pp - 1) * (busy / chunks + (1 + trains) * send), compute.source)
+            tally.add(BUBBLE, (pp - 1) * (busy + (1 + trains) * send), compute.source)
         return tally.cost()
 
     def _compute_seconds(self, batches: tuple[MicroBatches, ...]) -> _Compute:

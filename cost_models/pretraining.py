@@ -31,7 +31,6 @@ class Iteration:
     batch_size: int
     num_tokens: int
     framework: Framework
-    num_chunks: int = 1
 
 
 def iteration_seconds(
@@ -46,7 +45,6 @@ def iteration_seconds(
         model=iteration.model,
         layout=iteration.layout,
         schedule=iteration.schedule,
-        num_chunks=iteration.num_chunks,
     )
     model = AnalyticModel(cluster, workload, precision, framework=iteration.framework, efficiency=efficiency)
     return model.seconds(call)

@@ -28,7 +28,6 @@ class Call:
     layout: Layout
     schedule: Schedule
     max_deferral: int = 0
-    num_chunks: int = 1  # pieces of layers that a rank holds under an interleaved pipeline
     part: int = 0
 
     def __hash__(self) -> int:
@@ -71,8 +70,9 @@ class CostModel(Protocol):
 
     @property
     def memory_grows(self) -> bool:
-        """Whether a larger micro-batch, or more slots, never take less memory: a search then counts no larger ones than
-        the first that do not fit. It is a law of the equations, and not one of what was measured."""
+        """Whether a larger micro-batch, more slots, or a pipeline in several pieces of the same layers never take less
+        memory: a search then counts no larger ones than the first that do not fit. It is a law of the equations, and
+        not one of what was measured."""
         ...
 
     def seconds(self, call: Call) -> Cost:

@@ -15,6 +15,7 @@ from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.context import ContextShard, parts
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.generation import Generation
+from meshwright.cost_models.interleaving import interleaved
 from meshwright.cost_models.memory import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
@@ -98,10 +99,23 @@ class StageModel:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
 
     def _seconds(self, call: Call) -> Cost:
+        if call.layout.vpp > 1:
+            return self._interleaved_seconds(call)
         if call.schedule.offload is not Offload.NONE:
             kept = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
             return self.seconds(kept) + self._offload_seconds(call)
         return self._generation_seconds(call) if call.stage.generates else self._pipeline_seconds(call)
+
+    def _interleaved_seconds(self, call: Call) -> Cost:
+        """All that does not depend on the number of pieces is asked of the plain pipeline."""
+        layout = self._once(("plain", call.layout), lambda: replace(call.layout, vpp=1))
+        num_batches = -(-self._rows(call) // call.schedule.micro_batch_size)
+        return interleaved(self.seconds(replace(call, layout=layout)), call.layout, num_batches)
+
+    def _rows(self, call: Call) -> int:
+        """Of one replica, in one update where the stage trains."""
+        workload = self._workload
+        return -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)))
 
     def _offload_seconds(self, call: Call) -> Cost:
         """The same for every schedule of a layout that offloads the same."""
@@ -148,8 +162,8 @@ class StageModel:
         if schedule.chunk_tokens:
             return self._streamed_seconds(call)
         updates = workload.num_minibatches * workload.num_epochs if trains else 1
-        num_rows = -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if trains else 1)))
-        kind = call.stage.name, call.model, call.layout, schedule.recompute, call.num_chunks
+        num_rows = self._rows(call)
+        kind = call.stage.name, call.model, call.layout, schedule.recompute
         pipeline = self._once(kind, lambda: self._pipeline(call, self._part_of_shard(call)))
         once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size, call.layout.cp))
         if not trains:

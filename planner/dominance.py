@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 
 def undominated(amounts: Sequence[Sequence[float]]) -> list[int]:
@@ -20,3 +21,8 @@ def undominated(amounts: Sequence[Sequence[float]]) -> list[int]:
             kept[len(found)] = row
             found.append(index)
     return found
+
+
+def beaten(row: Sequence[float], table: npt.NDArray[np.float64]) -> bool:
+    """Whether a row of the table is nowhere larger."""
+    return bool((table <= np.array(row)).all(axis=1).any())

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner import dominance
 from meshwright.planner.evaluate import WEIGHTS
+from meshwright.planner.interleaved import Beside
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, max_deferral
 from meshwright.planner.pins import Pin, Ranks
@@ -132,31 +133,46 @@ class _Costing:
     def kept(self, kind: Kind) -> tuple[Candidate, ...]:
         """The choices on pools of one kind that fit and that no other beats."""
         part = self.facts.cluster.parts[kind.part]
-        limit_bytes = part.device.usable_bytes if self.is_limited else math.inf
-        host_bytes = host_share(part)
-        fitting = []
+        room = part.device.usable_bytes if self.is_limited else math.inf, host_share(part)
+        fitting: list[Candidate] = []
         too_large: dict[Hashable, str] = {}
+        beside = Beside(self.facts.models.spec(self.stage.role))
         for choice in choices(self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope):
             family = _family(choice)
+            found: Candidate | str
             if family in too_large and self.model.memory_grows:  # a family's choices come with the smaller ones first
-                self.rejected[too_large[family]] += 1
-                continue
-            call = self._call(choice, kind.part)
-            memory = self.model.memory(call)  # asked first: what does not fit need not be timed
-            peak = memory.resident.total + memory.transient.total
-            if kind.part not in self.smallest or peak < self.smallest[kind.part][0]:
-                self.smallest[kind.part] = peak, choice
-            if memory.host.total > host_bytes:
-                too_large[family] = TOO_LARGE_FOR_HOST
-            elif peak > limit_bytes:
-                too_large[family] = TOO_LARGE
+                found = too_large[family]
             else:
-                fitting.append(_candidate(self.model, call, memory))
+                found = self._costed(choice, kind.part, room, beside)
+            if self.stage.trains and choice.layout.vpp == 1 and self.model.memory_grows:
+                beside.note(choice.layout, choice.schedule, found if isinstance(found, str) else found.amounts)
+            if isinstance(found, Candidate):
+                fitting.append(found)
                 continue
-            self.rejected[too_large[family]] += 1
-        kept = _undominated_by_layout(fitting) if self.stage.role in TRAIN_STAGE else undominated(fitting)
+            self.rejected[found] += 1
+            if found != DOMINATED:
+                too_large[family] = found
+        kept = tuple(_undominated_by_layout(fitting)) if self.stage.role in TRAIN_STAGE else undominated(fitting)
         self.rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
+
+    def _costed(self, choice: Choice, part: int, room: tuple[float, float], beside: Beside) -> Candidate | str:
+        """What the choice costs on a part of the cluster, or why it is left out: `room` is of the device and the host,
+        in bytes."""
+        layout, schedule, call = choice.layout, choice.schedule, self._call(choice, part)
+        if layout.vpp > 1:
+            if reason := beside.too_large(layout, schedule):
+                return reason
+            if beside.beats(layout, schedule, self.model.seconds(call).total):
+                return DOMINATED
+        memory = self.model.memory(call)  # asked first: what does not fit need not be timed
+        peak = memory.resident.total + memory.transient.total
+        if part not in self.smallest or peak < self.smallest[part][0]:
+            self.smallest[part] = peak, choice
+        device_bytes, host_bytes = room
+        if memory.host.total > host_bytes:
+            return TOO_LARGE_FOR_HOST
+        return TOO_LARGE if peak > device_bytes else _candidate(self.model, call, memory)
 
     def candidate(self, choice: Choice, part: int) -> Candidate:
         """The choice on a part of the cluster with what it costs."""
@@ -193,11 +209,20 @@ def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(candidates[index] for index in dominance.undominated([c.amounts for c in candidates]))
 
 
-def _undominated_by_layout(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    groups: dict[Layout, list[Candidate]] = {}
+def _undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Of an interleaved pipeline, which no other stage shares and which is refit as any other number of pieces is, a
+    choice is kept where none of as many pieces or fewer beats it."""
+    groups: dict[Layout, dict[int, list[Candidate]]] = {}
     for candidate in candidates:
-        groups.setdefault(candidate.layout, []).append(candidate)
-    return tuple(kept for layout in groups for kept in undominated(groups[layout]))
+        layout = candidate.layout
+        base = replace(layout, vpp=1) if layout.vpp > 1 else layout
+        groups.setdefault(base, {}).setdefault(layout.vpp, []).append(candidate)
+    for by_pieces in groups.values():
+        plain = undominated(by_pieces.pop(1, ()))
+        yield from plain
+        interleaved = [candidate for vpp in by_pieces for candidate in by_pieces[vpp]]
+        if interleaved:
+            yield from (kept for kept in undominated([*plain, *interleaved]) if kept.layout.vpp > 1)
 
 
 def costed_choice(

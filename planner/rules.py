@@ -114,6 +114,13 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
         found.append(f"dp={layout.dp} does not divide the {rows} sequences of a {what}; use dp={legal}.")
     if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
         found.append(f"tp={layout.tp} cuts experts, which are trained with sequence parallelism only; turn sp on.")
+    if layout.vpp > 1 and not stage.trains:
+        found.append(f"vpp={layout.vpp} on a stage that does not train; use vpp=1.")
+    elif layout.vpp > 1 and rows // layout.dp % layout.pp:
+        found.append(
+            f"vpp={layout.vpp} needs micro-batches in multiples of pp={layout.pp}, and a replica has "
+            f"{rows // layout.dp} sequences of a minibatch; use vpp=1."
+        )
     if stage.generates and layout.sp:
         found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
     most = max_context_parallel(facts, stage)
@@ -137,6 +144,12 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         found.append(
             f"micro_batch_size={schedule.micro_batch_size} does not divide the {rows} sequences of a replica; "
             f"use {legal}."
+        )
+    elif layout.vpp > 1 and rows // schedule.micro_batch_size % layout.pp:
+        legal = nearest_divisor(schedule.micro_batch_size, rows // layout.pp)
+        found.append(
+            f"micro_batch_size={schedule.micro_batch_size} makes {rows // schedule.micro_batch_size} micro-batches of "
+            f"the {rows} sequences of a replica, and vpp={layout.vpp} needs a multiple of pp={layout.pp}; use {legal}."
         )
     if layout.cp > 1 and schedule.micro_batch_size > 1:
         found.append(
@@ -226,6 +239,8 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) 
     streams = scope.streams(stage.name) and layout.cp == 1
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
+    if layout.vpp > 1:  # a multiple of pp micro-batches
+        rows //= layout.pp
     return _schedules(divisors(rows) if layout.cp == 1 else (1,), kinds, chunks, states)
 
 

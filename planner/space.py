@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, patterns, scopes
@@ -42,18 +42,19 @@ def choices(
 ) -> Iterator[Choice]:
     """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`."""
     spreads_experts = facts.models.spec(stage.role).experts is not None
-    for layout in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
-        broken = layout_rules(facts, stage, layout)
-        if broken:
-            rejected[broken[0]] += 1
-            continue
-        for schedule in schedules(facts, stage, layout, scope):
-            choice = Choice(layout, schedule)
-            broken = streaming_rules(facts, layout, schedule)
-            if not broken and _agrees(choice, pins):
-                yield choice
-            else:
-                rejected[broken[0] if broken else PINNED] += 1
+    for plain in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
+        for layout in _with_pieces(facts, stage, plain):
+            broken = layout_rules(facts, stage, layout)
+            if broken:
+                rejected[broken[0]] += 1
+                break  # what one number of pieces breaks, the others do
+            for schedule in schedules(facts, stage, layout, scope):
+                choice = Choice(layout, schedule)
+                broken = streaming_rules(facts, layout, schedule)
+                if not broken and _agrees(choice, pins):
+                    yield choice
+                else:
+                    rejected[broken[0] if broken else PINNED] += 1
 
 
 def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
@@ -120,6 +121,16 @@ def _layouts(num_ranks: int, *, spreads_experts: bool, max_cp: int) -> Iterator[
                         yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep, cp=cp)
 
 
+def _with_pieces(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
+    """The layout and, for a stage that trains, those that cut its pipeline stages in every number of pieces that
+    divides their layers."""
+    yield layout
+    num_layers = facts.models.spec(stage.role).num_layers
+    if stage.trains and layout.pp > 1 and num_layers % layout.pp == 0:
+        for vpp in divisors(num_layers // layout.pp)[1:]:
+            yield replace(layout, vpp=vpp)
+
+
 def _agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
     return all(pin.key == "pool" or pin.allows(_value(choice, pin.key)) for pin in pins)
 
@@ -133,6 +144,6 @@ def _distance(value: object, wanted: object) -> tuple[float, str]:
     if isinstance(value, int) and isinstance(wanted, int):
         return abs(value - wanted), f"{value:09d}"
     if isinstance(value, Layout) and isinstance(wanted, Layout):
-        axes = ("tp", "pp", "dp", "sp", "ep", "cp")
+        axes = ("tp", "pp", "dp", "sp", "ep", "cp", "vpp")
         return sum(abs(getattr(value, axis) - getattr(wanted, axis)) for axis in axes), str(value)
     return 0.0, str(value)

@@ -149,10 +149,13 @@ def layers_of_pieces(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tup
     """The numbers of the layers of each piece that pipeline stage `stage` holds.
 
     Piece k of stage s is the virtual stage k x pp + s of pp x vpp (Narayanan et al., arXiv:2104.04473, section 2.2;
-    Megatron-core, `get_transformer_layer_offset`), all of them of as many layers.
+    Megatron-core, `get_transformer_layer_offset`), all of them of as many layers. Raises BadInput where they do not
+    come out even.
     """
     if vpp == 1:
         return (layers_of_stage(model, pp, stage),)
+    if model.num_layers % (pp * vpp):
+        raise BadInput(_uneven_pieces(model, pp, vpp))
     each = model.num_layers // (pp * vpp)
     return tuple(range(first * each, (first + 1) * each) for first in range(stage, pp * vpp, pp))
 
@@ -184,16 +187,16 @@ def _uneven(model: ModelSpec, pp: int) -> str:
     )
 
 
-def _uneven_pieces(model: ModelSpec, layout: Layout) -> str:
-    num_layers, pp = model.num_layers, layout.pp
+def _uneven_pieces(model: ModelSpec, pp: int, vpp: int) -> str:
+    num_layers = model.num_layers
     if num_layers % pp:
         return (
-            f"vpp={layout.vpp} cuts stages of as many layers each, and pp={pp} does not divide the {num_layers} layers "
+            f"vpp={vpp} cuts stages of as many layers each, and pp={pp} does not divide the {num_layers} layers "
             f"of {model.name}; use vpp=1."
         )
-    legal = nearest_divisor(layout.vpp, num_layers // pp)
+    legal = nearest_divisor(vpp, num_layers // pp)
     return (
-        f"vpp={layout.vpp} does not divide the {num_layers // pp} layers that {model.name} has on each of pp={pp} "
+        f"vpp={vpp} does not divide the {num_layers // pp} layers that {model.name} has on each of pp={pp} "
         f"stages; use vpp={legal}."
     )
 
@@ -219,7 +222,7 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     if not _layers_of_stages(model.num_layers, _counted_ends(model), layout.pp):
         found.append(_uneven(model, layout.pp))
     elif layout.vpp > 1 and model.num_layers % (layout.pp * layout.vpp):
-        found.append(_uneven_pieces(model, layout))
+        found.append(_uneven_pieces(model, layout.pp, layout.vpp))
     if layout.ep > 1 and not model.experts:
         found.append(f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1.")
     elif model.experts and model.experts.num_experts % layout.ep:

@@ -84,7 +84,6 @@ def question(row: Row) -> Question:
         batch_size=batch_size,
         num_tokens=num_tokens,
         framework=_framework(row["dataset"]),
-        num_chunks=count(row, "VPP", 1),
     )
     network = _VTRAIN_FABRIC if row["dataset"].startswith("vtrain") else None
     cluster = cluster_of(row["gpu"], num_ranks, network)
@@ -107,7 +106,8 @@ def _layout(row: Row, num_ranks: int) -> Layout:
         raise Skip("tp x pp x cp x dp is not the number of GPUs")
     if count(row, "gbs") % (dp * count(row, "mbs", 1)):
         raise Skip("the global batch is not whole micro-batches")
-    return Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=count(row, "EP", 1), sp=tp > 1 and _sequence_parallel(row))
+    ep, vpp = count(row, "EP", 1), count(row, "VPP", 1) if pp > 1 else 1
+    return Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, vpp=vpp, sp=tp > 1 and _sequence_parallel(row))
 
 
 def _sequence_parallel(row: Row) -> bool:

@@ -29,19 +29,18 @@ def gpt3(llama: ModelSpec) -> Iteration:
     )
     return Iteration(
         model=model,
-        layout=Layout(tp=8, pp=8),
+        layout=Layout(tp=8, pp=8, vpp=3),
         schedule=Schedule(recompute=Recompute.FULL),
         batch_size=64,
         num_tokens=2048,
         framework=framework_named("megatron-2021"),
-        num_chunks=3,
     )
 
 
 def test_published_iterations_are_met_within_a_tenth(gpt3: Iteration, a100s: Callable[[int], Cluster]) -> None:
     """18.13 s with full recomputation; 13.75 s with selective recomputation and sequence parallelism (table 5)."""
     assert iteration_seconds(gpt3, a100s(8), "bf16").total == pytest.approx(18.13, rel=0.1)
-    layout, schedule = Layout(tp=8, pp=8, sp=True), Schedule(recompute=Recompute.SELECTIVE)
+    layout, schedule = Layout(tp=8, pp=8, vpp=3, sp=True), Schedule(recompute=Recompute.SELECTIVE)
     lighter = replace(gpt3, layout=layout, schedule=schedule)
     assert iteration_seconds(lighter, a100s(8), "bf16").total == pytest.approx(13.75, rel=0.1)
 
@@ -51,7 +50,7 @@ def amount(iteration: Iteration, cluster: Cluster, name: str) -> float:
 
 
 def test_interleaving_divides_the_bubble_and_sends_more(gpt3: Iteration, a100s: Callable[[int], Cluster]) -> None:
-    plain = replace(gpt3, num_chunks=1)
+    plain = replace(gpt3, layout=replace(gpt3.layout, vpp=1))
     assert amount(gpt3, a100s(8), "pipeline bubble") < 0.5 * amount(plain, a100s(8), "pipeline bubble")
     messages = [amount(i, a100s(8), "pipeline messages") for i in (gpt3, plain)]
     assert messages[0] == pytest.approx(3 * messages[1])
@@ -61,15 +60,16 @@ def test_layers_that_do_not_divide_make_the_fullest_stage_slowest(
     gpt3: Iteration, a100s: Callable[[int], Cluster]
 ) -> None:
     """102 layers with embedding and head are 13 on each of 8 stages."""
-    longer = replace(gpt3, model=replace(gpt3.model, num_layers=102))
-    ratio = amount(longer, a100s(8), "layers") / amount(gpt3, a100s(8), "layers")
+    plain = replace(gpt3, layout=replace(gpt3.layout, vpp=1))
+    longer = replace(plain, model=replace(gpt3.model, num_layers=102))
+    ratio = amount(longer, a100s(8), "layers") / amount(plain, a100s(8), "layers")
     assert ratio == pytest.approx(13 / 12)
 
 
 def test_overlap_hides_reductions_and_scores_in_memory_cost_time(
     gpt3: Iteration, a100s: Callable[[int], Cluster]
 ) -> None:
-    spread = replace(gpt3, layout=Layout(tp=8, pp=4, dp=2), num_chunks=1)
+    spread = replace(gpt3, layout=Layout(tp=8, pp=4, dp=2))
     hidden = spread.framework.model_copy(update={"overlapped_reduction": True})
     flash = spread.framework.model_copy(update={"flash_attention": True})
     assert amount(replace(spread, framework=hidden), a100s(8), "gradient reduction") < 0.1 * amount(

@@ -134,7 +134,10 @@ class ToyModel:
 
 @dataclass(frozen=True)
 class RandomModel:
-    """Costs drawn from a seed and the question's text, so that equal questions have equal answers."""
+    """Costs drawn from a seed and the question's text, so that equal questions have equal answers.
+
+    A pipeline in pieces holds the weights of the plain one and more activations, and is refit as it is.
+    """
 
     seed: int
     memory_scale: float
@@ -152,11 +155,12 @@ class RandomModel:
         return self.seconds(call).total * self._draw("tail", call.stage.name, call.layout, call.schedule)
 
     def memory(self, call: Call) -> Memory:
-        weights = (0.5 + self._draw("w", call.model.name, call.layout)) / (call.layout.tp * call.layout.pp)
+        plain = replace(call.layout, vpp=1)
+        weights = (0.5 + self._draw("w", call.model.name, plain)) / (plain.tp * plain.pp)
         rows = max(call.schedule.micro_batch_size, call.schedule.generation_slots)
         alike = replace(call.schedule, micro_batch_size=1, generation_slots=0)
-        other = self._draw("o", call.stage.name, call.layout, alike) * call.stage.trains
-        transient = self._draw("t", call.stage.name, call.layout, alike) * (1 - 0.5 / rows)
+        other = self._draw("o", call.stage.name, plain, alike) * call.stage.trains
+        transient = self._draw("t", call.stage.name, plain, alike) * (1 - 0.5 / rows) * (1.5 - 0.5 / call.layout.vpp)
         scale = self.memory_scale
         return Memory(
             resident=Cost((Term("weights", weights * scale), Term("other", other * scale))),
@@ -164,7 +168,7 @@ class RandomModel:
         )
 
     def move_seconds(self, move: Move) -> Cost:
-        cuts = (move.source.cut, move.target.cut)
+        cuts = (replace(move.source.cut, vpp=1), move.target.cut)
         return Cost((Term("transfer", 0.2 * self._draw("m", *cuts, move.source == move.target, move.overlap)),))
 
     def handover_seconds(self, num_bytes: float) -> Cost:

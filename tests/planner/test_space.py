@@ -28,8 +28,13 @@ def pools_of(facts: Facts) -> list[str]:
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_the_choices_are_those_that_break_no_rule(stage) -> None:  # type: ignore[no-untyped-def]
-    degrees = itertools.product(range(1, 5), repeat=3)
-    layouts = [Layout(tp, pp, dp, sp) for tp, pp, dp in degrees for sp in (False, True) if not (sp and tp == 1)]
+    degrees = itertools.product(range(1, 5), repeat=4)
+    layouts = [
+        Layout(tp, pp, dp, sp, vpp=vpp)
+        for tp, pp, dp, vpp in degrees
+        for sp in (False, True)
+        if not (sp and tp == 1) and not (vpp > 1 and pp == 1)
+    ]
     legal = {layout for layout in layouts if layout.num_ranks == 4 and not layout_rules(FACTS, stage, layout)}
     found = list(choices(FACTS, stage, 4, (), Counter()))
     assert {choice.layout for choice in found} == legal
@@ -100,6 +105,7 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
         "dp=4 does not divide the 6 sequences of a minibatch; use dp=3.": 1,
+        "vpp=2 needs micro-batches in multiples of pp=2, and a replica has 3 sequences of a minibatch; use vpp=1.": 1,
     }
 
 

@@ -7,6 +7,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import (
     Layout,
     divisors,
+    layers_of_pieces,
     layers_of_stage,
     layers_of_stages,
     layout_violations,
@@ -20,6 +21,7 @@ LAYOUTS = [
     Layout(tp=4, dp=2, sp=True),
     Layout(pp=8),
     Layout(tp=2, dp=8, sp=True, ep=4),
+    Layout(tp=2, pp=4, vpp=3, sp=True),
 ]
 
 
@@ -168,3 +170,25 @@ def test_layouts_that_cut_weights_alike_have_one_cut() -> None:
     assert layout == Layout(tp=2, pp=2, dp=3, cp=4, sp=True)
     assert layout.cut == Layout(tp=2, pp=2, dp=12)
     assert layout.cut.num_ranks == layout.num_ranks
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (2, 2), (4, 2), (2, 8), (4, 8)])
+def test_a_piece_of_a_stage_is_a_virtual_stage(pp: int, vpp: int) -> None:
+    """Piece k of stage s is virtual stage k x pp + s, and virtual stages follow one another through the model."""
+    model = llama(num_hidden_layers=32)
+    of_stages = [layers_of_pieces(model, pp, stage, vpp) for stage in range(pp)]
+    virtual = [of_stages[stage][piece] for piece in range(vpp) for stage in range(pp)]
+    assert [layer for layers in virtual for layer in layers] == list(range(32))
+    assert {len(layers) for layers in virtual} == {32 // (pp * vpp)}
+
+
+def test_pieces_are_of_as_many_layers_each() -> None:
+    model = llama()
+    assert layout_violations(Layout(pp=2, vpp=4), model) == (
+        f"vpp=4 does not divide the 15 layers that {model.name} has on each of pp=2 stages; use vpp=3.",
+    )
+    assert layout_violations(Layout(pp=4, vpp=2), model) == (
+        f"vpp=2 cuts stages of as many layers each, and pp=4 does not divide the 30 layers of {model.name}; use vpp=1.",
+    )
+    with pytest.raises(BadInput, match="vpp with pp=1"):
+        Layout(vpp=2)

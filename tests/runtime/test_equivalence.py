@@ -73,6 +73,11 @@ PLANS: dict[str, dict[str, Where]] = {
         "ref_logprob": Where("2:2", "tp2", rows(8, chunk_tokens=8)),
         "other": Where("0:2", "dp2", rows(4)),
     },
+    "interleaved": {
+        "other": Where("0:4", "tp2,dp2", rows(4)),
+        "actor_train": Where("0:4", "tp2,pp2,vpp2,sp", rows(2, offload=Offload.OPTIMIZER)),
+        "critic_train": Where("2:2", "pp2,vpp2", rows(1)),
+    },
     "selective recomputation": {
         "other": Where("0:2", "dp2", rows(4)),
         "actor_train": Where("0:2", "dp2", rows(2, recompute=Recompute.SELECTIVE)),
