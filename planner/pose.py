@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -169,7 +169,10 @@ def _option(
 
 
 def _place_name(part: int, layout: Layout) -> str:
-    """Weights cut alike on different kinds of nodes are at different places."""
+    """Weights cut alike on different kinds of nodes are at different places. Pipelines in pieces are at one, however
+    many the pieces: no other stage shares them, and they are refit as any other number of them is."""
+    if layout.vpp > 2:
+        layout = replace(layout, vpp=2)
     return f"{layout}@{part}" if part else str(layout)
 
 
@@ -240,7 +243,8 @@ class _Shard(NamedTuple):
 def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:
     """The layouts of some pools, each once for each part."""
     found = dict.fromkeys((cluster.part_of(ranks.first_rank), candidate.layout) for ranks, candidate in pairs)
-    return [_Shard(part, one, _place_name(part, one), _place_name(part, one.cut)) for part, one in found]
+    shards = (_Shard(part, one, _place_name(part, one), _place_name(part, one.cut)) for part, one in found)
+    return list({shard.name: shard for shard in shards}.values())
 
 
 def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:
