@@ -7,12 +7,12 @@ around      some of the answers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from meshwright.planner.dominance import undominated
 from meshwright.planner.solver.alike import Alike, alike
-from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run
+from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run, Transfer
 
 
 def possible(problem: Problem) -> Problem:
@@ -34,7 +34,7 @@ def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Al
     found = alike(problem, ticks=apart, blocks=part) if apart else Alike(problem, {}, {})
     for call in found.problem.calls:
         rounded = [_rounded(option, part, ticks) for option in call.options]
-        calls.append(Call(call.name, tuple(rounded[index] for index in _kept(problem, call.name, rounded))))
+        calls.append(Call(call.name, tuple(rounded[index] for index in _kept(found.problem, call.name, rounded))))
     return replace(found, problem=found.problem.with_calls(tuple(calls)))
 
 
@@ -73,16 +73,38 @@ def _kept(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
     """The indices of the options that no other of the call beats in ranks, ticks, early ticks and memory.
 
     A smaller block can always take the place of a larger one, inside it, where options may be anywhere; elsewhere they
-    are compared with those on their own ranks. Where the layout matters to others, it is with those of their own place.
+    are compared with those on their own ranks. Where the layout matters to others, it is with those that serve alike.
     """
-    amounts = _amounts_for(problem, call)
-    groups: dict[Place | range | None, list[int]] = {}
+    amounts, serves = _amounts_for(problem, call), _serving(problem, call, options)
+    groups: dict[Hashable, list[int]] = {}
     for index, option in enumerate(options):
-        ranks = None if problem.anywhere else option.place.ranks
-        groups.setdefault(option.place if call in problem.tied else ranks, []).append(index)
+        groups.setdefault(serves(option.place), []).append(index)
     return [
         same[index] for same in groups.values() for index in undominated([amounts(options[index]) for index in same])
     ]
+
+
+def _serving(problem: Problem, call: str, options: Sequence[Option]) -> Callable[[Place], Hashable]:
+    """What is the same for places of a call that serve the others alike.
+
+    A place where another call may share its copy is one of its own; others are alike on the same ranks when every
+    transfer from and to them is.
+    """
+    if call not in problem.tied:
+        return lambda place: None if problem.anywhere else place.ranks
+    sharers = {name for group in problem.copies if call in group for name in group} - {call}
+    shared = {o.place for other in problem.calls if other.name in sharers for o in other.options}
+    alone = {option.place.layout for option in options if option.place not in shared}
+    moves: dict[str, set[Hashable]] = {layout: set() for layout in alone}
+    for task in problem.tasks:
+        if isinstance(task, Transfer) and call in (task.source, task.target):
+            for (one, other, overlap), lasts in task.ticks.items():
+                if task.source == call and one in alone:
+                    moves[one].add((task.name, "to", other, overlap, lasts))
+                if task.target == call and other in alone:
+                    moves[other].add((task.name, "from", one, overlap, lasts))
+    known = {layout: frozenset(found) for layout, found in moves.items()}
+    return lambda place: place if place in shared else (place.ranks, known[place.layout])
 
 
 def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, ...]]:

@@ -87,3 +87,25 @@ def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copie
     assert [task.ticks for task in merged.tasks if isinstance(task, Transfer)] == [{("P", "P", 0): 12}]
     for ticks, blocks in ((10, 5), (5, 4)):
         assert layouts_of(alike(problem, ticks=ticks, blocks=blocks).problem) == [{"P", "Q"}, {"P", "Q"}]
+
+
+@pytest.mark.parametrize(("lasts", "left"), [(4, {"Q"}), (3, {"P", "Q"})])
+def test_a_layout_that_no_other_call_can_share_stands_in_for_one_that_is_moved_alike(
+    lasts: int, left: set[str]
+) -> None:
+    slow, fast = (Option(place=Place(0, 1, layout), ticks=ticks) for layout, ticks in (("P", 5), ("Q", 2)))
+    other = Call("b", (Option(place=Place(0, 1, "R"), ticks=1),))
+    move = Transfer(
+        name="a to b", source="a", target="b", occupies="both", ticks={("P", "R", 1): lasts, ("Q", "R", 1): 4}
+    )
+    problem = Problem(
+        num_ranks=2,
+        device_blocks=9,
+        calls=(Call("a", (slow, fast)), other),
+        tasks=(Run(name="a", call="a"), Run(name="b", call="b"), move),
+        copies=(("a", "b"),),
+        anywhere=True,
+    )
+    assert layouts_of(possible(problem))[0] == left
+    also = (*other.options, Option(place=Place(0, 1, "P"), ticks=9))
+    assert layouts_of(possible(problem.with_calls((problem.calls[0], Call("b", also)))))[0] == {"P", "Q"}
