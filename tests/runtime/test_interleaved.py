@@ -22,7 +22,13 @@ from tests.runtime.test_checkpoint import Places, Run, _merge
 
 pytestmark = pytest.mark.slow
 
-HOWS = [How("pp2,vpp2", 1), How("tp2,pp2,vpp2,sp", 2, "full"), How("pp2,dp2,vpp2", 1, "selective"), How("pp4,vpp2", 1)]
+HOWS = [
+    How("pp2,vpp2", 1),
+    How("tp2,pp2,vpp2,sp", 2, "full"),
+    How("pp2,dp2,vpp2", 1, "selective"),
+    How("pp4,vpp2", 1),
+    How("pp2,cp2,vpp2", 1),
+]
 """Two and four micro-batches of rows of different lengths to each replica and update."""
 
 
