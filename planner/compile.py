@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
@@ -26,9 +27,7 @@ from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
 from meshwright.planner.refusal import NoPlan, refuse
 from meshwright.planner.side_by_side import side_by_side
-from meshwright.planner.solver.model import NAME, VERSION
 from meshwright.planner.solver.result import Answer, Limits, Result
-from meshwright.planner.solver.solve import solve
 from meshwright.planner.space import check_pins
 from meshwright.planner.verify import verify
 from meshwright.profiles.stages import STAGES
@@ -146,6 +145,8 @@ class _Asked:
 
     def search(self, scope: Scope, best_seconds: float | None) -> _Searched:
         found = self._frontiers(scope)
+        from meshwright.planner.solver.solve import solve  # loaded by then, see `_load_solver`
+
         edges = handovers(self.facts, self.model)
         posed = pose(self.facts, self.model, found, edges, scope.leads)
         below = None if best_seconds is None else math.ceil(best_seconds / posed.tick_seconds)
@@ -157,9 +158,17 @@ class _Asked:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
         keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
         new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
-        found = side_by_side(lambda stage: frontier(self.facts, self.model, stage, self.pins, scope=scope), new)
+        new.sort(key=lambda stage: not stage.trains)  # those with the most choices first
+        found = side_by_side(
+            lambda stage: frontier(self.facts, self.model, stage, self.pins, scope=scope), new, prepare=_load_solver
+        )
         self.known.update({(one.stage.name, scope.of(one.stage.name)): one for one in found})
         return [self.known[key] for key in keys]
+
+
+def _load_solver() -> None:
+    """OR-Tools takes as long to load as a stage to cost, which a second process may do meanwhile."""
+    import_module("meshwright.planner.solver.solve")
 
 
 def _picks(posed: Posed, answer: Answer) -> dict[str, Pick]:
@@ -181,6 +190,8 @@ def _record(searched: Sequence[_Searched], limits: Limits) -> Solver:
 
     A bound on every scope is one on all plans.
     """
+    from meshwright.planner.solver.model import NAME, VERSION
+
     possible = [one for one in searched if one.result.status != "infeasible"]
     exact = {"optimal"} if limits.gap else {"optimal", "beaten"}
     return Solver(

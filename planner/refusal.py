@@ -19,7 +19,6 @@ from meshwright.planner.pins import Pin
 from meshwright.planner.pose import BLOCK_BYTES, pose
 from meshwright.planner.settings import with_setting
 from meshwright.planner.solver.result import Limits
-from meshwright.planner.solver.solve import least_memory
 from meshwright.profiles.cluster import MixedCluster, most_usable_bytes
 
 _GIB = 2**30
@@ -105,6 +104,8 @@ def refuse(
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
     found = frontiers(facts, model, pins, is_limited=False)
+    from meshwright.planner.solver.solve import least_memory
+
     blocks = least_memory(pose(facts, model, found, handovers(facts, model)).problem, limits)
     return _Need(found, None if blocks is None else blocks * BLOCK_BYTES)
 

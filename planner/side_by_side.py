@@ -17,11 +17,16 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-def side_by_side(work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
-    """What the work finds for each item, in their order; what it changes in memory may be lost."""
+def side_by_side(
+    work: Callable[[Item], Found], items: Sequence[Item], *, prepare: Callable[[], None] = lambda: None
+) -> list[Found]:
+    """What the work finds for each item, in their order; what it changes in memory may be lost.
+
+    `prepare` is what this process has to do before it helps, and a second one need not wait for.
+    """
     if len(items) < 2 or not _can_share():
         return [work(item) for item in items]
-    found = _shared(lambda index: work(items[index]), len(items))
+    found = _shared(lambda index: work(items[index]), len(items), prepare)
     return [found[index] if index in found else work(items[index]) for index in range(len(items))]
 
 
@@ -30,7 +35,7 @@ def _can_share() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1 and len(os.sched_getaffinity(0)) > 1
 
 
-def _shared(work: Callable[[int], Found], count: int) -> dict[int, Found]:
+def _shared(work: Callable[[int], Found], count: int, prepare: Callable[[], None]) -> dict[int, Found]:
     """What both processes found; a second that failed leaves out what it took."""
     left, give = os.pipe()
     os.write(give, bytes(range(count)))
@@ -45,6 +50,7 @@ def _shared(work: Callable[[int], Found], count: int) -> dict[int, Found]:
     os.close(tell)
     try:
         with open(answer, "rb") as told:
+            prepare()
             mine = {index: work(index) for index in _taken(left)}
             theirs = told.read()
     finally:

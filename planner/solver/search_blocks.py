@@ -26,8 +26,8 @@ from meshwright.planner.solver.result import Answer, Limits, Progress, Result, p
 from meshwright.planner.solver.steps import Steps
 from meshwright.planner.solver.variables import TaskVariables
 
-_FIRST_STEPS, _STEPS = 64, 16
-"""Into how many steps CP-SAT cuts the makespans that it looks at, for a first answer and then."""
+_STEPS = 64
+"""Into how many steps CP-SAT cuts the makespans that it looks at."""
 
 _FEW = 8
 """Parts of a device: in each a few options are chosen for a first answer."""
@@ -116,9 +116,9 @@ class _Best:
         most = self._target_in(few)
         for target in (min(_FIRST_RANGE * self.bound, most), most):
             if self.answer is None and self.is_open:
-                self._look(few, max(target, self.bound), _FIRST_TIME, _FIRST_STEPS)
+                self._look(few, max(target, self.bound), _FIRST_TIME)
         if self.answer is not None and self.is_open:
-            self._look(few, self._target_in(few), self.left, _FIRST_STEPS)
+            self._look(few, self._target_in(few), self.left)
 
     def has_many(self, problem: Problem) -> bool:
         """Whether so many options are left in coarse parts that a bound with fewer layouts is worth its own search."""
@@ -138,7 +138,7 @@ class _Best:
             picked = self._bound_by(coarse.problem)
             if picked and self.is_open:
                 near = around(problem, picked, coarse)
-                self._look(near, self._target_in(near), self.left, _STEPS)
+                self._look(near, self._target_in(near), self.left)
             is_better = self.answer is not known
         return problem
 
@@ -157,10 +157,10 @@ class _Best:
             self._offer(_answer(self.problem, problem, solved, x, times))
         self._learn(solved, steps)
 
-    def _look(self, few: Problem, target: int, limit: float, num_steps: int) -> None:
+    def _look(self, few: Problem, target: int, limit: float) -> None:
         left = within(few, target)
         if all(call.options for call in left.calls):
-            solved, x, times = self._run(left, Steps.between(self.bound, target, num_steps), limit)
+            solved, x, times = self._run(left, Steps.between(self.bound, target, _STEPS), limit)
             if solved.is_found:
                 self._offer(_answer(self.problem, left, solved, x, times))
 

@@ -60,3 +60,16 @@ def test_a_program_with_threads_does_not_fork() -> None:
     finally:
         done.set()
         thread.join()
+
+
+@forks
+def test_a_second_process_works_while_the_first_prepares() -> None:
+    prepared = []
+
+    def prepare() -> None:
+        time.sleep(0.1)
+        prepared.append(os.getpid())
+
+    found = side_by_side(lambda _: os.getpid(), range(4), prepare=prepare)
+    assert prepared == [os.getpid()]
+    assert os.getpid() not in found
