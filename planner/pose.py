@@ -215,7 +215,7 @@ def _transfer(
     ticks: dict[tuple[str, str, int], int] = {}
     sources, targets = (_shards(facts.cluster, behind[end]) for end in (source, target))
     for one, other in product(sources, targets):
-        for overlap in overlaps.get((one.layout.num_ranks, other.layout.num_ranks), ()):
+        for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
             key = role, one.cut, other.cut, one.name == other.name, overlap
             if key not in known:
                 move = Move(
@@ -236,6 +236,7 @@ class _Shard(NamedTuple):
 
     part: int
     layout: Layout
+    num_ranks: int
     name: str
     cut: str
 
@@ -243,7 +244,9 @@ class _Shard(NamedTuple):
 def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:
     """The layouts of some pools, each once for each part."""
     found = dict.fromkeys((cluster.part_of(ranks.first_rank), candidate.layout) for ranks, candidate in pairs)
-    shards = (_Shard(part, one, _place_name(part, one), _place_name(part, one.cut)) for part, one in found)
+    shards = (
+        _Shard(part, one, one.num_ranks, _place_name(part, one), _place_name(part, one.cut)) for part, one in found
+    )
     return list({shard.name: shard for shard in shards}.values())
 
 
