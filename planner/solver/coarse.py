@@ -87,11 +87,13 @@ def _kept(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
 def _serving(problem: Problem, call: str, options: Sequence[Option]) -> Callable[[Place], Hashable]:
     """What is the same for places of a call that serve the others alike.
 
-    A place where another call may share its copy is one of its own; others are alike on the same ranks when every
-    transfer from and to them is.
+    A place where another call may share its copy is one of its own; others are alike when every transfer from and to
+    them is. Where calls cannot be anywhere each place is one of its own: few others serve alike.
     """
     if call not in problem.tied:
         return lambda place: None if problem.anywhere else place.ranks
+    if not problem.anywhere:
+        return lambda place: place
     sharers = {name for group in problem.copies if call in group for name in group} - {call}
     shared = {o.place for other in problem.calls if other.name in sharers for o in other.options}
     alone = {option.place.layout for option in options if option.place not in shared}
