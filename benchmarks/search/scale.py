@@ -139,7 +139,7 @@ def main() -> None:
     lines = [
         f"# Time to plan over the number of ranks, {date.today().isoformat()}",
         "",
-        f"`python benchmarks/search/scale.py --job {asked.job}` on {_processor()}, one thread.",
+        f"`python benchmarks/search/scale.py --job {asked.job}` on {_processor()}.",
         "From the job file to the plan file, imports included; to a gap of 1 %, above 1,024 ranks of 3 %.",
         "The batch grows with the ranks.",
         "",
