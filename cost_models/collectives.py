@@ -14,9 +14,9 @@ ranks of one node travel together (NCCL 2.12, PXN), so that a rank sends one to 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.interpolation import Curve
@@ -27,6 +27,10 @@ from meshwright.profiles.table import Collective
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE = "all_reduce", "all_gather", "reduce_scatter", "send_receive"
 ALL_TO_ALL = "all_to_all"
+
+
+Law: TypeAlias = Callable[[float], tuple[float, Source]]
+"""Seconds by the bytes of a tensor, and where they come from."""
 
 
 class Group(NamedTuple):
@@ -75,23 +79,36 @@ class Network:
         self._cluster, self._efficiency = cluster, efficiency
         self._peer = efficiency.peer if peer_reductions else None
         self._curves = _curves(measured)
-        self._lines: dict[tuple[str, Group], tuple[tuple[float, float], ...]] = {}
+        self._laws: dict[tuple[str, Group], Law] = {}
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
         """Seconds of one operation on a tensor of `num_bytes` (see `Exchange`); nothing for a group of one."""
-        if group.size == 1 or num_bytes <= 0:
-            return 0.0, Source.ANALYTIC
-        curve = self._curves.get((operation, group.size)) if self._curves and group.size <= group.per_node else None
+        return self.law(operation, group)(num_bytes)
+
+    def law(self, operation: str, group: Group) -> Law:
+        """The same by bytes, for who asks of one group often."""
+        known = self._laws.get((operation, group))
+        if known is None:
+            known = self._laws[operation, group] = self._law(operation, group)
+        return known
+
+    def _law(self, operation: str, group: Group) -> Law:
+        nothing = 0.0, Source.ANALYTIC
+        curve = self._curves.get((operation, group.size)) if 1 < group.size <= group.per_node else None
         if curve:
-            return curve.at(num_bytes)
-        lines = self._lines.get((operation, group))
-        if lines is None:
-            lines = self._lines[operation, group] = tuple(self._ways(operation, group))
-        least = math.inf
-        for latency, per_byte in lines:
-            seconds = latency + num_bytes * per_byte
-            least = seconds if seconds < least else least
-        return least, Source.ANALYTIC
+            return lambda num_bytes: curve.at(num_bytes) if num_bytes > 0 else nothing
+        lines = ((0.0, 0.0),) if group.size == 1 else tuple(self._ways(operation, group))
+
+        def quickest(num_bytes: float) -> tuple[float, Source]:
+            if num_bytes <= 0:
+                return nothing
+            least = math.inf
+            for latency, per_byte in lines:
+                seconds = latency + num_bytes * per_byte
+                least = seconds if seconds < least else least
+            return least, Source.ANALYTIC
+
+        return quickest
 
     def _ways(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
         """Latency and seconds per byte of each way to do it; NCCL too takes the one that it expects to be quickest

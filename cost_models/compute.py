@@ -179,16 +179,15 @@ class AnalyticShard(Shard):
             return self._optimizer()
         run, layers, ends = self._runs[body], 0.0, 0.0
         (more, least), least_at_ends = run.layer_launches, run.ends_launches.least
-        layer_tokens, ends_tokens, layer, end = 0.0, (0.0, 0.0), 0.0, 0.0
-        for number, rows, tokens, context in passes:
-            count = rows * tokens
+        layer_tokens, ends_tokens, head_tokens, layer, end = 0.0, 0.0, 0.0, 0.0, 0.0
+        for (number, rows, tokens, _), kernel in zip(passes, self._attentions(run, passes), strict=True):
+            count, attention = rows * tokens, kernel + more
             at_head = rows if run.samples else count
-            attention = self.attention(rows, tokens, context, trains=run.trains) + more
             # Fewer tokens never take longer: where launches decide for more of them they decide for these.
             if layer + attention > least or count > layer_tokens:
                 layer_tokens, layer = count, self._layer(run, count)
-            if end > least_at_ends or count > ends_tokens[0] or at_head > ends_tokens[1]:
-                ends_tokens, end = (count, at_head), self._ends(run, count, at_head)
+            if end > least_at_ends or count > ends_tokens or at_head > head_tokens:
+                ends_tokens, head_tokens, end = count, at_head, self._ends(run, count, at_head)
             seconds = layer + attention
             layers += number * (seconds if seconds > least else least)
             ends += number * (end if end > least_at_ends else least_at_ends)
@@ -198,7 +197,7 @@ class AnalyticShard(Shard):
         """Device seconds of a layer but for its attention, for so many tokens."""
         found = run.layers.get(count)
         if found is None:
-            found = run.layers[count] = self._without_attention(run, count)
+            found = run.layers[count] = self._products(run, count) + count * run.layer_seconds
         return found
 
     def _ends(self, run: _Run, count: float, at_head: float) -> float:
@@ -208,13 +207,22 @@ class AnalyticShard(Shard):
             found = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.more
         return found
 
+    def _attentions(self, run: _Run, passes: Passes) -> list[float]:
+        """Seconds of one layer's core attention in each pass."""
+        attention, decoding, flash = self.attention, self._decoding, self._flash
+        return [
+            decoding(rows, context)
+            if tokens == 1 and context and flash
+            else attention(rows, tokens, context, trains=run.trains)
+            for _, rows, tokens, context in passes
+        ]
+
     def attention(self, rows: float, tokens: float, context: float = 0, *, trains: bool = False) -> float:
-        """Seconds of one layer's core attention, forward (what selective recomputation repeats) or both ways."""
+        """Seconds of one layer's core attention, forward (what selective recomputation repeats) or both ways, of tokens
+        that are no decode."""
         if not self._flash:
             stored, backward = self._stored_attention(rows, tokens)
             return stored + backward if trains else stored
-        if tokens == 1 and context:
-            return self._decoding(rows, context)
         forward = None if context else self._prompts.get((rows, tokens))
         if forward is None:
             forward = self._kernels.attention(rows, tokens, context, self._heads, cache_bytes=self._cache_bytes)
@@ -222,15 +230,15 @@ class AnalyticShard(Shard):
                 self._prompts[rows, tokens] = forward
         return forward * (1 + _ATTENTION_BACKWARD) if trains else forward
 
-    def _without_attention(self, run: _Run, count: float) -> float:
-        """Device seconds of what depends on the number of tokens alone: a layer's products and element-wise work."""
+    def _products(self, run: _Run, count: float) -> float:
+        """Device seconds of a layer's products of weights, which depend on the number of tokens alone."""
         products = self._layer_products(count)
         if run.trains:
             gemm = self._kernels.gemm
             products += self._layer_gradients(count) + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
         if self._model.experts:
             products += self._mixed_mlp(count, run.trains, self._model.experts)
-        return products + count * run.layer_seconds
+        return products
 
     def _mixed_mlp(self, count: float, trains: bool, experts: Experts) -> float:
         """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND_RECEIVE, Groups, Network
+from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND_RECEIVE, Groups, Law, Network
 from meshwright.cost_models.compute import Passes, Shard
 from meshwright.cost_models.cost import Cost, Tally
-from meshwright.cost_models.params import slowest_stage
+from meshwright.cost_models.params import LayerCounts
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, Window
 from meshwright.profiles.frameworks import Framework
@@ -25,8 +26,24 @@ from meshwright.profiles.table import Body
 _DRAWN_BYTES = 16
 """A sampled token and its log-probability, both sent in fp64."""
 
-
 _NAMES = {body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (Body.DECODE, Body.PREFILL)}
+
+
+class Load(NamedTuple):
+    """Passes of single groups; how many there are, and the rows and the new tokens of the mean one."""
+
+    passes: Passes
+    number: float
+    mean_rows: float
+    mean_tokens: float
+
+
+class Work(NamedTuple):
+    """What the groups of one replica do in a generation, the same at every tp."""
+
+    loads: tuple[tuple[Body, Load], ...]
+    visits: float  # of the host, each to one group
+    drawn: float  # tokens that the host hands out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,52 +57,56 @@ class Generation:
     element_bytes: int
     framework: Framework
 
-    def seconds(self, rounds: Rounds, num_slots: int) -> Cost:
+    def seconds(self, work: Work) -> Cost:
         """Prefills and decode rounds; compute and collectives of the slowest pipeline stage; what the host adds."""
-        pp, framework = self.call.layout.pp, self.framework
-        num_groups = min(pp, num_slots)
-        tally = Tally()
-        if rounds.windows:
-            self._add(tally, Body.DECODE, _decode_passes(rounds.windows, num_groups, pp))
-        prefills = _prefill_passes(rounds, num_groups, pp)
-        if prefills:
-            self._add(tally, Body.PREFILL, prefills)
-        scheduling = rounds.visits * num_groups * framework.round_seconds + rounds.drawn * framework.row_seconds
-        tally.add("scheduling", scheduling)
+        tally, framework = Tally(), self.framework
+        for body, load in work.loads:
+            self._add(tally, body, load)
+        tally.add("scheduling", work.visits * framework.round_seconds + work.drawn * framework.row_seconds)
         return tally.cost()
 
-    def _add(self, tally: Tally, body: Body, passes: Passes) -> None:
+    def _add(self, tally: Tally, body: Body, load: Load) -> None:
         """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""
-        total = sum([number for number, _, _, _ in passes])
-        total_rows = sum([number * rows for number, rows, _, _ in passes])
-        total_tokens = sum([number * rows * tokens for number, rows, tokens, _ in passes])
-        layers, at_ends, source = self.shard.total(body, passes)
-        num_layers, has_ends = slowest_stage(self.call.model, self.call.layout.pp, layers, at_ends)
+        layers, at_ends, source = self.shard.total(body, load.passes)
+        num_layers, has_ends = self._layer_counts.slowest(layers, at_ends)
         in_layers, in_ends = _NAMES[body]
         tally.add(in_layers, num_layers * layers, source)
         tally.add(in_ends, at_ends if has_ends else 0.0, source)
-        self._add_exchanges(tally, total, total_rows / total, total_tokens / total, num_layers)
+        self._add_exchanges(tally, load, num_layers)
 
-    def _add_exchanges(self, tally: Tally, number: float, rows: float, tokens: float, num_layers: int) -> None:
+    def _add_exchanges(self, tally: Tally, load: Load, num_layers: int) -> None:
         """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back; and
         each token to its experts and back, in all replicas that share them at a time."""
-        groups, network, pp = self.groups, self.network, self.call.layout.pp
-        hidden_bytes = tokens * self._hidden_bytes
+        groups, laws, pp, number = self.groups, self._laws, self.call.layout.pp, load.number
+        hidden_bytes = load.mean_tokens * self._hidden_bytes
         if groups.tensor.size > 1:
-            reduced, source = network.seconds(ALL_REDUCE, groups.tensor, hidden_bytes)
+            reduced, source = laws.reduce(hidden_bytes)
             tally.add("tensor-parallel collectives", number * (2 * num_layers + 1) * reduced, source)
-            gathered, source = network.seconds(ALL_GATHER, groups.tensor, rows * self._logits_bytes)
+            gathered, source = laws.gather(load.mean_rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)
         model = self.call.model
         if model.experts and groups.experts.size > 1:
-            routed_bytes = model.experts.experts_per_token * hidden_bytes
-            passed, source = network.seconds(ALL_TO_ALL, groups.experts, routed_bytes)
+            passed, source = laws.route(model.experts.experts_per_token * hidden_bytes)
             per_layer = 2 * model.expert_layers_share * passed
             tally.add("expert-parallel collectives", number * num_layers * per_layer, source)
         if pp > 1:
-            sent, source = network.seconds(SEND_RECEIVE, groups.neighbours, hidden_bytes)
-            back, _ = network.seconds(SEND_RECEIVE, groups.neighbours, rows * _DRAWN_BYTES)
+            sent, source = laws.send(hidden_bytes)
+            back, _ = laws.send(load.mean_rows * _DRAWN_BYTES)
             tally.add("pipeline messages", number * (sent + (pp - 1) * back), source)
+
+    @cached_property
+    def _laws(self) -> _Laws:
+        groups, law = self.groups, self.network.law
+        return _Laws(
+            reduce=law(ALL_REDUCE, groups.tensor),
+            gather=law(ALL_GATHER, groups.tensor),
+            route=law(ALL_TO_ALL, groups.experts),
+            send=law(SEND_RECEIVE, groups.neighbours),
+        )
+
+    @cached_property
+    def _layer_counts(self) -> LayerCounts:
+        return LayerCounts.of(self.call.model, self.call.layout.pp)
 
     @cached_property
     def _hidden_bytes(self) -> int:
@@ -98,22 +119,50 @@ class Generation:
         return self.call.model.padded_vocab_size * self.element_bytes
 
 
-def _decode_passes(windows: Sequence[Window], num_groups: int, pp: int) -> list[tuple[float, float, float, float]]:
+class _Laws(NamedTuple):
+    """Those of the exchanges of one layout."""
+
+    reduce: Law
+    gather: Law
+    route: Law
+    send: Law
+
+
+def work_of(rounds: Rounds, num_slots: int, pp: int) -> Work:
+    """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages."""
+    num_groups, loads = min(pp, num_slots), []
+    if rounds.windows:
+        loads.append((Body.DECODE, _decoding(rounds.windows, num_groups, pp)))
+    if rounds.first.calls or rounds.refills.calls:
+        loads.append((Body.PREFILL, _prefilling(rounds, num_groups, pp)))
+    return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
+
+
+def _decoding(windows: Sequence[Window], num_groups: int, pp: int) -> Load:
     """Each window's rounds: max(m, p) passes a round, the live sequences spread over m groups."""
-    found: list[tuple[float, float, float, float]] = []
+    passes = []
     for rounds, decoding, context in windows:
-        live = max(decoding, 1.0)
+        live = decoding if decoding > 1 else 1.0
         live_groups = num_groups if num_groups < live else live
-        found.append((rounds * (live_groups if live_groups > pp else pp), live / live_groups, 1, context))
-    return found
+        passes.append((rounds * (live_groups if live_groups > pp else pp), live / live_groups, 1, context))
+    return _load(passes)
 
 
-def _prefill_passes(rounds: Rounds, num_groups: int, pp: int) -> list[tuple[float, float, float, float]]:
+def _prefilling(rounds: Rounds, num_groups: int, pp: int) -> Load:
     """What is admitted in the first round spreads over the groups; what is admitted later fills one."""
     first, refills = rounds.first, rounds.refills
-    found: list[tuple[float, float, float, float]] = []
+    passes = []
     if first.calls:
-        found.append((first.calls * pp, first.rows / min(num_groups, max(1, first.rows)), first.tokens, 0))
+        passes.append((first.calls * pp, first.rows / min(num_groups, max(1, first.rows)), first.tokens, 0.0))
     if refills.calls:
-        found.append((refills.calls, refills.rows, refills.tokens, 0))
-    return found
+        passes.append((refills.calls, refills.rows, refills.tokens, 0.0))
+    return _load(passes)
+
+
+def _load(passes: Passes) -> Load:
+    total = total_rows = total_tokens = 0.0
+    for number, rows, tokens, _ in passes:
+        total += number
+        total_rows += number * rows
+        total_tokens += number * rows * tokens
+    return Load(passes, total, total_rows / total, total_tokens / total)

@@ -78,18 +78,23 @@ class Kernels:
         moved = [
             (inner * outer * self._weight_seconds, (inner + outer) * self._element_seconds) for inner, outer in shapes
         ]
-        known: dict[int, list[float]] = {}
+        known: dict[int, list[tuple[float, float, float]]] = {}
+
+        def parts(edges: int) -> list[tuple[float, float, float]]:
+            """Seconds of each product: computing, moving weights, and moving a row."""
+            computing = [self._computing(edges, inner, outer) for inner, outer in shapes]
+            return [(compute, *moving) for compute, moving in zip(computing, moved, strict=True)]
 
         def seconds(rows: float) -> float:
-            edges = math.ceil(rows / edge)
-            computing = known.get(edges)
-            if computing is None:
-                computing = known[edges] = [self._computing(edges, inner, outer) for inner, outer in shapes]
-            total = starts
-            for compute, (weights, per_row) in zip(computing, moved):  # noqa: B905 - of one length, and asked often
+            edges, total = math.ceil(rows / edge), starts
+            if edges not in known:
+                known[edges] = parts(edges)
+            for compute, weights, per_row in known[edges]:
                 memory = weights + rows * per_row
-                large, small = (compute, memory) if compute > memory else (memory, compute)
-                total += large * (1 + (small / large) ** power) ** root
+                if compute > memory:
+                    total += compute * (1 + (memory / compute) ** power) ** root
+                else:
+                    total += memory * (1 + (compute / memory) ** power) ** root
             return total
 
         return seconds
@@ -149,9 +154,12 @@ class Kernels:
             read, work = rows * (context + 1) * per_token, rows * per_row
             if blocks < processors:
                 read *= processors / blocks
-            large, small = (read, work) if read > work else (work, read)
-            found: float = start + large * (1 + (small / large) ** power) ** root
-            return found
+            together: float
+            if read > work:
+                together = read * (1 + (work / read) ** power) ** root
+            else:
+                together = work * (1 + (read / work) ** power) ** root
+            return start + together
 
         return seconds
 

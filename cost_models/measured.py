@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from meshwright.cost_models.collectives import Group, Network
+from meshwright.cost_models.collectives import Group, Law, Network
 from meshwright.cost_models.compute import AnalyticShard, Shard, Time
 from meshwright.cost_models.cost import Cost, Source, Term, least_trusted
 from meshwright.cost_models.interpolation import Surface
@@ -120,11 +120,16 @@ class _CorrectedNetwork(Network):
         super().__init__(cluster, efficiency, table.collectives, peer_reductions=peer_reductions)
         self._table = table
 
-    def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
-        seconds, source = super().seconds(operation, group, num_bytes)
-        if not seconds:
-            return seconds, source
-        return self._table.corrected(Traffic.COLLECTIVE, seconds), least_trusted([source, Source.INTERPOLATED])
+    def _law(self, operation: str, group: Group) -> Law:
+        law = super()._law(operation, group)
+
+        def corrected(num_bytes: float) -> tuple[float, Source]:
+            seconds, source = law(num_bytes)
+            if not seconds:
+                return seconds, source
+            return self._table.corrected(Traffic.COLLECTIVE, seconds), least_trusted([source, Source.INTERPOLATED])
+
+        return corrected
 
 
 def _corrected_cost(cost: Cost, table: Table, traffic: Traffic) -> Cost:

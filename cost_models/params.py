@@ -47,16 +47,25 @@ def fullest_part(model: ModelSpec, tp: int, pp: int, ep: int = 1, vpp: int = 1) 
     return max(stage_parts(model, tp, pp, ep, vpp), key=lambda part: part.num_params)
 
 
-def slowest_stage(model: ModelSpec, pp: int, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
-    """Layers of the pipeline stage that takes longest, and whether that is the last, which has embedding and head.
+class LayerCounts(NamedTuple):
+    """Layers of the pipeline stages that may take longest: the most of any, and the last one's."""
 
-    The last one is, unless it has a layer fewer than others and its ends take less than that.
-    """
-    counts = layers_of_stages(model, pp)
-    most, last = max(counts), counts[-1]
-    if (most - last) * layer_seconds > ends_seconds:
-        return most, False
-    return last, True
+    most: int
+    last: int
+
+    @classmethod
+    def of(cls, model: ModelSpec, pp: int) -> LayerCounts:
+        counts = layers_of_stages(model, pp)
+        return cls(max(counts), counts[-1])
+
+    def slowest(self, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
+        """Layers of the pipeline stage that takes longest, and whether that is the last, which has embedding and head.
+
+        The last one is, unless it has a layer fewer than others and its ends take less than that.
+        """
+        if (self.most - self.last) * layer_seconds > ends_seconds:
+            return self.most, False
+        return self.last, True
 
 
 def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -> float:

@@ -9,6 +9,7 @@ counted on the last stage, which is then the slowest unless it holds a layer few
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.cost_models.collectives import (
@@ -22,7 +23,7 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard
 from meshwright.cost_models.cost import Cost, Source, Tally
-from meshwright.cost_models.params import StagePart, fullest_part, slowest_stage
+from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.lengths import Histogram
@@ -119,7 +120,7 @@ class Pipeline:
         compute = self._compute_seconds(batches)
         a_layer = compute.layer + compute.again + num_batches * (per_layer + routed + gathered)
         ends = compute.ends + num_batches * at_ends
-        num_layers, has_ends = slowest_stage(self.call.model, pp, a_layer, ends)
+        num_layers, has_ends = self._layer_counts.slowest(a_layer, ends)
         tally = Tally()
         tally.add("layers", num_layers * compute.layer, compute.source)
         tally.add("embedding and head", compute.ends * has_ends, compute.source)
@@ -136,6 +137,10 @@ class Pipeline:
                 busy += ends / num_batches / (pp - 1)
             tally.add(BUBBLE, (pp - 1) * (busy + (1 + trains) * send), compute.source)
         return tally.cost()
+
+    @cached_property
+    def _layer_counts(self) -> LayerCounts:
+        return LayerCounts.of(self.call.model, self.call.layout.pp)
 
     def _compute_seconds(self, batches: tuple[MicroBatches, ...]) -> _Compute:
         """Seconds per layer and at the ends, summed over the micro-batches."""
@@ -157,7 +162,7 @@ class Pipeline:
         layout, model, framework = self.call.layout, self.call.model, self.framework
         time = self.shard.time(Body.OPTIMIZER, 0, 0)
         sharers = layout.dp * layout.cp if framework.sharded_optimizer else 1
-        num_layers, has_ends = slowest_stage(model, layout.pp, time.layer, time.ends)
+        num_layers, has_ends = self._layer_counts.slowest(time.layer, time.ends)
         step = (num_layers * time.layer + time.ends * has_ends) / sharers
         part = fullest_part(model, layout.tp, layout.pp, layout.ep)
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE

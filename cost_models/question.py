@@ -6,6 +6,7 @@ A question carries only facts and one choice; a model answers it without knowing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from meshwright.cost_models.cost import Cost, Memory
@@ -31,6 +32,10 @@ class Call:
     part: int = 0
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         """Of what tells most calls apart: a search asks too often to hash a whole model each time."""
         schedule = self.schedule
         return hash(

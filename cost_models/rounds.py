@@ -41,7 +41,7 @@ class Window(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """`calls` rounds in which `rows` prompts are admitted, padded to `tokens`."""
+    """`calls` rounds in which `rows` prompts are admitted, of `tokens` on average: they are packed."""
 
     calls: float
     rows: float
@@ -80,12 +80,12 @@ def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
     passes = [_alone(batch, num_slots) for batch in batches_of(workload, num_rows)]
     calls = sum(one.num_refills for one in passes) / len(passes)
     per_call = (num_rows - num_slots) / calls if calls else 0.0
-    longest = workload.prompt_lengths.expected_maximum
+    prompt = workload.prompt_lengths.mean
     return Rounds(
         num_rounds=sum(one.num_rounds for one in passes) / len(passes),
         windows=mean_windows(passes),
-        first=Prefill(1, num_slots, longest(num_slots)),
-        refills=Prefill(calls, per_call, longest(max(1, round(per_call))) if calls else 0.0),
+        first=Prefill(1, num_slots, prompt),
+        refills=Prefill(calls, per_call, prompt),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.collectives import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.generation import Generation
+from meshwright.cost_models.generation import Generation, work_of
 from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.precision import precision_named
@@ -142,4 +142,4 @@ class Serving:
             element_bytes=precision_named(self.precision, device).size,
             framework=framework,
         )
-        return generation.seconds(rounds, rows)
+        return generation.seconds(work_of(rounds, rows, layout.pp))

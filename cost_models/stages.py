@@ -14,7 +14,7 @@ from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.context import ContextShard, parts
 from meshwright.cost_models.cost import Cost, Memory
-from meshwright.cost_models.generation import Generation
+from meshwright.cost_models.generation import Generation, Work, work_of
 from meshwright.cost_models.interleaving import interleaved
 from meshwright.cost_models.memory import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
@@ -26,7 +26,6 @@ from meshwright.cost_models.streaming import (
     ChunkShard,
     all_chunks,
     last_chunks,
-    padded_prompts,
     passes_of,
 )
 from meshwright.cost_models.turns import Overlap, Turns
@@ -127,9 +126,13 @@ class StageModel:
         if slots < 1:
             raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
         overlap = self._overlap(call, num_rows)
-        num_slots = min(slots, overlap.in_flight(num_rows))
+        num_slots, pp = min(slots, overlap.in_flight(num_rows)), call.layout.pp
+
+        def work() -> Work:
+            return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp)
+
         generation = self._once((call.model, call.layout), lambda: self._generation(call))
-        return generation.seconds(self._turns.rounds(num_rows, num_slots, overlap), num_slots)
+        return generation.seconds(self._once(("work", num_rows, num_slots, overlap, pp), work))
 
     def _generation(self, call: Call) -> Generation:
         """The same for every schedule of a layout."""
@@ -180,7 +183,7 @@ class StageModel:
             )
         num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
         prompts = self._once(
-            ("prompts", num_rows, size), lambda: padded_prompts(workload.prompt_lengths, num_rows, size)
+            ("prompts", num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size)
         )
         return self._chunked(call, prompts, all_chunks)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,15 +16,11 @@ import numpy as np
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import least_trusted
 from meshwright.cost_models.pipeline import MicroBatches
-from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
 STREAMING_STAGES = ("reward_score", "ref_logprob", "critic_value")
 """The stages that may read responses while they are generated."""
-
-_MAX_KINDS = 8
-"""Micro-batches of neighbouring lengths are costed together, in at most this many kinds."""
 
 
 class Chunks(NamedTuple):
@@ -41,16 +36,6 @@ class ReplicaPasses(NamedTuple):
 
     batches: tuple[MicroBatches, ...]
     contexts: Mapping[float, float]
-
-
-def padded_prompts(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
-    """The prompts of a typical batch sorted by length, cut into consecutive rows, each padded to its longest."""
-    rows = min(micro_batch_size, num_rows)
-    ordered = lengths.strata(num_rows)
-    padded = [ordered[min(last, num_rows) - 1] for last in range(rows, num_rows + rows, rows)]
-    num_kinds = min(_MAX_KINDS, len(padded))
-    bounds = [len(padded) * i // num_kinds for i in range(num_kinds + 1)]
-    return tuple(MicroBatches(b - a, rows, round(sum(padded[a:b]) / (b - a))) for a, b in pairwise(bounds))
 
 
 def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:

@@ -194,7 +194,7 @@ def _prefill(workload: Workload, calls: float, rows: float) -> Prefill:
     """`rows` prompts of a turn, admitted in `calls` rounds."""
     if not calls:
         return Prefill(0, 0, 0)
-    return Prefill(calls, rows / calls, workload.prompt_lengths.expected_maximum(max(1, round(rows / calls))))
+    return Prefill(calls, rows / calls, workload.prompt_lengths.mean)
 
 
 class Played(NamedTuple):

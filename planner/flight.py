@@ -7,6 +7,7 @@ All of them read counts of this replica only. Passes in which nothing begins or 
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -262,7 +263,7 @@ class _Work:
         self._num_groups, self._num_stages = num_groups, num_stages
         self._decodes: list[tuple[float, float, float]] = []  # rounds, rows, cached tokens
         self._first: list[Drawn] = []
-        self._refills: list[tuple[int, int]] = []  # rows, tokens of the longest
+        self._refills: list[tuple[int, float]] = []  # rows, mean tokens
         self._num_rounds, self._row_rounds = 0.0, 0.0
 
     def admit(self, admitted: Sequence[Drawn]) -> None:
@@ -271,7 +272,7 @@ class _Work:
         if not self._num_rounds:
             self._first += admitted
         elif admitted:
-            self._refills.append((len(admitted), max(one.prompt_tokens for one in admitted)))
+            self._refills.append((len(admitted), _mean_prompt(admitted)))
 
     def decode(self, rounds: float, rows: float, context: float) -> None:
         self._num_rounds += rounds
@@ -290,9 +291,13 @@ class _Work:
             rounds, rows, contexts = np.array(self._decodes).T
             total += float((rounds * times.round_(rows, contexts)).sum())
         if self._first:
-            rows, longest = np.array([[len(self._first)], [max(one.prompt_tokens for one in self._first)]], dtype=float)
-            total += float(times.prefill(rows, longest).sum())
+            rows, tokens = np.array([[len(self._first)], [_mean_prompt(self._first)]])
+            total += float(times.prefill(rows, tokens).sum())
         if self._refills:
-            rows, longest = np.array(self._refills, dtype=float).T
-            total += float(times.prefill(rows * self._num_groups, longest).sum()) / self._num_stages
+            rows, tokens = np.array(self._refills).T
+            total += float(times.prefill(rows * self._num_groups, tokens).sum()) / self._num_stages
         return total
+
+
+def _mean_prompt(admitted: Sequence[Drawn]) -> float:
+    return statistics.fmean(one.prompt_tokens for one in admitted)

@@ -173,11 +173,11 @@ def _prefill_seconds(prompts: Lengths, starts: Lengths, num_groups: int, num_sta
     """The first prompts fill the pipeline; later ones are admitted by a group at a time, in one pass of it."""
     _, begins = np.unique(starts, return_index=True)
     rows = np.diff([*begins, len(starts)]).astype(float)
-    longest = np.maximum.reduceat(prompts, begins).astype(float)
+    tokens = np.add.reduceat(prompts, begins) / rows
     whole = np.ones(len(rows))
     whole[1:] = 1 / num_stages
     rows[1:] *= num_groups
-    return float((whole * times.prefill(rows, longest)).sum())
+    return float((whole * times.prefill(rows, tokens)).sum())
 
 
 def _live_sequences(responses: Lengths, num_slots: int) -> float:

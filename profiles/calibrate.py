@@ -10,6 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -77,10 +78,7 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
         seconds=medians,
         spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
         refit_seconds=_refit_seconds([others[number] for number in whole]),
-        step_seconds=statistics.median(
-            _extent([*others[number], *(span for stage in found[number].values() for span in stage)])
-            for number in whole
-        ),
+        step_seconds=_step_seconds({n: [*others[n], *chain(*found[n].values())] for n in found}, whole),
         response_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if STAGE_BY_NAME[s].generates]),
         sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(STAGE_BY_NAME[s])]),
         truncated_share=_truncated_share(steps, layouts, batch_size),
@@ -238,19 +236,28 @@ def _longest_tokens(steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapp
 
 
 def _refit_seconds(steps: Sequence[Sequence[Span]]) -> float | None:
-    """Median over steps of the longest time that a rank spent in refits."""
+    """Median over steps of the longest time that a rank spent in refits. Ranks wait in a refit for each other, so each
+    refit took what it took the rank that came last."""
     longest = []
     for spans in steps:
-        by_rank: dict[int, float] = defaultdict(float)
+        refits: dict[str, list[Span]] = defaultdict(list)
         for span in spans:
             if span.kind == "refit":
-                by_rank[span.rank] += span.seconds
+                refits[span.instruction].append(span)
+        by_rank: dict[int, float] = defaultdict(float)
+        for ranks in refits.values():
+            shortest = min(span.seconds for span in ranks)
+            for span in ranks:
+                by_rank[span.rank] += shortest
         longest.append(max(by_rank.values(), default=0.0))
     return statistics.median(longest) or None
 
 
-def _extent(spans: Sequence[Span]) -> float:
-    return max(span.end_seconds for span in spans) - min(span.start_seconds for span in spans)
+def _step_seconds(spans: Mapping[int, Sequence[Span]], whole: Sequence[int]) -> float:
+    """What a step adds: from the end of the one before, with which it may overlap, or from its own beginning."""
+    ends = {number: max(span.end_seconds for span in step) for number, step in spans.items()}
+    begins = {number: min(span.start_seconds for span in step) for number, step in spans.items()}
+    return statistics.median(ends[n] - max(begins[n], ends.get(n - 1, begins[n])) for n in whole)
 
 
 def _interquartile(times: Sequence[float]) -> float:

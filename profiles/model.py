@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ class ModelSpec:
     latent: LatentAttention | None = None
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         """Of a few sizes: searches look up what they know of a model millions of times."""
         return hash((self.num_layers, self.hidden_size, self.num_heads, self.ffn_size, self.vocab_size))
 

@@ -28,7 +28,7 @@ from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, Held, pieces_of
 from meshwright.runtime.optimizers import clip_gradients, distributed_optimizers
-from meshwright.runtime.parts import num_tokens_of_rank, parts_of
+from meshwright.runtime.parts import num_tokens_of_rank, padding_behind, parts_of
 from meshwright.runtime.ppo import Share
 
 
@@ -134,7 +134,6 @@ def run_schedule(
     config: Any = pieces[0].config
     sizes = {num_tokens_of_rank(micro_batch.lengths, mesh) for micro_batch in micro_batches}
     length = max(sizes)
-    aligned = mesh.layout.tp if mesh.layout.sp else 1
     # Only when micro-batches differ must stages tell each other the shape of every message.
     config.variable_seq_lengths = len(sizes) > 1
     vpp = mesh.layout.vpp if mesh.layout.vpp > 1 else None
@@ -144,7 +143,7 @@ def run_schedule(
         data_iterator=[iter(micro_batches) for _ in pieces] if vpp else iter(micro_batches),
         model=list(pieces) if vpp else pieces[0],
         num_microbatches=len(micro_batches),
-        seq_length=(length + -length % aligned) * mesh.layout.cp,  # megatron divides what it is told
+        seq_length=(length + padding_behind(length, mesh.layout)) * mesh.layout.cp,  # megatron divides what it is told
         micro_batch_size=1,
         forward_only=forward_only,
         collect_non_loss_data=forward_only,

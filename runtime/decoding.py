@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.runtime.kv_cache import DecodeView
+from meshwright.runtime.kv_cache import DecodeView, SlotCache
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder
 
@@ -23,23 +23,25 @@ from meshwright.runtime.models import Decoder
 class DecodeStep:
     """A pipeline stage's part of a decode step, on the model's own parameters, so that refits are seen."""
 
-    def __init__(self, model: Decoder, mesh: Mesh, max_tokens: int) -> None:
-        """For a language model without sequence parallelism; no row becomes longer than `max_tokens`."""
+    def __init__(self, model: Decoder, mesh: Mesh, cache: SlotCache) -> None:
+        """For a language model without sequence parallelism, whose keys and values are in `cache`."""
         assert not model.config.sequence_parallel
         assert not model.spec.scalar_head
-        self._model, self._mesh = model, mesh
+        self._model, self._mesh, self.cache = model, mesh, cache
         self._layers = [_Layer(layer, model, mesh) for layer in model.decoder.layers]
-        cos, sin = model.rotary.table(max_tokens, next(model.parameters()))
+        cos, sin = model.rotary.table(cache.max_tokens, next(model.parameters()))
         low, high = sin.chunk(2, dim=-1)
         self._cos, self._sin = cos, torch.cat((-low, high), dim=-1)
         """The sine of the low half is negated: a head is turned by x cos + (x with its halves swapped) sin."""
 
     @torch.inference_mode()
-    def __call__(self, inputs: Tensor, cache: DecodeView) -> Tensor:
+    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
         """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
 
-        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it.
+        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it, of the rows in
+        the slots from `first_slot` on; `lengths` [B] counts the tokens that each has cached, `longest` at most.
         """
+        cache = self.cache.decode(first_slot, lengths, longest)
         hidden = self._model.embedding(inputs.unsqueeze(1), None).squeeze(0) if self._mesh.is_first_stage else inputs
         cos, sin = self._cos[cache.positions], self._sin[cache.positions]
         for index, layer in enumerate(self._layers):

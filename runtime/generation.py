@@ -17,13 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.profiles.model import ModelSpec
-from meshwright.runtime.attention import attention_cache
+from meshwright.runtime.continuing import forward_continued
 from meshwright.runtime.decoding import DecodeStep
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.lockstep import Lockstep
 from meshwright.runtime.mesh import Mesh
-from meshwright.runtime.models import Decoder, last_logits
+from meshwright.runtime.models import Decoder
 from meshwright.runtime.relay import Relay
+from meshwright.runtime.replay import Replayed, can_replay
 from meshwright.runtime.sampling import Sampling, uniforms
 from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
 from meshwright.runtime.stopping import Stopping, StopStrings
@@ -73,7 +74,8 @@ class Generator:
             dtype=self._dtype,
             device=self._device,
         )
-        self._step = DecodeStep(model, mesh, max_tokens)
+        step = DecodeStep(model, mesh, self._cache)
+        self._step = Replayed(step, model, self._flight.groups) if can_replay(model) else step
         self._relay = Relay(mesh, self._device)
         self._lockstep = Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
@@ -139,6 +141,8 @@ class Generator:
         arguments, and every replica that holds experts together with this one must call too, with its own.
         """
         self._model.eval()
+        if isinstance(self._step, Replayed):
+            self._step.forget_moved()
         self._flight.begin(admitted, least_rounds)
         rotation = itertools.cycle(self._flight.groups)
         delivered = self._flight.deliver(delivery)
@@ -195,25 +199,22 @@ class Generator:
     @torch.no_grad()
     def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
         """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`."""
-        lengths = [len(sequence.prompt.tokens) for sequence in admitted]
-        padded = torch.zeros(len(admitted), max(lengths), dtype=torch.int64)
-        for row, sequence in enumerate(admitted):
-            padded[row, : lengths[row]] = torch.tensor(sequence.prompt.tokens)
-        hidden = self._receive_hidden(max(lengths), len(admitted))
-        last = torch.tensor(lengths, device=self._device) - 1
-        with attention_cache(self._model, self._cache.prefill(first_slot, len(admitted), max(lengths))):
-            output = last_logits(self._model, padded.to(self._device), last, hidden=hidden)
-        return self._draw(output, admitted)
+        prompts = [sequence.prompt.tokens for sequence in admitted]
+        slots = range(first_slot, first_slot + len(prompts))
+        rows = self._cache.continue_rows(slots, [0] * len(prompts), [len(prompt) for prompt in prompts])
+        tokens = torch.tensor(list(itertools.chain(*prompts)), device=self._device)
+        output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
+        return self._draw(output.squeeze(1) if self._mesh.is_last_stage else output, admitted)
 
     @torch.no_grad()
     def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
         """Draws one more token for sequences in consecutive slots, [2, B] as `_draw`."""
         cached = [sequence.num_cached for sequence in live]
-        view = self._cache.decode(first_slot, torch.tensor(cached, device=self._device), max(cached))
         inputs = self._receive_hidden(len(live))
         if inputs is None:
             inputs = torch.tensor([sequence.tokens[-1] for sequence in live], device=self._device)
-        return self._draw(self._step(inputs, view), live)
+        lengths = torch.tensor(cached, device=self._device)
+        return self._draw(self._step(inputs, first_slot, lengths, max(cached)), live)
 
     def _receive_hidden(self, *shape: int) -> Tensor | None:
         """Hidden states [*shape, hidden] from the earlier stage; None on the first."""

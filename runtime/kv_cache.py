@@ -6,6 +6,7 @@ Positions are per row: rows of different lengths live side by side.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,11 @@ class SlotCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
+    def max_tokens(self) -> int:
+        """That a slot has room for."""
+        return self.keys.shape[3]
+
+    @property
     def num_bytes(self) -> int:
         return 2 * self.keys.numel() * self.keys.element_size()
 
@@ -49,13 +55,9 @@ class SlotCache:
         for cache, read in ((self.keys, keys), (self.values, values)):
             cache[:, slot, :, : read.shape[2]] = read
 
-    def prefill(self, first_slot: int, num_rows: int, num_tokens: int) -> PrefillView:
-        """A view that stores right-padded prompts of `num_tokens` into consecutive empty slots."""
-        positions = torch.arange(num_tokens, device=self.keys.device)
-        return PrefillView(self, first_slot, positions[:, None].expand(num_tokens, num_rows))
-
     def decode(self, first_slot: int, lengths: Tensor, longest: int) -> DecodeView:
-        """A view for one new token per row; `lengths` [B] counts the tokens cached, `longest` is their maximum."""
+        """A view for one new token per row; `lengths` [B] counts the tokens cached, of which no row has more than
+        `longest`."""
         _, _, heads, max_tokens, _ = self.keys.shape
         device = lengths.device
         num_rows = lengths.shape[0]
@@ -71,68 +73,40 @@ class SlotCache:
             mask=mask[:, None, None],
         )
 
-    def append(self, slots: list[int], cached: list[int], lengths: list[int], width: int) -> AppendView:
-        """A view for right-padded rows [B, width] that continue what their slots hold.
-
-        Row b has `lengths[b]` tokens of its own and goes behind the `cached[b]` tokens of `slots[b]`.
-        """
+    def continue_rows(self, slots: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
+        """A view for packed rows: row b has `lengths[b]` tokens behind the `cached[b]` tokens of `slots[b]`."""
         _, _, heads, max_tokens, _ = self.keys.shape
-        device = self.keys.device
-        row_slots, starts = torch.tensor(slots, device=device), torch.tensor(cached, device=device)
-        steps = torch.arange(width, device=device)[:, None]
-        positions = starts + steps
-        real = (steps < torch.tensor(lengths, device=device)).flatten().nonzero()[:, 0]
-        rows = row_slots.repeat(width)[real, None] * heads + torch.arange(heads, device=device)
-        num_tokens = max(a + b for a, b in zip(cached, lengths, strict=True))
-        visible = torch.arange(num_tokens, device=device) <= positions.T[:, :, None]
-        return AppendView(
-            self,
-            row_slots,
-            # Padding turns by the angles of some real position; what it computes is not used.
-            positions=positions.clamp(max=max_tokens - 1),
-            real=real,
-            places=(rows * max_tokens + positions.flatten()[real, None]).flatten(),
-            mask=visible[:, None],
-        )
+        rows = torch.tensor(slots).repeat_interleave(torch.tensor(lengths))[:, None] * heads + torch.arange(heads)
+        positions = [torch.arange(start, start + length) for start, length in zip(cached, lengths, strict=True)]
+        places = rows * max_tokens + torch.cat(positions)[:, None]
+        return ContinuedRows(self, tuple(slots), tuple(cached), tuple(lengths), places.flatten().to(self.keys.device))
 
 
 @dataclass(frozen=True)
-class AppendView:
-    """The cache while rows of different lengths are continued by several tokens each."""
+class ContinuedRows:
+    """The cache while rows are continued by several tokens each, which lie packed: S tokens, one row behind the other.
+
+    A row of which nothing is cached begins in its slot, whatever was there.
+    """
 
     cache: SlotCache
-    slots: Tensor  # [B]
-    positions: Tensor  # [S, B]
-    real: Tensor  # [N], which of the S x B tokens are no padding
-    places: Tensor  # [N * kv_heads], where their keys go among all of a layer's [slots * kv_heads * max_tokens, D]
-    mask: Tensor  # [B, 1, S, T]
+    slots: tuple[int, ...]
+    cached: tuple[int, ...]
+    lengths: tuple[int, ...]
+    places: Tensor  # [S * kv_heads], where their keys go among all of a layer's [slots * kv_heads * max_tokens, D]
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Stores [S, B, kv_heads, D] without the padding; returns all that is cached, [B, kv_heads, T, D]."""
-        kept = []
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Puts [S, 1, kv_heads, D] behind what is cached, leaving out what pads S behind the rows."""
         for store, new in ((self.cache.keys[layer], key), (self.cache.values[layer], value)):
-            tokens = new.flatten(0, 1)[self.real].reshape(-1, new.shape[-1])
+            tokens = new.reshape(-1, new.shape[-1])[: len(self.places)]
             store.view(-1, store.shape[-1]).index_copy_(0, self.places, tokens)
-            kept.append(store[:, :, : self.mask.shape[-1]][self.slots])
-        return kept[0], kept[1], self.mask
 
-
-@dataclass(frozen=True)
-class PrefillView:
-    """The cache during a prefill: prompts attend to themselves alone."""
-
-    cache: SlotCache
-    first_slot: int
-    positions: Tensor  # [S, B]
-
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Stores [S, B, kv_heads, D] and returns it as [B, kv_heads, S, D]; attention is causal."""
-        num_tokens, num_rows = key.shape[:2]
-        slots = slice(self.first_slot, self.first_slot + num_rows)
-        key, value = key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)
-        self.cache.keys[layer, slots, :, :num_tokens] = key
-        self.cache.values[layer, slots, :, :num_tokens] = value
-        return key, value, None
+    def seen(self, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each row all keys and values, those of its own tokens too, as views [1, kv_heads, T, D]."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        for slot, start, length in zip(self.slots, self.cached, self.lengths, strict=True):
+            row = slice(slot, slot + 1), slice(None), slice(start + length)
+            yield keys[row], values[row]
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,11 @@ def launch(
     """Calls `entry(*args)` in `num_ranks` processes of this node, inside a process group over all nodes.
 
     Returns the results by global rank. `logs` keeps the traceback of a failure. Raises the BadInput of a rank as it is,
-    and RunFailed for anything else. With `preload` the processes are forked from one that has imported that module.
-    `work` is a digest of what is to be done, which must be the same on all nodes.
+    and RunFailed for anything else. With `preload` the processes are forked from one that has imported that module,
+    unless they compute on CUDA, which a fork may not inherit. `work` is a digest of what is to be done, which must be
+    the same on all nodes.
     """
+    are_forked = preload is not None and not (prepare is with_megatron and torch.cuda.is_available())
     if preload:
         multiprocessing.set_forkserver_preload([preload])
     rendezvous = rendezvous or Rendezvous()
@@ -85,7 +87,7 @@ def launch(
             },
             max_restarts=0,
             monitor_interval=0.05,
-            start_method="forkserver" if preload else "spawn",
+            start_method="forkserver" if are_forked else "spawn",
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         try:

@@ -27,16 +27,16 @@ from torch import Tensor, nn
 
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime import host
-from meshwright.runtime.attention import CoreAttention, Rotary
+from meshwright.runtime.attention import CoreAttention
 
 
-def block_of_layers(spec: ModelSpec, rotary: Rotary, layers: range) -> TransformerBlockSubmodules:
+def block_of_layers(spec: ModelSpec, layers: range) -> TransformerBlockSubmodules:
     """The decoder layers of one pipeline stage, by their numbers in the whole model."""
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=_attention(spec, rotary, layers.start),
+            self_attention=_attention(spec, layers.start),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=_experts() if spec.experts else _gated_mlp(spec),
@@ -46,13 +46,13 @@ def block_of_layers(spec: ModelSpec, rotary: Rotary, layers: range) -> Transform
     return TransformerBlockSubmodules(layer_specs=[layer] * len(layers), layer_norm=RMSNorm)
 
 
-def _attention(spec: ModelSpec, rotary: Rotary, first_layer: int) -> ModuleSpec:
+def _attention(spec: ModelSpec, first_layer: int) -> ModuleSpec:
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
-            core_attention=functools.partial(CoreAttention, rotary=rotary, first_layer=first_layer),
+            core_attention=functools.partial(CoreAttention, first_layer=first_layer),
             linear_proj=_BiasedRowParallelLinear if spec.output_bias else RowParallelLinear,
             q_layernorm=RMSNorm if spec.qk_norm else None,
             k_layernorm=RMSNorm if spec.qk_norm else None,

@@ -1,7 +1,7 @@
 """The process groups of one layout on a contiguous run of ranks.
 
 Several models live in one process, each with a mesh of its own; megatron's global model-parallel state is never
-initialised. A group is made once per set of ranks and shared by every mesh that needs it.
+initialised. A group is made once per set of ranks and shared by every mesh and refit that needs it.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ def _slices(layout: Layout, first_rank: int, axes: Sequence[str]) -> list[list[i
         others = tuple(place[axis] for axis in place if axis not in varying)
         sets.setdefault(others, []).append(first_rank + index)
     return list(sets.values())
+
+
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """The group of these ranks, None on others. Collective over the world, as a mesh is."""
+    return _make([ranks])
 
 
 def _make(sets: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:

@@ -19,10 +19,11 @@ from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
 from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stages, layout_violations
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime import host
-from meshwright.runtime.attention import Rotary
+from meshwright.runtime.attention import Packing, Rotary
+from meshwright.runtime.kv_cache import ContinuedRows
 from meshwright.runtime.layers import RMSNorm, ScalarHead, block_of_layers, keep_tokens_apart
 from meshwright.runtime.mesh import Mesh
-from meshwright.runtime.parts import parts_of
+from meshwright.runtime.parts import padding_behind, parts_of
 from meshwright.runtime.stored import global_name
 
 Recompute = Literal["none", "selective", "full"]
@@ -45,7 +46,8 @@ class Decoder(GPTModel):
     and on the others the hidden states that the pipeline schedule sends on. Any S will do: with sequence
     parallelism the tokens are padded at their end to a multiple of tp and the answer is cut back.
     With context parallelism it takes this rank's part of the rows, and answers for that.
-    Within `attention_cache` no lengths are given, and tokens [B, S] continue what the cache has of B rows.
+    With `cache` the rows continue what it has of them; with `ends_only` the head answers for the last token of each row
+    alone, [B, 1, V / tp], without sequence parallelism.
     """
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, piece: int = 0) -> None:
@@ -53,10 +55,9 @@ class Decoder(GPTModel):
         layers = layers_of_pieces(spec, layout.pp, mesh.pp_rank, layout.vpp)[piece]
         is_first = mesh.is_first_stage and piece == 0
         is_last = mesh.is_last_stage and piece == layout.vpp - 1
-        rotary = Rotary(spec, host.device())
         super().__init__(
             config=config,
-            transformer_layer_spec=block_of_layers(spec, rotary, layers),
+            transformer_layer_spec=block_of_layers(spec, layers),
             vocab_size=spec.padded_vocab_size,
             max_sequence_length=spec.max_positions,
             pre_process=is_first,
@@ -70,8 +71,7 @@ class Decoder(GPTModel):
         self.spec = spec
         self.layers = layers
         self.mesh = mesh
-        self.rotary = rotary
-        self.head_positions: Tensor | None = None
+        self.rotary = Rotary(spec, host.device())
         if is_last and spec.scalar_head:
             self._attach_scalar_head()
         if spec.experts and layout.tp > 1 and not layout.sp:
@@ -80,16 +80,19 @@ class Decoder(GPTModel):
         if is_first and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
 
-    def forward(self, tokens: Tensor, lengths: Sequence[int] = ()) -> Tensor:
-        parts = parts_of(lengths, self.mesh)
+    def forward(
+        self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
+    ) -> Tensor:
+        parts, like = parts_of(lengths, self.mesh), next(self.parameters())
         if parts:
+            assert cache is None, "of sequences that are cut nothing is cached"
             tokens = parts.of(tokens[0]).unsqueeze(0)
         length = tokens.shape[1]
-        tail = -length % self.mesh.layout.tp if self.config.sequence_parallel else 0
-        rows, like = (*lengths, tail) if tail else lengths, next(self.parameters())
-        packing = None
-        if lengths:
-            packing = self.rotary.pack_parts(parts, tail, like) if parts else self.rotary.pack(rows, like)
+        tail = padding_behind(length, self.mesh.layout)
+        if parts:
+            packing = self.rotary.pack_parts(parts, like, tail=tail)
+        else:
+            packing = self.rotary.pack(lengths, like, tail=tail, cache=cache, ends_only=ends_only)
         output: Tensor = super().forward(
             input_ids=F.pad(tokens, (0, tail)), position_ids=None, attention_mask=None, packed_seq_params=packing
         )
@@ -97,13 +100,13 @@ class Decoder(GPTModel):
             return output
         return output[:, :length] if self.spec.scalar_head else output[:length]
 
-    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+    def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: Packing, **_: Any) -> Tensor:
         """Megatron's, without its transposed copy of the logits; the arguments left out are for its own losses."""
         if not self.post_process:
             return hidden_states
-        if self.head_positions is not None:
-            rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-            hidden_states = hidden_states[self.head_positions, rows].unsqueeze(0)
+        if packed_seq_params.ends_only:
+            ends = torch.tensor(packed_seq_params.lengths, device=hidden_states.device).cumsum(0) - 1
+            hidden_states = hidden_states[ends]
         tied = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         output, _ = self.output_layer(hidden_states, weight=tied)
         if self.spec.scalar_head:
@@ -169,23 +172,6 @@ def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
         first_expert = piece.mesh.ep_rank * (num_experts // piece.mesh.layout.ep)
         for name, parameter in piece.named_parameters():
             yield global_name(name, piece.layers.start, first_expert), parameter
-
-
-def last_logits(model: Decoder, tokens: Tensor, last: Tensor, *, hidden: Tensor | None = None) -> Tensor:
-    """Logits [B, V / tp] after position `last` [B] of each row of `tokens` [B, S]; before the last stage, what it
-    sends on: hidden states [S, B, hidden].
-
-    `hidden` [S, B, hidden] is what the earlier stage sent, None on the first. No sequence parallelism, no gradients
-    across stages: for decoding, where the head on every token of a prompt would be waste.
-    """
-    assert not model.config.sequence_parallel
-    model.set_input_tensor(hidden)
-    model.head_positions = last
-    try:
-        output = model(tokens)
-    finally:
-        model.head_positions = None
-    return output[0] if model.post_process else output
 
 
 def expert_violations(spec: ModelSpec) -> Iterator[str]:

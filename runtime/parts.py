@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.profiles.layout import Layout
 from meshwright.runtime import host
 from meshwright.runtime.mesh import Mesh
 
@@ -125,6 +126,11 @@ def num_tokens_of_rank(lengths: Sequence[int], mesh: Mesh) -> int:
     """How many tokens of rows of these lengths every rank has."""
     parts = parts_of(lengths, mesh)
     return parts.num_tokens if parts else sum(lengths)
+
+
+def padding_behind(num_tokens: int, layout: Layout) -> int:
+    """Tokens of no meaning behind so many of a rank, which sequence parallelism cuts into tp equal parts."""
+    return -num_tokens % layout.tp if layout.sp else 0
 
 
 class Gathered:

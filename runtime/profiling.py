@@ -58,7 +58,15 @@ def profile_job(facts: Facts, output: Path, *, minutes: float, kind: str | None 
     if wanted or between:
         write_table(kept, table)
         with _computing_on(_cluster(facts).device.kind):
-            table = launch(_measure_all, facts, table, kept.resolve(), minutes * 60, num_ranks=num_ranks)[0]
+            table = launch(
+                _measure_all,
+                facts,
+                table,
+                kept.resolve(),
+                minutes * 60,
+                num_ranks=num_ranks,
+                preload="meshwright.runtime.profiling",
+            )[0]
     write_table(output, table)
     kept.unlink(missing_ok=True)
     return table

@@ -18,7 +18,7 @@ from megatron.core.resharding.planner import build_centralized_reshard_plan
 from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
-from meshwright.runtime.mesh import Mesh
+from meshwright.runtime.mesh import Mesh, group_of
 from meshwright.runtime.models import Held, named_in_whole, pieces_of
 from meshwright.runtime.stored import EMBEDDING, OUTPUT, expert_of
 
@@ -49,7 +49,7 @@ class Refit:
         self._source, self._target = _Side(source, source_mesh), _Side(target, target_mesh, tied_twice=True)
         plan = build_centralized_reshard_plan(self._source, self._target)
         concerned = sorted({*source_mesh.ranks, *target_mesh.ranks})
-        self._group = dist.new_group(concerned)
+        self._group = group_of(concerned)
         everyones: list[list[Transfer]] = [[]] * len(concerned)
         if dist.get_rank() in concerned:
             mine = [_nearest(op, source_mesh, target_mesh, self._target.dtype) for op in plan.recv_ops]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meshwright.runtime.attention import attention_cache
+from meshwright.runtime.continuing import forward_continued
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
@@ -71,8 +71,7 @@ class ChunkScorer:
         """
         self._model.eval()
         feeds = {row: self._feed(row, tokens) for row, tokens in pieces.items()}
-        # Rows of like length go together, so that little is padding.
-        order = sorted((row for row in feeds if feeds[row]), key=lambda row: (len(feeds[row]), row))
+        order = sorted(row for row in feeds if feeds[row])
         for first in range(0, len(order), self._micro_batch_size):
             self._forward(order[first : first + self._micro_batch_size], feeds)
 
@@ -107,36 +106,26 @@ class ChunkScorer:
         """Puts the feeds of a few rows through this rank's stage and keeps what the last stage answers."""
         scalar = self._model.spec.scalar_head
         states = [self._rows[row] for row in rows]
-        lengths = [len(feeds[row]) - (not scalar) for row in rows]
-        aligned = self._mesh.layout.tp if self._mesh.layout.sp else 1
-        width = max(lengths) + -max(lengths) % aligned
-        block = torch.zeros(len(rows), width + 1, dtype=torch.int64)
-        for index, row in enumerate(rows):
-            block[index, : len(feeds[row])] = torch.tensor(feeds[row])
-        block = block.to(self._device)
-        hidden = None
-        if not self._mesh.is_first_stage:
-            shape = (width // aligned, len(rows), self._model.spec.hidden_size)
-            hidden = self._relay.receive_hidden(shape, self._dtype)
+        fed = [torch.tensor(feeds[row]) for row in rows]
+        inputs = fed if scalar else [tokens[:-1] for tokens in fed]
+        lengths = [len(tokens) for tokens in inputs]
         slots, cached = [state.slot for state in states], [state.num_cached for state in states]
-        view = self._cache.append(slots, cached, lengths, width)
-        self._model.set_input_tensor(hidden)
-        with attention_cache(self._model, view):
-            output = self._model(block[:, :width])
+        view = self._cache.continue_rows(slots, cached, lengths)
+        output = forward_continued(self._model, self._mesh, self._relay, torch.cat(inputs).to(self._device), view)
         for state, length in zip(states, lengths, strict=True):
             state.num_cached += length
         if not self._mesh.is_last_stage:
             self._relay.send_hidden(output)
             return
-        answers = output if scalar else self._logprobs(output, block[:, 1:])
-        for state, length, answer in zip(states, lengths, answers, strict=True):
-            state.answers.append(answer[:length].clone())
+        answers = output if scalar else self._logprobs(output, torch.cat([tokens[1:] for tokens in fed]))
+        for state, answer in zip(states, answers[0].split(lengths), strict=True):
+            state.answers.append(answer)
 
     def _logprobs(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """[B, S] from logits [S, B, V / tp] and the tokens after each position [B, S]."""
+        """[1, S] from logits [S, 1, V / tp] and the token after each of S."""
         answers, _ = token_logprobs(
             logits,
-            targets,
+            targets.to(self._device).unsqueeze(0),
             self._mesh.groups.tp,
             vocab_size=self._model.spec.vocab_size,
             temperature=self._temperature,

@@ -86,6 +86,7 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
         num_ranks=cluster.ranks_per_node,
         rendezvous=rendezvous,
         logs=request.out,
+        preload="meshwright.runtime.train",
         work=request.digest,
     ).get(0)
 
@@ -147,7 +148,7 @@ def _work(request: RunRequest) -> RunSummary | None:
             run.save(done)
     run.finish()
     run.evaluate(request.steps)
-    return run.recorder.close()
+    return run.close()
 
 
 class Run:
@@ -170,8 +171,9 @@ class Run:
         self.turns = self._program.turns(self.steps)
         self._batches: dict[int, Batch] = {}
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
-        self._control = _gloo_group()
-        reporting, mail = Mail(_gloo_group()), Mail(_gloo_group())
+        self._host_groups = [_gloo_group() for _ in range(3)]
+        self._control = self._host_groups[0]
+        reporting, mail = map(Mail, self._host_groups[1:])
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
         self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
         self._host_memory = HostMemory(plan, self.copies)
@@ -250,6 +252,12 @@ class Run:
         self._reports.flush()
         self._executor.flush()
         dist.barrier(group=self._control)
+
+    def close(self) -> RunSummary | None:
+        """Gives the connections between hosts back. What there is to say of the run, on rank 0."""
+        for group in self._host_groups:
+            dist.destroy_process_group(group)
+        return self.recorder.close()
 
     def _record_all(self) -> None:
         """Records the turns that rank 0 has not waited for."""

@@ -97,12 +97,14 @@ def run(model: cp_model.CpModel, limits: Limits, progress: Progress | None = Non
 
 def _check_range(model: cp_model.CpModel) -> None:
     """Raises ValueError when the Boolean coefficients of a rule sum past what CP-SAT handles exactly."""
-    boolean = {i for i, variable in enumerate(model.proto.variables) if list(variable.domain) == [0, 1]}
     for constraint in model.proto.constraints:
         if not constraint.has_linear():  # reading `.linear` of another kind would turn it into an empty linear one
             continue
         linear = constraint.linear
-        total = sum(abs(c) for v, c in zip(linear.vars, linear.coeffs, strict=True) if v in boolean)
+        if sum(map(abs, linear.coeffs)) <= MAX_SUM:
+            continue
+        of = zip(linear.vars, linear.coeffs, strict=True)
+        total = sum(abs(c) for v, c in of if list(model.proto.variables[v].domain) == [0, 1])
         if total > MAX_SUM:
             raise ValueError(f"coefficients of a rule sum to {total}, above {MAX_SUM}; use longer ticks.")
 

@@ -120,7 +120,9 @@ class Prospects:
         task, source, target = self._kinds[kind]
         assert isinstance(task, Transfer)
         here, there = self._options[source], self._options[target]
-        known = self._moved.setdefault(kind, np.full((len(here), len(there)), -1.0))
+        if kind not in self._moved:
+            self._moved[kind] = np.full((len(here), len(there)), -1.0)
+        known = self._moved[kind]
         missing = np.unique(np.stack([sources, targets])[:, known[sources, targets] < 0], axis=1)
         for one, other in missing.T.tolist():
             places = here[one].place, there[other].place

@@ -34,8 +34,9 @@ class Limits:
     below: int | None = None
 
     def target(self, makespan: int) -> int:
-        """The largest makespan that is shorter than this one by more than the gap."""
-        return math.ceil(makespan * (1 - _KEPT * self.gap)) - 1
+        """The largest makespan that is shorter than this one, and than `below`, by more than the gap."""
+        known = makespan if self.below is None else min(makespan, self.below)
+        return math.ceil(known * (1 - _KEPT * self.gap)) - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The search when every option has its own ranks, and its proof.
 
+    problem    = without the options that cannot beat what is asked for
     incumbent  = the best of several descents, from fixed and from seeded starts
     problem    = without the options that cannot beat the incumbent; what the relaxation suggests is descended from
     repeat
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.planner.solver.bounds import within
 from meshwright.planner.solver.coarse import possible
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.incumbent import Incumbent
@@ -35,6 +37,11 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     incumbent, remaining = Incumbent(problem, progress), possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
+    if limits.below is not None:
+        target = limits.target(limits.below)
+        remaining = within(remaining, target)
+        if any(not call.options for call in remaining.calls):
+            return _beaten(target)
     incumbent.start(remaining, limits)
     if incumbent.makespan is None:
         excluded = _start_from_least_memory(incumbent, limits)
@@ -48,8 +55,15 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         left = left.within(limits.target(incumbent.makespan))
         if left.is_empty:
             incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
+    if limits.below is not None and limits.target(limits.below) < min(incumbent.makespan, incumbent.bound):
+        return _beaten(limits.target(limits.below))
     incumbent.polish()
     return incumbent.result()
+
+
+def _beaten(target: int) -> Result:
+    """No answer is within the target."""
+    return Result(status="beaten", answer=None, objective=None, bound=target + 1)
 
 
 def _start_from_least_memory(incumbent: Incumbent, limits: Limits) -> Result | None:

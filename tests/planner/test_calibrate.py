@@ -227,7 +227,7 @@ def test_rows_come_in_the_order_of_the_plan(plan: Plan) -> None:
     starts = [plan.placement(row.stage).start_seconds for row in found.rows[:-1]]
     assert starts == sorted(starts)
     assert found.rows[-1].stage == "step"
-    assert all(isinstance(row, StageRow) and row.measured_seconds == 1e6 for row in found.rows)
+    assert all(isinstance(row, StageRow) and row.measured_seconds == 1e6 for row in found.rows[:-1])
 
 
 def test_a_trace_that_was_rehearsed_is_refused(plan: Plan) -> None:
@@ -287,10 +287,9 @@ def test_a_step_that_took_longer_than_its_stages_is_charged_to_handovers() -> No
         late = 0.5 * plan.period_seconds
         last = max(plan.placements, key=lambda p: p.end_seconds).stage
         spans = tuple(
-            replace(span, start_seconds=span.start_seconds + late, end_seconds=span.end_seconds + late)
-            if span.instruction == last
-            else span
+            replace(span, start_seconds=span.start_seconds + waited, end_seconds=span.end_seconds + waited)
             for span in simulated(plan)
+            for waited in [late * (span.step + (span.instruction == last))]
         )
         found = calibrate(plan, spans, TABLE, date=DATE)
         assert found.rows[-1].measured_seconds == pytest.approx(1.5 * plan.period_seconds)

@@ -95,7 +95,7 @@ def test_experts_take_whole_sequences() -> None:
 
 def test_of_two_sequences_at_a_time_each_replica_of_two_takes_one_no_slower() -> None:
     """Why sequences are cut one at a time."""
-    facts = long_facts()
+    facts = llama_on_64_ranks()
     model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
     for name in ("ref_logprob", "actor_train"):
         cut, apart = (
@@ -187,7 +187,7 @@ def test_random_plans_with_cut_sequences_verify_and_their_programs_are_sound() -
             assert [(place.tp, place.cp, place.dp) for place in places] == [(0, 0, dp) for dp in range(layout.dp)]
 
 
-def long_facts() -> Facts:
+def llama_on_64_ranks() -> Facts:
     """Llama-2 7B on 64 H100, 32 sequences of up to 64k tokens."""
     device, intra_node, host = device_named("h100-sxm")
     llama = ModelSpec(
@@ -232,7 +232,7 @@ ROLES = ("actor", "critic", "ref", "reward")
 
 @pytest.mark.parametrize("num_ranks", [32, 64])
 def test_training_on_sequences_of_64k_tokens_is_fastest_with_them_cut(num_ranks: int) -> None:
-    facts = long_facts()
+    facts = llama_on_64_ranks()
     model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
     found = frontier(facts, model, STAGE_BY_NAME["actor_train"], parse_pins([f"actor_train.pool=0:{num_ranks}"]))
     every = [candidate for kept in found.candidates.values() for candidate in kept]

@@ -60,6 +60,18 @@ def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> N
     assert result.objective - result.bound <= gap * result.objective
 
 
+@pytest.mark.parametrize("seed", range(64))
+def test_a_search_answers_what_is_shorter_than_asked_or_says_that_nothing_is(seed: int) -> None:
+    asked = problem(seed)
+    best = best_makespan(asked.everywhere())
+    if best is None:
+        assert solve(asked, Limits(below=asked.horizon)).answer is None
+        return
+    assert solve(asked, Limits(below=best + 1)).objective == best
+    result = solve(asked, Limits(below=best))
+    assert (result.status, result.answer, result.bound) == ("beaten", None, best)
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)

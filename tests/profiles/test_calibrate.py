@@ -178,4 +178,14 @@ def test_refits_and_the_whole_step_are_observed() -> None:
         replace(span(step, "refit a -> b", rank, 0.5 + rank), kind="refit") for step in range(3) for rank in (0, 1)
     ]
     twice = [replace(item, instruction="refit a -> c") for item in refits]
-    assert observe([*trace(3), *refits, *twice], LAYOUTS, batch_size=32).refit_seconds == pytest.approx(3.0)
+    assert observe([*trace(3), *refits, *twice], LAYOUTS, batch_size=32).refit_seconds == pytest.approx(1.0)
+
+
+def test_steps_that_overlap_take_what_each_adds() -> None:
+    apart = trace(4)
+    begun_early = [
+        replace(item, start_seconds=item.start_seconds - 8 * item.step, end_seconds=item.end_seconds - 8 * item.step)
+        for item in apart
+    ]
+    assert observe(apart, LAYOUTS, batch_size=32).step_seconds == pytest.approx(3.0)
+    assert observe(begun_early, LAYOUTS, batch_size=32).step_seconds == pytest.approx(2.5)

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import multiprocessing
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.command import Call, Outcome, exit_code
 from tests.runtime.small_job import write_job
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """One process has imported what any launch of the session needs; it would be what the first of them asks for."""
+    modules = ("train", "profiling", "rehearse")
+    multiprocessing.set_forkserver_preload([f"meshwright.runtime.{module}" for module in modules])
+    forkserver.ensure_running()
 
 
 @pytest.fixture

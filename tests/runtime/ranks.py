@@ -8,7 +8,11 @@ all are ended and the next call starts others.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
+import functools
+import gc
+import importlib
 import os
 import pickle
 import signal
@@ -20,7 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +34,9 @@ from meshwright.runtime import host
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
+_SLOW = ("meshwright.runtime.train", "pytest", "tests.runtime.checkpoints")
+"""What nearly every test of ranks imports, and what that imports."""
+
 _POOLS: dict[int, _Pool] = {}
 
 
@@ -40,7 +47,7 @@ class RankError(AssertionError):
 def run_on_ranks(world_size: int, function: Callable[..., T], *args: Any, timeout: float = 120.0) -> list[T]:
     """What `function(*args)` returned on each of `world_size` ranks; `timeout` in seconds."""
     if world_size not in _POOLS:
-        _POOLS[world_size] = _Pool(world_size)
+        _POOLS[world_size] = _Pool(_server(), world_size)
     pool = _POOLS[world_size]
     try:
         return pool.run(function, args, timeout)
@@ -49,33 +56,61 @@ def run_on_ranks(world_size: int, function: Callable[..., T], *args: Any, timeou
         raise
 
 
+@functools.cache
+def _server() -> _Server:
+    server = _Server()
+    atexit.register(server.close)
+    return server
+
+
 @atexit.register
 def _close_all() -> None:
     for pool in _POOLS.values():
         pool.close()
 
 
+class _Server:
+    """A process that has imported everything slow and forks the ranks of every world from itself."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.runtime.ranks"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+
+    def fork(self, directory: Path, world_size: int) -> int:
+        """The process group of a new world."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{world_size} {directory}\n")
+        self._process.stdin.flush()
+        if not (leader := self._process.stdout.readline()):
+            raise RankError(f"no ranks can be started\n{self._process.communicate()[1]}")
+        return int(leader)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
 class _Pool:
     """The processes of one world. They are told of work by a line with a path, and answer in files beside it."""
 
-    def __init__(self, world_size: int) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="meshwright-ranks-")
+    def __init__(self, server: _Server, world_size: int) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="meshwright-ranks-", ignore_cleanup_errors=True)
         self._directory = Path(self._scratch.name)
         self._calls = 0
         for rank in range(world_size):
             os.mkfifo(self._directory / f"calls.{rank}")
         # Opened for reading too, so that opening does not wait for the rank; it is only ever written.
         self._to_ranks = [os.open(self._directory / f"calls.{rank}", os.O_RDWR) for rank in range(world_size)]
-        with (self._directory / "output").open("wb") as output:
-            self._parent = subprocess.Popen(
-                [sys.executable, "-m", "tests.runtime.ranks", str(self._directory), str(world_size)],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._leader = server.fork(self._directory, world_size)
 
     def run(self, function: Callable[..., T], args: tuple[Any, ...], timeout: float) -> list[T]:
         self._calls += 1
@@ -98,11 +133,11 @@ class _Pool:
                 error, _ = pickle.loads(answer.read_bytes())
                 if error:
                     raise RankError(f"rank {rank} failed\n{error}")
-        if self._parent.poll() is not None:
-            raise RankError(f"a rank ended with exit code {self._parent.returncode}\n{self._output()}")
+        if (ended := self._directory / "ended").exists():
+            raise RankError(f"a rank ended with exit code {ended.read_text()}\n{self._output()}")
         if time.monotonic() > deadline:
             silent = [rank for rank, answer in enumerate(answers) if not answer.exists()]
-            os.killpg(self._parent.pid, signal.SIGUSR1)  # all say where they are
+            os.killpg(self._leader, signal.SIGUSR1)  # all say where they are
             time.sleep(0.5)
             raise RankError(f"no answer in time from ranks {silent}\n{self._output()}")
 
@@ -110,26 +145,45 @@ class _Pool:
         return (self._directory / "output").read_text(errors="replace")[-8000:]
 
     def close(self) -> None:
-        if self._parent.poll() is None:
-            os.killpg(self._parent.pid, signal.SIGKILL)
-        self._parent.wait()
+        with contextlib.suppress(ProcessLookupError):  # they have ended
+            os.killpg(self._leader, signal.SIGKILL)
         for descriptor in self._to_ranks:
             os.close(descriptor)
         self._scratch.cleanup()
 
 
-def _start(directory: Path, world_size: int) -> int:
-    """Forks the ranks from one process that has imported everything slow; the exit code of the first to end."""
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
+def _fork_worlds() -> None:
+    """What the server does: forks a world for each line it reads, which answers with its process group."""
     host.install()
+    for module in _SLOW:
+        importlib.import_module(module)
     warnings.simplefilter("error", append=True)  # as in the test session, after what the runtime knows of
     torch.set_num_threads(1)
+    gc.freeze()  # what is shared with the ranks is not to be copied for each
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a world ended
+    for line in sys.stdin:
+        world_size, directory = line.split(maxsplit=1)
+        if os.fork() == 0:
+            _lead(Path(directory.strip()), int(world_size))
+
+
+def _lead(directory: Path, world_size: int) -> NoReturn:
+    """What a world's first process does: fork the ranks, and say how the first to end ended."""
+    os.setpgid(0, 0)
+    sys.stdout.write(f"{os.getpid()}\n")
+    sys.stdout.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    with (directory / "output").open("wb") as output, open(os.devnull, "rb") as nothing:
+        for descriptor, file in enumerate((nothing, output, output)):
+            os.dup2(file.fileno(), descriptor)
     for rank in range(world_size):
         if os.fork() == 0:
             _serve(directory, rank, world_size)
             os._exit(0)
     _, status = os.wait()
-    return os.waitstatus_to_exitcode(status)
+    (directory / "ended").write_text(str(os.waitstatus_to_exitcode(status)))
+    os._exit(0)
 
 
 def _serve(directory: Path, rank: int, world_size: int) -> None:
@@ -149,4 +203,4 @@ def _serve(directory: Path, rank: int, world_size: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_start(Path(sys.argv[1]), int(sys.argv[2])))
+    _fork_worlds()

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from meshwright.runtime.models import build_model
 from meshwright.runtime.weights import load_weights
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.test_bodies import blocks, language_loss, value_loss
+from tests.runtime.updates import blocks, language_loss, value_loss
 
 Places = dict[str, tuple[str, int]]  # layout and first rank of each trainer
 Norms = dict[str, list[float]]
@@ -101,6 +102,20 @@ def test_a_trainer_is_saved_before_its_first_update(tmp_path: Path) -> None:
     known = _merge(tmp_path, Run(places=places, num_updates=1))
     assert again["actor"] == pytest.approx(known["actor"], rel=1e-5)
     assert not (tmp_path / "saved.partial").exists()
+
+
+def _left_by_a_save(models: Path, run: Run) -> list[str]:
+    """The processes that a save has started and not ended, but for the one of Python that counts semaphores."""
+    _updates(models, run)
+    commands = (" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    return [command for command in commands if "resource_tracker" not in command]
+
+
+@pytest.mark.slow
+def test_a_save_leaves_no_process_behind(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "actor")
+    run = Run(places={"actor": ("dp2", 0)}, num_updates=0, written=tmp_path / "saved")
+    assert run_on_ranks(4, _left_by_a_save, tmp_path, run) == [[]] * 4
 
 
 @pytest.mark.slow

@@ -25,10 +25,10 @@ from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.checkpoints import expected_logprobs, expected_scores, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.test_bodies import ONE_RANK, How, _train, _written, blocks, language_loss
 from tests.runtime.test_checkpoint import Run, _merge
 from tests.runtime.test_refit import _check as check_refit
 from tests.runtime.test_weights import _answers
+from tests.runtime.updates import HEADS, How, assert_updates_are_those_of_one_rank, blocks, language_loss
 
 LENGTHS = (19, 1, 8, 5)
 """Of rows that 2 x cp pieces divide, and that they do not; one is shorter than its pieces are many."""
@@ -159,7 +159,6 @@ HOWS = [
     How("cp4", 1, "selective"),
     How("dp2,cp2", 1, "full"),
     How("tp2,cp2,sp", 1),
-    How("pp2,vpp2,cp2", 1),
 ]
 
 
@@ -168,20 +167,7 @@ HOWS = [
 def test_an_update_from_cut_sequences_is_that_from_whole_ones(tmp_path: Path, scalar: bool) -> None:
     """As `test_bodies` has it for other ways to compute an update. Tied embeddings, of an actor and of a critic."""
     directory = write_checkpoint(tmp_path / "model", "Qwen2", head=HEADS[scalar])
-    reference = run_on_ranks(4, _train, ONE_RANK, directory, scalar, tmp_path / "reference")[0]
-    assert reference is not None
-    expected = _written(tmp_path / "reference")
-    for number, how in enumerate(HOWS):
-        for metrics in run_on_ranks(4, _train, how, directory, scalar, tmp_path / str(number)):
-            for update, known in zip(metrics or [], reference, strict=metrics is not None):
-                assert update == pytest.approx(known, rel=1e-4, abs=1e-6), how
-        for name, tensor in _written(tmp_path / str(number)).items():
-            torch.testing.assert_close(
-                tensor, expected[name], atol=1e-5, rtol=0, msg=lambda m, n=name, h=how: f"{n}, {h}: {m}"
-            )
-
-
-HEADS = "ForCausalLM", "ForSequenceClassification"
+    assert_updates_are_those_of_one_rank(directory, HOWS, tmp_path, scalar=scalar)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def follow(asked: RunRequest) -> list[dict[int, tuple[int, ...]]]:
         rows = lengths if turn in run.steps else ()
         held.append({row: tuple(experience.get("tokens", row)[: lengths[row]].tolist()) for row in rows})
     run.finish()
-    run.recorder.close()
+    run.close()
     return held[-STEPS:]
 
 

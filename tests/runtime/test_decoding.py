@@ -1,4 +1,4 @@
-"""The decode step computes what the model's own modules compute, for every family and layout."""
+"""Prefill and the decode step compute what whole forward passes compute, for every family and layout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import read_model
-from meshwright.runtime.attention import attention_cache
+from meshwright.runtime.continuing import forward_continued
 from meshwright.runtime.decoding import DecodeStep
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model, last_logits
+from meshwright.runtime.models import build_model
 from meshwright.runtime.relay import Relay
 from meshwright.runtime.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
@@ -29,7 +29,7 @@ NUM_ROWS, LENGTH = len(LENGTHS), max(LENGTHS) + STEPS
 
 @torch.no_grad()
 def step_by_step(directory: Path, layout: str) -> Tensor | None:
-    """This rank's logits [steps, B, V / tp] after each of the last tokens of rows of different lengths.
+    """This rank's logits [1 + steps, B, V / tp] after the prompts of rows of different lengths and each token behind.
 
     Rows sit from slot 2 on. None before the last stage.
     """
@@ -48,22 +48,21 @@ def step_by_step(directory: Path, layout: str) -> Tensor | None:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    relay, step, ids = Relay(mesh, torch.device("cpu")), DecodeStep(model, mesh, LENGTH), tokens(NUM_ROWS, LENGTH)
+    relay, step, ids = Relay(mesh, torch.device("cpu")), DecodeStep(model, mesh, cache), tokens(NUM_ROWS, LENGTH)
     lengths = torch.tensor(LENGTHS)
 
-    def received(*shape: int) -> Tensor | None:
-        return None if mesh.is_first_stage else relay.receive_hidden((*shape, spec.hidden_size), torch.float32)
-
-    with attention_cache(model, cache.prefill(2, NUM_ROWS, max(LENGTHS))):
-        hidden = received(max(LENGTHS), NUM_ROWS)
-        output = last_logits(model, ids[:, : max(LENGTHS)], lengths - 1, hidden=hidden)
-    outputs = []
+    prompts = torch.cat([row[:length] for row, length in zip(ids, LENGTHS, strict=True)])
+    rows = cache.continue_rows(range(2, 2 + NUM_ROWS), [0] * NUM_ROWS, LENGTHS)
+    output = forward_continued(model, mesh, relay, prompts, rows, ends_only=True)
+    outputs = [output.squeeze(1)]
     for number in range(STEPS):
         if not mesh.is_last_stage:
             relay.send_hidden(output)
-        hidden = received(NUM_ROWS)
-        inputs = ids[torch.arange(NUM_ROWS), lengths + number] if hidden is None else hidden
-        output = step(inputs, cache.decode(2, lengths + number, max(LENGTHS) + number))
+        if mesh.is_first_stage:
+            inputs = ids[torch.arange(NUM_ROWS), lengths + number]
+        else:
+            inputs = relay.receive_hidden((NUM_ROWS, spec.hidden_size), torch.float32)
+        output = step(inputs, 2, lengths + number, max(LENGTHS) + number)
         outputs.append(output)
     if not mesh.is_last_stage:
         relay.send_hidden(output)
@@ -73,7 +72,7 @@ def step_by_step(directory: Path, layout: str) -> Tensor | None:
 
 @torch.no_grad()
 def by_modules(directory: Path) -> Tensor:
-    """The same logits [steps, B, V] from whole forward passes on one rank."""
+    """The same logits [1 + steps, B, V] from whole forward passes on one rank."""
     mesh = build_mesh(Layout(), 0)
     if not mesh.is_member:
         return torch.empty(0)
@@ -82,15 +81,16 @@ def by_modules(directory: Path) -> Tensor:
     load_weights(model, spec, mesh, directory)
     packed = model(tokens(NUM_ROWS, LENGTH).view(1, -1), (LENGTH,) * NUM_ROWS)[..., : spec.vocab_size]
     whole = packed.view(NUM_ROWS, LENGTH, -1).transpose(0, 1)
-    return torch.stack([whole[torch.tensor(LENGTHS) + number, torch.arange(NUM_ROWS)] for number in range(STEPS)])
+    ends = torch.tensor(LENGTHS) - 1
+    return torch.stack([whole[ends + number, torch.arange(NUM_ROWS)] for number in range(1 + STEPS)])
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "biased Llama"])
-def test_the_decode_step_agrees_with_the_modules(tmp_path: Path, family: str) -> None:
+def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, family: str) -> None:
     biased = family == "biased Llama"
     directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))
     expected = run_on_ranks(4, by_modules, directory)[0]
-    assert expected.shape == (STEPS, NUM_ROWS, SHAPE["vocab_size"])
+    assert expected.shape == (1 + STEPS, NUM_ROWS, SHAPE["vocab_size"])
     for layout in ("tp1", "tp2", "pp2", "tp2,pp2"):
         shards = [logits for logits in run_on_ranks(4, step_by_step, directory, layout) if logits is not None]
         assert len(shards) == Layout.parse(layout).tp

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -131,10 +132,12 @@ Held = list[dict[str, Rows]]
 
 @dataclass(frozen=True)
 class Followed:
-    """What a rank saw of a run: by step what it held of the experience, and the caches alive after the last turn."""
+    """What a rank saw of a run: by step what it held of the experience, the caches alive after the last turn, and the
+    threads of its process when it was over."""
 
     held: Held
     num_caches: int
+    num_threads: int
 
 
 def follow(asked: RunRequest) -> Followed:
@@ -145,9 +148,12 @@ def follow(asked: RunRequest) -> Followed:
         experience = run.turn(turn).experience
         held.append({field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS})
     run.finish()
-    run.recorder.close()
     gc.collect()
-    return Followed(held, sum(type(found) is SlotCache for found in gc.get_objects()))
+    num_caches = sum(type(found) is SlotCache for found in gc.get_objects())
+    run.close()
+    del run
+    gc.collect()
+    return Followed(held, num_caches, psutil.Process().num_threads())
 
 
 def follow_all(requests: list[RunRequest]) -> list[Followed]:
@@ -161,6 +167,7 @@ class Outcome:
     steps: Held
     lines: list[dict[str, Any]]
     num_caches: int
+    num_threads: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +200,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
                     steps[step][field] |= of_rows
         lines = (asked.out / "metrics.jsonl").read_text().splitlines()
         found[asked.out.name] = Outcome(
-            steps, [json.loads(line) for line in lines], sum(followed[index].num_caches for followed in of_ranks)
+            steps,
+            [json.loads(line) for line in lines],
+            sum(followed[index].num_caches for followed in of_ranks),
+            [followed[index].num_threads for followed in of_ranks],
         )
     return found
 
@@ -222,6 +232,12 @@ def test_the_generator_draws_with_the_trainers_weights(outcomes: dict[str, Outco
 
 def test_no_keys_and_values_are_kept_when_nothing_is_in_flight(outcomes: dict[str, Outcome]) -> None:
     assert {name: outcome.num_caches for name, outcome in outcomes.items()} == dict.fromkeys(outcomes, 0)
+
+
+@pytest.mark.parametrize("name", CARRYING)
+def test_a_run_on_ranks_that_had_one_leaves_no_connection_behind(outcomes: dict[str, Outcome], name: str) -> None:
+    """Every group of gloo has threads of its own; both runs have the same layouts, whose groups are shared."""
+    assert outcomes[f"{name}, streaming"].num_threads == outcomes[name].num_threads
 
 
 def assert_same(one: Outcome, other: Outcome) -> None:

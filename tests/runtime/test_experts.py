@@ -10,7 +10,6 @@ from shutil import rmtree
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from meshwright.planner.space import choices
@@ -30,13 +29,13 @@ from tests.runtime import small_job
 from tests.runtime.checkpoints import edit_config, expected_logprobs, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import request, write_job
-from tests.runtime.test_bodies import How, _train, _written
 from tests.runtime.test_checkpoint import Run, _merge
 from tests.runtime.test_generation import PROMPTS, VOCAB_SIZE, generate, open_generator
 from tests.runtime.test_refit import Place
 from tests.runtime.test_refit import _check as check_refit
 from tests.runtime.test_weights import _check as check_logprobs
 from tests.runtime.test_weights import _convert
+from tests.runtime.updates import How, assert_updates_are_those_of_one_rank, written
 
 pytestmark = pytest.mark.slow
 
@@ -90,9 +89,8 @@ def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None
 
 
 HOWS = {
-    "Mixtral": [How("tp1", 4), *(How(layout, 1) for layout in planned("actor_train"))],
+    "Mixtral": [How(layout, 1) for layout in planned("actor_train")],
     "Qwen3Moe": [
-        How("tp1", 4),
         How("tp2,sp", 2, "full"),
         How("tp2,dp2,ep2,sp", 1, "selective"),
         How("pp2,dp2,ep2", 1, "full"),
@@ -103,19 +101,7 @@ HOWS = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
-    directory, hows = mixture(tmp_path / "model", family), HOWS[family]
-    seen = [run_on_ranks(4, _train, how, directory, False, tmp_path / str(i)) for i, how in enumerate(hows)]
-    known = seen[0][0]
-    assert known is not None
-    expected, before = _written(tmp_path / "0"), load_file(directory / "model.safetensors")
-    assert expected.keys() == before.keys()
-    assert all((expected[name] != before[name]).any() for name in expected)
-    for number, answers in enumerate(seen):
-        for metrics in answers:
-            for update, first in zip(metrics or [], known, strict=metrics is not None):
-                assert update == pytest.approx(first, rel=1e-4, abs=1e-6), hows[number]
-        for name, tensor in _written(tmp_path / str(number)).items():
-            torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+    assert_updates_are_those_of_one_rank(mixture(tmp_path / "model", family), HOWS[family], tmp_path)
 
 
 def _different_rows(directory: Path, layout: str) -> list[Tensor] | None:
@@ -218,9 +204,9 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model")
     run_on_ranks(4, _convert, directory, layout, directory, tmp_path / "copy")
-    written, stored = _written(tmp_path / "copy"), load_file(directory / "model.safetensors")
-    assert written.keys() == stored.keys()
-    assert all(torch.equal(written[name], stored[name]) for name in stored)
+    copy, stored = written(tmp_path / "copy"), written(directory)
+    assert copy.keys() == stored.keys()
+    assert all(torch.equal(copy[name], stored[name]) for name in stored)
 
 
 @pytest.mark.parametrize(

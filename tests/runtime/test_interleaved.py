@@ -17,8 +17,16 @@ from meshwright.runtime.refit import Refit
 from meshwright.runtime.weights import load_weights, save_weights
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.test_bodies import ONE_RANK, How, _train, _written, blocks, language_loss
 from tests.runtime.test_checkpoint import Places, Run, _merge
+from tests.runtime.updates import (
+    HEADS,
+    How,
+    assert_moved,
+    assert_updates_are_those_of_one_rank,
+    blocks,
+    language_loss,
+    written,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -36,22 +44,8 @@ HOWS = [
 def test_an_interleaved_pipeline_has_the_losses_and_the_weights_of_one_rank(
     tmp_path: Path, family: str, scalar: bool
 ) -> None:
-    head = "ForSequenceClassification" if scalar else "ForCausalLM"
-    directory = write_checkpoint(tmp_path / "model", family, head=head, num_hidden_layers=8)
-    known = run_on_ranks(4, _train, ONE_RANK, directory, scalar, tmp_path / "one")[0]
-    assert known is not None
-    expected = _written(tmp_path / "one")
-    for number, how in enumerate(HOWS):
-        target = tmp_path / str(number)
-        answers = [metrics for metrics in run_on_ranks(4, _train, how, directory, scalar, target) if metrics]
-        assert len(answers) == Layout.parse(how.layout).num_ranks
-        for metrics in answers:
-            for update, same in zip(metrics, known, strict=True):
-                assert update == pytest.approx(same, rel=1e-4, abs=1e-6), how
-        written = _written(target)
-        assert written.keys() == expected.keys()
-        for name, tensor in written.items():
-            torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=0, msg=f"{name}, {how}")
+    directory = write_checkpoint(tmp_path / "model", family, head=HEADS[scalar], num_hidden_layers=8)
+    assert_updates_are_those_of_one_rank(directory, HOWS, tmp_path, scalar=scalar)
 
 
 def _train_and_refit(directory: Path, source: str, target: str, written: Path) -> None:
@@ -79,10 +73,10 @@ def _train_and_refit(directory: Path, source: str, target: str, written: Path) -
 def test_weights_move_between_interleaved_and_other_pipelines(tmp_path: Path, source: str, target: str) -> None:
     directory = write_checkpoint(tmp_path / "model", "Qwen2")
     run_on_ranks(4, _train_and_refit, directory, source, target, tmp_path)
-    trained, moved, first = (_written(tmp_path / name) for name in ("source", "target", "model"))
+    trained, moved, first = (written(tmp_path / name) for name in ("source", "target", "model"))
     assert trained.keys() == moved.keys() == first.keys()
     assert all(torch.equal(trained[name], moved[name]) for name in trained)
-    assert all(not torch.equal(trained[name], first[name]) for name in trained)
+    assert_moved(trained, first)
 
 
 @pytest.mark.parametrize(("first", "then"), [("pp2,vpp2", "tp2"), ("pp2", "pp2,vpp2"), ("tp2,pp2,vpp2,sp", "pp2,vpp2")])

@@ -17,6 +17,10 @@ from meshwright.runtime.rendezvous import Rendezvous
 pytestmark = pytest.mark.slow
 
 
+READY = "meshwright.runtime.train"
+either_way = pytest.mark.parametrize("preload", [None, READY], ids=["from nothing", "from a process that is ready"])
+
+
 def rank_times_ten() -> int:
     return dist.get_rank() * 10
 
@@ -31,25 +35,27 @@ def fail_on_rank_one(kind: str) -> None:
     dist.barrier()
 
 
-def test_results_come_back_by_rank() -> None:
-    assert launch(rank_times_ten, num_ranks=2) == {0: 0, 1: 10}
+@either_way
+def test_results_come_back_by_rank(preload: str | None) -> None:
+    assert launch(rank_times_ten, num_ranks=2, preload=preload) == {0: 0, 1: 10}
 
 
 def test_bad_input_found_by_a_rank_is_raised_as_it_is() -> None:
     with pytest.raises(BadInput, match="weights are missing; give a directory that has them"):
-        launch(fail_on_rank_one, "bad input", num_ranks=2)
+        launch(fail_on_rank_one, "bad input", num_ranks=2, preload=READY)
 
 
 def test_a_failure_is_one_sentence_and_leaves_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="rank 1 failed: ValueError: a surprise; the traceback") as caught:
-        launch(fail_on_rank_one, "surprise", num_ranks=2, logs=tmp_path)
+        launch(fail_on_rank_one, "surprise", num_ranks=2, logs=tmp_path, preload=READY)
     assert "\n" not in str(caught.value)
     assert "fail_on_rank_one" in (tmp_path / "failure.log").read_text()
 
 
-def test_a_killed_rank_is_named_with_its_signal() -> None:
+@either_way
+def test_a_killed_rank_is_named_with_its_signal(preload: str | None) -> None:
     with pytest.raises(RunFailed, match="rank 1 ended with SIGKILL"):
-        launch(fail_on_rank_one, "killed", num_ranks=2)
+        launch(fail_on_rank_one, "killed", num_ranks=2, preload=preload)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:

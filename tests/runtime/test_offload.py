@@ -18,8 +18,8 @@ from meshwright.runtime.offload import HostedOptimizer, HostedWeights
 from meshwright.runtime.weights import load_weights
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.test_bodies import blocks, language_loss
 from tests.runtime.test_experts import mixture
+from tests.runtime.updates import blocks, language_loss
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from meshwright.runtime.refit import Refit
 from meshwright.runtime.weights import load_weights
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.test_bodies import blocks, language_loss, value_loss
+from tests.runtime.updates import blocks, language_loss, value_loss
 
 Place = tuple[str, int]  # a layout and its first rank
 
@@ -115,6 +115,19 @@ def _to_bf16(directory: Path) -> float:
 @pytest.mark.slow
 def test_weights_are_converted_to_the_dtype_of_the_target(tmp_path: Path) -> None:
     assert 0 < max(run_on_ranks(4, _to_bf16, write_checkpoint(tmp_path / "model"))) < 2**-7
+
+
+def _groups_of_two() -> int:
+    """The groups that a second refit between the same meshes makes."""
+    meshes = build_mesh(Layout.parse("tp2"), 0), build_mesh(Layout.parse("dp2"), 1)
+    Refit(None, meshes[0], None, meshes[1])
+    count = dist.get_pg_count()
+    Refit(None, meshes[0], None, meshes[1])
+    return dist.get_pg_count() - count
+
+
+def test_refits_between_the_same_ranks_share_a_group() -> None:
+    assert run_on_ranks(4, _groups_of_two) == [0] * 4
 
 
 def _run_alone(directory: Path) -> bool:

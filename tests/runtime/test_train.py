@@ -16,9 +16,9 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
-from meshwright.runtime.launch import launch
 from meshwright.runtime.train import Run, RunRequest, run_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 
 pytestmark = pytest.mark.slow
@@ -51,16 +51,16 @@ def experience_of_steps(asked: RunRequest) -> list[Held]:
             rows = {field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS}
             held.append(rows)
     run.finish()
-    run.recorder.close()
+    run.close()
     return held
 
 
 def run_steps(asked: RunRequest) -> tuple[list[Held], list[dict[str, Any]]]:
     """Per step, the experience of all ranks together and the metrics."""
     asked.out.mkdir(parents=True)
-    by_rank = launch(experience_of_steps, asked, num_ranks=asked.plan.facts.cluster.num_ranks, logs=asked.out)
+    of_ranks = run_on_ranks(asked.plan.facts.cluster.num_ranks, experience_of_steps, asked, timeout=300)
     steps: list[Held] = [{field: {} for field in FIELDS} for _ in range(asked.steps)]
-    for held in by_rank.values():
+    for held in of_ranks:
         for step, fields in enumerate(held):
             for field, rows in fields.items():
                 steps[step][field] |= rows

@@ -10,11 +10,11 @@ import pytest
 
 from meshwright.planner.leads import Leads, patterns
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.launch import launch
 from meshwright.runtime.train import Run, RunRequest, run_plan
+from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.runtime.test_ahead import DISJOINT, ahead
-from tests.runtime.test_train import read_lines
+from tests.runtime.test_train import read_lines, run_steps
 
 pytestmark = pytest.mark.slow
 
@@ -33,13 +33,13 @@ def until_stopped(asked: RunRequest) -> None:
 
 def resumed(asked: RunRequest) -> list[dict[str, Any]]:
     """The metrics of the steps after the stop, of a run that was never stopped and of one that was."""
-    run_plan(asked)
+    _, lines = run_steps(asked)
     parts = replace(asked, out=asked.out.with_name(f"{asked.out.name}-parts"))
     parts.out.mkdir()
-    with pytest.raises(RunFailed):
-        launch(until_stopped, parts, num_ranks=asked.plan.facts.cluster.num_ranks, logs=parts.out)
+    with pytest.raises(RankError, match="cut off"):
+        run_on_ranks(asked.plan.facts.cluster.num_ranks, until_stopped, parts)
     run_plan(replace(parts, resume=True))
-    whole, found = (read_lines(out / "metrics.jsonl")[STOPPED_AFTER:] for out in (asked.out, parts.out))
+    whole, found = lines[STOPPED_AFTER:], read_lines(parts.out / "metrics.jsonl")[STOPPED_AFTER:]
     assert [line["step"] for line in found] == list(range(STOPPED_AFTER, STEPS))
     return [{name: (line[name], other[name]) for name in line} for line, other in zip(whole, found, strict=True)]
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from meshwright.profiles.layout import layers_of_stages
 from meshwright.profiles.model import read_model
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.test_bodies import How, _train, _written
 from tests.runtime.test_checkpoint import Run, _merge
 from tests.runtime.test_generation import VOCAB_SIZE, generate
 from tests.runtime.test_refit import _check
+from tests.runtime.updates import How, assert_updates_are_those_of_one_rank
 
 pytestmark = pytest.mark.slow
 
@@ -37,19 +36,8 @@ def test_the_models_of_this_file_are_cut_unevenly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scalar", [False, True])
 def test_an_uneven_pipeline_has_the_losses_and_the_weights_of_one_rank(tmp_path: Path, scalar: bool) -> None:
     directory = (scorer if scalar else language_model)(tmp_path / "model")
-    layouts = ("tp1", "pp2,dp2") if scalar else ("tp1", "pp4")
-    answers = []
-    for layout in layouts:
-        seen = run_on_ranks(4, _train, How(layout, 1), directory, scalar, tmp_path / layout)
-        answers.append([metrics for metrics in seen if metrics is not None])
-    known = answers[0][0]
-    assert all(
-        update == pytest.approx(k, rel=1e-4) for metrics in answers[1] for update, k in zip(metrics, known, strict=True)
-    )
-    expected, written = (_written(tmp_path / layout) for layout in layouts)
-    assert written.keys() == expected.keys()
-    for name, tensor in written.items():
-        torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+    how = How("pp2,dp2" if scalar else "pp4", 1)
+    assert_updates_are_those_of_one_rank(directory, [how], tmp_path, scalar=scalar)
 
 
 @pytest.mark.parametrize(("source", "target"), [(("pp4", 0), ("tp2,pp2", 0)), (("dp2", 0), ("pp4", 0))])

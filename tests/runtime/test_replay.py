@@ -1,0 +1,146 @@
+"""A recorded decode step gives what the step itself gives, whatever was added to round it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.profiles.layout import Layout
+from meshwright.runtime.decoding import DecodeStep
+from meshwright.runtime.kv_cache import SlotCache
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.models import Decoder, build_model
+from meshwright.runtime.replay import Recorder, Replayed, Work, can_replay
+from meshwright.runtime.slots import cut_slots
+from tests.planner.jobs import model_spec
+from tests.runtime.ranks import run_on_ranks
+
+MAX_TOKENS = 600
+GROUPS = cut_slots(24, 2)
+STEPS = ((0, (3, 1, 4, 1, 5)), (12, (250, 0, 7)), (0, (4, 2, 5, 2, 6, 9)), (12, (258, 255)), (0, tuple(range(11))))
+"""First slot and cached tokens of each row, step by step: shapes are rounded alike, and past the rows of a group."""
+
+
+@dataclass
+class Counted:
+    """Records by calling again, which is what a graph does but for the time it takes."""
+
+    recorded: list[Work] = field(default_factory=list)
+
+    def __call__(self, work: Work) -> Work:
+        self.recorded.append(work)
+        return work
+
+
+class Bench(NamedTuple):
+    model: Decoder
+    cache: SlotCache
+    step: DecodeStep
+
+
+def bench(device: str = "cpu") -> Bench:
+    mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
+    model = build_model(spec, mesh).to(device)
+    assert isinstance(model, Decoder)
+    cache = SlotCache(
+        num_layers=spec.num_layers,
+        num_slots=24,
+        num_kv_heads=spec.num_kv_heads,
+        max_tokens=MAX_TOKENS,
+        head_dim=spec.head_dim,
+        dtype=torch.float32,
+        device=torch.device(device),
+    )
+    return Bench(model, cache, DecodeStep(model, mesh, cache))
+
+
+def fill(cache: SlotCache) -> None:
+    """As if the slots had been prefilled: rows that were added before may have written to them."""
+    draw = torch.Generator().manual_seed(0)
+    for held in (cache.keys, cache.values):
+        held.copy_(torch.randn(held.shape, generator=draw))
+
+
+def asked(first_slot: int, lengths: tuple[int, ...], device: str) -> tuple[Tensor, int, Tensor, int]:
+    tokens = torch.arange(len(lengths), device=device) + first_slot
+    return tokens, first_slot, torch.tensor(lengths, device=device), max(lengths)
+
+
+@torch.no_grad()
+def by_both(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]:
+    """The answers of the step and of recordings of it, twice through the steps, so that every recording is used."""
+    plain, recorded = bench(device), bench(device)
+    replayed = Replayed(recorded.step, recorded.model, GROUPS, record)
+    answers = []
+    for first_slot, lengths in STEPS + STEPS:
+        fill(plain.cache)
+        fill(recorded.cache)
+        ask = asked(first_slot, lengths, device)
+        answers.append((plain.step(*ask).cpu(), replayed(*ask).cpu()))
+    return answers
+
+
+def shapes_recorded() -> int:
+    counted = Counted()
+    by_both("cpu", counted)
+    return len(counted.recorded)
+
+
+@torch.no_grad()
+def slots_written() -> set[int]:
+    """Slots whose keys a step of three rows of the first group changed."""
+    recorded = bench()
+    before = recorded.cache.keys.clone()
+    Replayed(recorded.step, recorded.model, GROUPS, Counted())(*asked(0, (3, 1, 4), "cpu"))
+    return set((recorded.cache.keys != before).any(dim=(0, 2, 3, 4)).nonzero()[:, 0].tolist())
+
+
+@torch.no_grad()
+def recorded_after(move: bool) -> int:
+    """Recordings of one shape that was asked for before and after its weights were, or were not, moved."""
+    recorded, counted = bench(), Counted()
+    replayed = Replayed(recorded.step, recorded.model, GROUPS, counted)
+    replayed(*asked(0, (3, 1), "cpu"))
+    for parameter in recorded.model.parameters():
+        parameter.data = parameter.data.clone() if move else parameter.data.mul_(2.0)
+    replayed.forget_moved()
+    replayed(*asked(0, (3, 1), "cpu"))
+    return len(counted.recorded)
+
+
+def test_a_recording_answers_what_the_step_answers() -> None:
+    for plain, replayed in run_on_ranks(1, by_both, "cpu", Counted())[0]:
+        torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_steps_that_round_to_one_shape_share_a_recording() -> None:
+    assert run_on_ranks(1, shapes_recorded) == [4]
+
+
+def test_rows_that_are_added_write_to_free_slots_of_their_own_group() -> None:
+    assert run_on_ranks(1, slots_written) == [{0, 1, 2, 3}]
+
+
+@pytest.mark.parametrize(("move", "recordings"), [(False, 1), (True, 2)])
+def test_recordings_are_made_anew_when_weights_have_moved_and_not_when_they_have_changed(
+    move: bool, recordings: int
+) -> None:
+    assert run_on_ranks(1, recorded_after, move) == [recordings]
+
+
+def nothing_to_replay() -> bool:
+    return can_replay(bench().model)
+
+
+def test_nothing_is_recorded_on_a_processor() -> None:
+    assert run_on_ranks(1, nothing_to_replay) == [False]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+def test_cuda_graphs_answer_what_the_step_answers() -> None:
+    for plain, replayed in run_on_ranks(1, by_both, "cuda", None)[0]:
+        torch.testing.assert_close(replayed, plain, atol=1e-4, rtol=1e-4)
