@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks.generation.rivals import Engine, Transformers, seconds
-from benchmarks.generation.work import BATCH, NUM_PROMPTS, SHAPES, Work, draw_work, write_checkpoint
+from benchmarks.generation.rivals import DEVICE, DTYPE, Engine, Transformers, seconds
+from benchmarks.generation.work import BATCH, SHAPES, Work, draw_work, write_checkpoint
 from meshwright.profiles.devices import local_cluster
 
 
@@ -29,20 +29,24 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     print(
-        f"{local_cluster(1).device.name}, torch {torch.__version__} with {arguments.threads} threads, fp32, "
+        f"{_device()}, torch {torch.__version__} with {arguments.threads} threads, {DTYPE}, "
         f"transformers {transformers.__version__}; {BATCH} sequences at a time, medians of {arguments.runs} runs\n"
     )
     print("| model | prompts | tokens | mean, longest | transformers | engine, by batches | engine, refilled |")
     print("|---|---|---|---|---|---|---|")
-    for name, shape in SHAPES.items():
+    for name, (shape, counts) in SHAPES[DEVICE.type].items():
         with tempfile.TemporaryDirectory() as directory:
             checkpoint = write_checkpoint(Path(directory), shape, arguments.seed)
-            for num_prompts in NUM_PROMPTS[name]:
+            for num_prompts in counts:
                 work = draw_work(num_prompts, shape["vocab_size"], arguments.seed)
                 print(f"| {name} | {_compare(work, checkpoint, arguments)} |", flush=True)
             agreeing = _num_agreeing(draw_work(BATCH, shape["vocab_size"], arguments.seed), checkpoint)
             print(f"{name}: greedy, {agreeing} of {BATCH} responses are the same token by token", file=sys.stderr)
     return 0
+
+
+def _device() -> str:
+    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else local_cluster(1).device.name
 
 
 def _compare(work: Work, checkpoint: Path, arguments: argparse.Namespace) -> str:

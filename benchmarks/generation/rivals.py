@@ -22,6 +22,8 @@ from meshwright.runtime.slots import Prompt
 from meshwright.runtime.weights import load_weights
 
 NO_TOKEN = -1
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 
 def seconds(generate: Callable[[Work], list[list[int]]], work: Work) -> tuple[float, float]:
@@ -40,7 +42,7 @@ class Engine:
         if not dist.is_initialized():
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
-        model = build_model(spec, mesh)
+        model = build_model(spec, mesh, dtype=DTYPE)
         load_weights(model, spec, mesh, checkpoint)
         self._generator = Generator(
             model,
@@ -74,8 +76,8 @@ class Transformers:
     """
 
     def __init__(self, checkpoint: Path, *, greedy: bool = False) -> None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        self._model: Any = model.eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=DTYPE)
+        self._model: Any = model.to(DEVICE).eval()
         self._model.generation_config.eos_token_id = None
         self._choice = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
 
@@ -87,8 +89,8 @@ class Transformers:
         ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in batch.prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch.prompts])
         drawn = self._model.generate(
-            ids,
-            attention_mask=mask,
+            ids.to(DEVICE),
+            attention_mask=mask.to(DEVICE),
             max_new_tokens=max(batch.lengths),
             stopping_criteria=transformers.StoppingCriteriaList([_OwnLength(width, batch.lengths)]),
             pad_token_id=0,
@@ -102,7 +104,7 @@ class _OwnLength(transformers.StoppingCriteria):
     """Each row is done when it has the length asked for; the call ends when all rows are."""
 
     def __init__(self, prompt_width: int, lengths: tuple[int, ...]) -> None:
-        self._ends = prompt_width + torch.tensor(lengths)
+        self._ends = prompt_width + torch.tensor(lengths, device=DEVICE)
 
     def __call__(self, input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
         return input_ids.shape[1] >= self._ends

@@ -11,31 +11,41 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.accelerator.jobs import SIZES
+
 BATCH = 32
 LONGEST_PROMPT, LONGEST_RESPONSE = 48, 256
 _MEDIAN_RESPONSE = 32
 _P99_STANDARD_NORMAL = 2.326
 
-SHAPES: dict[str, dict[str, int]] = {
-    "demo's actor: 4 layers of 128": {
-        "vocab_size": 259,
-        "hidden_size": 128,
-        "intermediate_size": 352,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
+    "cpu": {
+        "demo's actor: 4 layers of 128": (
+            {
+                "vocab_size": 259,
+                "hidden_size": 128,
+                "intermediate_size": 352,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+            },
+            (BATCH, 4 * BATCH),
+        ),
+        "small: 8 layers of 256": (
+            {
+                "vocab_size": 4096,
+                "hidden_size": 256,
+                "intermediate_size": 704,
+                "num_hidden_layers": 8,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+            },
+            (BATCH,),
+        ),
     },
-    "small: 8 layers of 256": {
-        "vocab_size": 4096,
-        "hidden_size": 256,
-        "intermediate_size": 704,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-    },
+    "cuda": {size: (SIZES[size], (BATCH, 4 * BATCH)) for size in ("0.5B", "1.5B")},
 }
-
-NUM_PROMPTS = {"demo's actor: 4 layers of 128": (BATCH, 4 * BATCH), "small: 8 layers of 256": (BATCH,)}
+"""By the kind of device: models, and the counts of prompts that each is given."""
 
 
 @dataclass(frozen=True)

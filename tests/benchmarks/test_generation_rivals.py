@@ -10,7 +10,7 @@ from benchmarks.generation.rivals import Engine, Transformers
 from benchmarks.generation.work import BATCH, SHAPES, Work, draw_work, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 
-SHAPE = next(iter(SHAPES.values()))
+SHAPE, _ = next(iter(SHAPES["cpu"].values()))
 
 
 def short_work(num_prompts: int) -> Work:
