@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(minutes=15)
 """A collective that waits longer than this has lost a partner."""
+
+_STAY_SECONDS = 2.0
+"""How long a rank that lost a partner stays, so that the partner's end is seen first."""
 
 
 def with_megatron() -> str:
@@ -121,22 +125,32 @@ def take_part(
 def _rank_main(
     towards: str, prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], failures: str
 ) -> T:
-    """What each process that was launched runs; a failure leaves its record."""
+    """What each process that was launched runs; a failure leaves its record.
+
+    A collective whose partner has left raises a RuntimeError. Its rank may end before the partner's end is noticed, and
+    one that was killed leaves no record: so it waits to be terminated.
+    """
     rank = int(os.environ["RANK"])
     try:
         return take_part(prepare, entry, args, towards=towards)
     except BaseException as error:
         record = {
+            "at_ns": time.time_ns(),
             "sentence": str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}",
             "is_bad_input": isinstance(error, BadInput),
             "traceback": traceback.format_exc(),
         }
         Path(failures, f"{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+        if isinstance(error, RuntimeError):
+            time.sleep(_STAY_SECONDS)
         raise
 
 
 def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: int) -> MeshwrightError:
-    """The error to raise for the first rank that failed by itself; the others fail because it left."""
+    """The error to raise for the first rank that failed by itself; the others fail because it left.
+
+    The first to be seen ended without a record, or another had left one before.
+    """
     rank, failure = error.get_first_failure()
     records = {int(path.stem): json.loads(path.read_text()) for path in failures.glob("*.json")}
     for record in records.values():
@@ -147,6 +161,7 @@ def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: 
         return RunFailed(
             f"rank {rank} ended with {end} and no message; check the machine's memory, then run again with --resume."
         )
+    rank = min(records, key=lambda number: records[number]["at_ns"])
     where = ""
     if logs is not None:
         path = logs / "failure.log"

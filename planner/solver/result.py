@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from meshwright.planner.solver.problem import Option, Problem
 
@@ -57,6 +57,11 @@ class Result:
     answer: Answer | None
     objective: int | None
     bound: int
+
+    @classmethod
+    def beaten(cls, target: int) -> Self:
+        """No answer is within the target."""
+        return cls(status="beaten", answer=None, objective=None, bound=target + 1)
 
 
 def picked_options(problem: Problem, answer: Answer) -> dict[str, Option]:

@@ -203,7 +203,7 @@ class _Best:
     def _nothing(self) -> Result:
         """No answer: none is short enough, none exists, or none was found in time."""
         if self.target is not None and (self.is_infeasible or self.bound > self.target):
-            return Result(status="beaten", answer=None, objective=None, bound=self.target + 1)
+            return Result.beaten(self.target)
         if self.is_infeasible:
             return Result(status="infeasible", answer=None, objective=None, bound=0)
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)

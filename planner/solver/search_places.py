@@ -41,7 +41,7 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         target = limits.target(limits.below)
         remaining = within(remaining, target)
         if any(not call.options for call in remaining.calls):
-            return _beaten(target)
+            return Result.beaten(target)
     incumbent.start(remaining, limits)
     if incumbent.makespan is None:
         excluded = _start_from_least_memory(incumbent, limits)
@@ -56,14 +56,9 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         if left.is_empty:
             incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
     if limits.below is not None and limits.target(limits.below) < min(incumbent.makespan, incumbent.bound):
-        return _beaten(limits.target(limits.below))
+        return Result.beaten(limits.target(limits.below))
     incumbent.polish()
     return incumbent.result()
-
-
-def _beaten(target: int) -> Result:
-    """No answer is within the target."""
-    return Result(status="beaten", answer=None, objective=None, bound=target + 1)
 
 
 def _start_from_least_memory(incumbent: Incumbent, limits: Limits) -> Result | None:

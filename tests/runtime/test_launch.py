@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,20 @@ def fail_on_rank_one(kind: str) -> None:
     dist.barrier()
 
 
+def lose_rank_one(kind: str) -> None:
+    """Rank 0 ends before rank 1, which failed first: what a busy machine makes of a partner that leaves."""
+    if dist.get_rank() == 1:
+        if kind == "killed":
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Thread(target=time.sleep, args=(10.0,)).start()
+        raise ValueError("a surprise")
+    if kind == "surprise":
+        time.sleep(0.5)
+        raise ValueError("lost a partner")
+    raise RuntimeError("lost a partner")
+
+
 @either_way
 def test_results_come_back_by_rank(preload: str | None) -> None:
     assert launch(rank_times_ten, num_ranks=2, preload=preload) == {0: 0, 1: 10}
@@ -56,6 +72,12 @@ def test_a_failure_is_one_sentence_and_leaves_its_traceback(tmp_path: Path) -> N
 def test_a_killed_rank_is_named_with_its_signal(preload: str | None) -> None:
     with pytest.raises(RunFailed, match="rank 1 ended with SIGKILL"):
         launch(fail_on_rank_one, "killed", num_ranks=2, preload=preload)
+
+
+@pytest.mark.parametrize(("kind", "end"), [("surprise", "failed: ValueError: a surprise"), ("killed", "ended with")])
+def test_the_rank_that_was_lost_is_named_and_not_the_one_that_lost_it(kind: str, end: str) -> None:
+    with pytest.raises(RunFailed, match=f"rank 1 {end}"):
+        launch(lose_rank_one, kind, num_ranks=2, preload=READY)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:
