@@ -55,6 +55,8 @@ class Kernels:
         self._attention_element = size / (self._bandwidth * efficiency.attention_bytes)
         self._cached_byte = 1 / (self._bandwidth * efficiency.decoding_bytes)
         self._decoding_start, self._decoding_block = efficiency.decoding_seconds, efficiency.decoding_block
+        self._decoding_saturation = efficiency.decoding_saturation
+        self._decoding_join, self._decoding_group = efficiency.decoding_join_seconds, efficiency.decoding_group
         self._decoding_ridge = efficiency.decoding_ridge
         self._key_head_seconds = efficiency.decoding_row_seconds
         self._query_head_seconds = efficiency.decoding_head_seconds
@@ -141,25 +143,29 @@ class Kernels:
     def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
         """Seconds by rows and cached tokens of attention of one new token a row.
 
-        The cache is read once: blocks of it spread over the processors (flash-decoding), at full bandwidth when all are
-        busy, beside the work for each row's key heads and for each query head.
+        The cache is read once: blocks of it spread over the processors and are joined (flash-decoding), at full
+        bandwidth when enough are busy, beside the work for each row's key heads and for each query head. Kernels for
+        fewer query heads a key head than `decoding_group` leave the cache of a key head to one processor.
         """
         (queries, keys, size), processors, block = heads, self._processors, self._decoding_block
         start, power, root = self._decoding_start, self._decoding_ridge, 1 / self._decoding_ridge
         per_token = 2 * keys * size * cache_bytes * self._cached_byte
         per_row = (self._key_head_seconds * keys + self._query_head_seconds * queries) / processors
+        if queries < self._decoding_group * keys:
+            block = math.inf
+        joined, saturating = start + self._decoding_join, processors * self._decoding_saturation
 
         def seconds(rows: float, context: float) -> float:
-            blocks = rows * keys * math.ceil((context + 1) / block)
+            blocks = rows * keys * (math.ceil((context + 1) / block) or 1)
             read, work = rows * (context + 1) * per_token, rows * per_row
-            if blocks < processors:
-                read *= processors / blocks
+            if blocks < saturating:
+                read *= saturating / blocks
             together: float
             if read > work:
                 together = read * (1 + (work / read) ** power) ** root
             else:
                 together = work * (1 + (read / work) ** power) ** root
-            return start + together
+            return (joined if context + 1 > block else start) + together
 
         return seconds
 

@@ -213,7 +213,17 @@ LAWS = {
     ),
     "decoding": Law(
         constants=tuple(
-            f"decoding_{name}" for name in ("bytes", "block", "row_seconds", "head_seconds", "ridge", "seconds")
+            f"decoding_{name}"
+            for name in (
+                "bytes",
+                "block",
+                "row_seconds",
+                "head_seconds",
+                "ridge",
+                "seconds",
+                "join_seconds",
+                "saturation",
+            )
         ),
         files=("primitives/{}_attention_generation_bf16",),
         ask=_attention,

@@ -64,6 +64,24 @@ def test_one_short_cache_leaves_processors_idle(name: str) -> None:
     assert made.attention(1, 1, 1023, HEADS, cache_bytes=2) - efficiency.decoding_seconds > 1.5 * read
 
 
+def test_a_cache_that_is_not_spread_is_read_by_one_processor_for_each_key_head() -> None:
+    made, efficiency, _, bandwidth = kernels("a100-80gb")
+    assert efficiency.decoding_group == 2
+    read = 2 * 8192 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
+    alone, spread = (made.attention(1, 1, 8191, Heads(queries, 1, 128), cache_bytes=2) for queries in (1, 2))
+    filling = efficiency.decoding_saturation * device_named("a100-80gb")[0].num_processors
+    assert alone - efficiency.decoding_seconds == pytest.approx(filling * read, rel=0.01)
+    assert spread < alone / 5
+    assert made.attention(8, 1, 8191, Heads(1, 1, 128), cache_bytes=2) == pytest.approx(alone, rel=0.01)
+
+
+def test_joining_the_blocks_of_a_row_begins_with_the_second() -> None:
+    made, efficiency, _, _ = kernels("a100-80gb")
+    block = int(efficiency.decoding_block)
+    one, two = (made.attention(512, 1, context, Heads(8, 1, 128), cache_bytes=2) for context in (block - 1, block))
+    assert two - one == pytest.approx(efficiency.decoding_join_seconds, rel=0.1)
+
+
 @pytest.mark.parametrize("name", DEVICES)
 def test_attention_grows_with_the_square_of_the_prompt(name: str) -> None:
     made, _, _, _ = kernels(name)
