@@ -116,6 +116,10 @@ class Network:
         if operation == ALL_TO_ALL:
             yield from self._ways_to_all(group)
             return
+        message = self._efficiency.message
+        if message and operation == SEND_RECEIVE:
+            yield self._ring(operation, group, message)
+            return
         for protocol in self._efficiency.protocols:
             yield self._ring(operation, group, protocol)
         if self._peer and operation == ALL_REDUCE and group.size <= group.per_node:

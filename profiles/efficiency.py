@@ -62,6 +62,9 @@ class Efficiency(Document):
     protocols: tuple[Protocol, ...] = Field(min_length=1, description="the quickest is used for each size")
     multicast: Multicast | None = None
     peer: Protocol | None = Field(default=None, description="all-reduce through the memory of peers, in one node")
+    message: Protocol | None = Field(
+        default=None, description="from one rank to another; as the protocols where it was not measured"
+    )
     transfer_bytes: float = Field(gt=0, le=1, description="share of a link that large point-to-point copies reach")
     kernels_per_layer: int = Field(ge=0, description="launched by the forward pass of one layer")
     kernels_at_ends: int = Field(ge=0, description="launched by embedding and head together")

@@ -14,6 +14,7 @@ from benchmarks.fidelity.primitives import (
     OPERATIONS,
     attention_seconds,
     device_of,
+    framework_exchange,
     gemm_seconds,
     group_of,
     kernels_of,
@@ -23,7 +24,7 @@ from benchmarks.fidelity.primitives import (
 from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.training import Question, question
-from meshwright.cost_models.collectives import ALL_REDUCE, Group, Network
+from meshwright.cost_models.collectives import ALL_REDUCE, SEND_RECEIVE, Group, Network
 from meshwright.cost_models.pretraining import iteration_seconds
 from meshwright.profiles.documents import Document
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
@@ -82,6 +83,19 @@ def _peer(stem: str, row: Row) -> Asked:
         return Network(cluster, efficiency, peer_reductions=True).seconds(ALL_REDUCE, group, num_bytes)[0]
 
     return predict, latency(row)
+
+
+def _message(gpu: str) -> Callable[[str, Row], Asked]:
+    """Of one GPU; the file holds several."""
+
+    def ask(_stem: str, row: Row) -> Asked:
+        if row["op"] != "send_recv" or row["gpu"] != gpu:
+            raise Skip("not fitted")
+        found, group, num_bytes, measured = framework_exchange(row)
+        cluster = cluster_of(found, 8)
+        return lambda efficiency: Network(cluster, efficiency).seconds(SEND_RECEIVE, group, num_bytes)[0], measured
+
+    return ask
 
 
 def _iteration(_stem: str, row: Row) -> Asked:
@@ -235,6 +249,14 @@ LAWS = {
     "peer": Law(
         constants=("peer.start_seconds", "peer.step", "peer.link_bytes"), files=("primitives/{}_comm",), ask=_peer
     ),
+    **{
+        f"message {gpu}": Law(
+            constants=("message.start_seconds", "message.link_bytes"),
+            files=("primitives/vidur_network",),
+            ask=_message(f"{gpu.upper()} DGX"),
+        )
+        for gpu in ("a100", "h100")
+    },
     "without peers": Law(
         constants=("protocols.1.start_seconds", "protocols.1.link_bytes"), files=("inference",), ask=_without_peers
     ),

@@ -76,15 +76,19 @@ def message_bytes(row: Row) -> int:
 
 
 def vidur_collective(_stem: str, row: Row) -> Answer:
-    """A collective over one node or two, timed from a framework."""
-    num_ranks = count(row, "num_workers")
-    if count(row, "bytes") < _FEW_BYTES:
+    """A collective over one node, timed from a framework."""
+    gpu, group, num_bytes, measured = framework_exchange(row)
+    return _exchange(gpu, row["op"], group, num_bytes, measured=measured)
+
+
+def framework_exchange(row: Row) -> tuple[str, Group, int, float]:
+    """The GPU, the ranks, the bytes and the seconds of a collective that was timed from a framework."""
+    num_ranks, per_node, num_bytes = (count(row, column) for column in ("num_workers", "devices_per_node", "bytes"))
+    if num_bytes < _FEW_BYTES:
         raise Skip("less than 64 KiB")
-    if num_ranks > count(row, "devices_per_node"):
+    if num_ranks > per_node:
         raise Skip("the fabric between the nodes is not stated")
-    group = Group(num_ranks, min(num_ranks, count(row, "devices_per_node")))
-    measured = number(row, "median_ms") / 1e3
-    return _exchange(_VIDUR_GPUS[row["gpu"]], row["op"], group, count(row, "bytes"), measured=measured)
+    return _VIDUR_GPUS[row["gpu"]], Group(num_ranks, num_ranks), num_bytes, number(row, "median_ms") / 1e3
 
 
 def _exchange(gpu: str, operation: str, group: Group, num_bytes: int, *, measured: float) -> Answer:

@@ -43,6 +43,18 @@ def test_a_group_of_one_exchanges_nothing(network: Network, operation: str) -> N
     assert network.seconds(operation, Group(1, 1), 1e9)[0] == 0.0
 
 
+@pytest.mark.parametrize("name", ["a100-80gb", "h100-sxm"])
+def test_a_message_goes_its_own_way_and_no_slower_than_round_a_ring(cluster: Cluster, name: str) -> None:
+    efficiency = efficiency_of("cuda", name)
+    assert efficiency.message is not None
+    own, ring = (Network(cluster, e) for e in (efficiency, efficiency.model_copy(update={"message": None})))
+    for num_bytes in (2.0**20, 2.0**24, 2.0**28):
+        expected = efficiency.message.start_seconds + num_bytes / (300e9 * efficiency.message.link_bytes)
+        assert own.seconds(SEND_RECEIVE, Group(2, 2), num_bytes)[0] == pytest.approx(expected)
+        assert expected < ring.seconds(SEND_RECEIVE, Group(2, 2), num_bytes)[0]
+        assert own.seconds(ALL_GATHER, Group(2, 2), num_bytes) == ring.seconds(ALL_GATHER, Group(2, 2), num_bytes)
+
+
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(cluster: Cluster) -> None:
     protocol = Protocol(start_seconds=0.0, step=1.0, link_bytes=0.7, fabric_bytes=0.9)
     network = Network(cluster, efficiency_of("cuda").model_copy(update={"protocols": (protocol,), "multicast": None}))
