@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from meshwright.cost_models.cost import Source, least_trusted
 from meshwright.cost_models.kernels import Heads, Kernels
+from meshwright.cost_models.mixture import Mixture
 from meshwright.cost_models.precision import precision_named
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
-from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body
@@ -34,9 +34,6 @@ reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists wh
 
 _LAYER_KERNELS_STARTED = 5
 """Kernels of a layer whose law counts their start: four matrix products and attention."""
-
-_ROUTED_COPIES = 4
-"""Reads and writes of a hidden state that goes to an expert and comes back."""
 
 
 Passes: TypeAlias = Sequence[tuple[float, float, float, float]]
@@ -112,7 +109,7 @@ class AnalyticShard(Shard):
         head_kernels: Kernels | None = None,
     ) -> None:
         numbers = precision_named(precision, device)
-        self._model, self._size, self._efficiency, self._ep = model, numbers.size, efficiency, ep
+        self._model, self._size, self._efficiency = model, numbers.size, efficiency
         self._framework, self._cache_bytes = framework or framework_named("runtime"), numbers.cache_bytes
         self._flash = self._framework.flash_attention
         launch = self._framework.launch_seconds
@@ -137,9 +134,12 @@ class AnalyticShard(Shard):
         hidden = model.hidden_size
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
-        mlp_elements = (2 + model.gated_mlp) * model.active_ffn_size
+        mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size
+        self._mixture, self._dense_share = None, model.num_dense_layers / model.num_layers
         if model.experts:
-            mlp_elements += _ROUTED_COPIES * model.experts.experts_per_token * hidden
+            self._mixture = Mixture(self._kernels, efficiency, model.experts, hidden, ep=ep, size=numbers.size)
+            widths = self._dense_share * model.ffn_size + (1 - self._dense_share) * model.experts.shared_ffn_size
+            mlp_elements = (2 + model.gated_mlp) * widths
         layer_bytes = numbers.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
         self._layer_products = self._kernels.products(self._gemms)
@@ -236,34 +236,20 @@ class AnalyticShard(Shard):
         if run.trains:
             gemm = self._kernels.gemm
             products += self._layer_gradients(count) + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
-        if self._model.experts:
-            products += self._mixed_mlp(count, run.trains, self._model.experts)
+        if self._mixture:
+            products += self._mixed_mlp(count, run.trains, self._mixture)
         return products
 
-    def _mixed_mlp(self, count: float, trains: bool, experts: Experts) -> float:
+    def _mixed_mlp(self, count: float, trains: bool, mixture: Mixture) -> float:
         """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""
-        gemm, kernels, dense_share = self._gemm, self._kernels, self._model.num_dense_layers / self._model.num_layers
+        gemm, kernels, dense_share = self._gemm, self._kernels, self._dense_share
         dense = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._dense_mlp])
-        router = gemm(count, self._model.hidden_size, experts.num_experts, trains, kernels)
-        return dense_share * dense + (1 - dense_share) * (router + self._experts(count, experts, trains))
-
-    def _experts(self, count: float, experts: Experts, trains: bool) -> float:
-        """Seconds of this rank's experts, which `count` tokens of each replica reach, and of the shared ones.
-
-        Tokens of all `ep` replicas come to them, an even part of what is routed: that a router loads some experts more
-        than others is not counted. A grouped product reads each expert once and gives it an even part of the tokens:
-        it is one product of that part with the columns of all of them side by side (Gale et al., MegaBlocks,
-        arXiv:2211.15841).
-        """
-        gemm, kernels, hidden = self._gemm, self._kernels, self._model.hidden_size
-        touched = experts.touched(count * self._ep) / self._ep
-        part = count * experts.experts_per_token / touched
-        seconds = gemm(part, hidden, 2 * touched * experts.ffn_size, trains, kernels)
-        seconds += gemm(part, experts.ffn_size, touched * hidden, trains, kernels)
-        shared = experts.shared_ffn_size
+        hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
+        mixed = gemm(count, hidden, mixture.experts.num_experts, trains, kernels)
+        mixed += mixture.seconds(count, trains=trains)
         if shared:
-            seconds += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
-        return seconds
+            mixed += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
+        return dense_share * dense + (1 - dense_share) * mixed
 
     def _launches(self, num_kernels: float, num_started: float) -> _Launches:
         """Of kernels whose device seconds count the start of `num_started` of them."""

@@ -44,12 +44,16 @@ class Kernels:
         )
         byte = 1 / (self._bandwidth * efficiency.gemm_bytes)
         self._weight_seconds, self._element_seconds = weight_bytes * byte, size * byte
-        flops = self._flops * efficiency.gemm_flops
         self._edge = math.gcd(*(rows for rows, _ in efficiency.gemm_tiles))
         self._tiles = [
-            (rows // self._edge, columns, 2 * rows * columns * self._feeding(rows, columns) / flops)
+            (rows // self._edge, columns, self._tile_seconds(rows, columns, efficiency.gemm_flops))
             for rows, columns in efficiency.gemm_tiles
         ]
+        self._grouped_tiles = [
+            (*tile, self._tile_seconds(*tile, efficiency.grouped_flops)) for tile in efficiency.gemm_tiles
+        ]
+        byte = 1 / (self._bandwidth * efficiency.grouped_bytes)
+        self._grouped_weight, self._grouped_element = weight_bytes * byte, size * byte
         self._columns: dict[float, list[tuple[int, int, float]]] = {}
         self._attention_flops = self._flops * efficiency.attention_flops
         self._attention_element = size / (self._bandwidth * efficiency.attention_bytes)
@@ -62,9 +66,13 @@ class Kernels:
         self._query_head_seconds = efficiency.decoding_head_seconds
         self._elementwise_byte = 1 / (self._bandwidth * efficiency.elementwise_bytes)
 
-    def _feeding(self, rows: int, columns: int) -> float:
-        """Relative work of a tile: small ones read more operands per product (CUTLASS docs, efficient GEMM)."""
-        return 1 + self._efficiency.gemm_tile_cost * _TILE_EDGE * (1 / rows + 1 / columns)
+    def _tile_seconds(self, rows: int, columns: int, share: float) -> float:
+        """Seconds of one element of the inner dimension of an output tile on one processor at this share of its peak.
+
+        Small tiles read more operands per product (CUTLASS docs, efficient GEMM).
+        """
+        feeding = 1 + self._efficiency.gemm_tile_cost * _TILE_EDGE * (1 / rows + 1 / columns)
+        return 2 * rows * columns * feeding / (self._flops * share)
 
     def gemm(self, rows: float, inner: float, outer: float) -> float:
         """Seconds of [rows, inner] x [inner, outer]."""
@@ -120,6 +128,36 @@ class Kernels:
                 found = seconds * (inner / (split if split < most else most) + prologue)
             compute = found if found < compute else compute
         return compute
+
+    def grouped(self, rows: float, groups: float, inner: float, outer: float) -> float:
+        """Seconds of one kernel that multiplies rows, dealt to `groups`, by the [inner, outer] weights of their group.
+
+        A tile holds rows of one group (Gale et al., MegaBlocks, arXiv:2211.15841, section 5): groups are of unequal
+        size, so that the last tile of each is half full on average. Weights are read once. The start is not counted.
+        """
+        computing = math.inf
+        for edge, columns, seconds in self._grouped_tiles:
+            high = rows / edge + groups * (edge - 1) / (2 * edge)
+            tiles = (high if high > groups else groups) * math.ceil(outer / columns)
+            found = self._waves(tiles) * seconds * (inner + self._efficiency.grouped_prologue)
+            computing = found if found < computing else computing
+        memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
+        return _joined(computing, memory, self._efficiency.grouped_ridge)
+
+    def grouped_gradient(self, rows: float, groups: float, inner: float, outer: float) -> float:
+        """Seconds of one kernel that finds the gradients of those weights: each is a product over the group's rows."""
+        computing = math.inf
+        for edge, columns, seconds in self._grouped_tiles:
+            tiles = groups * math.ceil(inner / edge) * math.ceil(outer / columns)
+            found = self._waves(tiles) * seconds * (rows / groups + self._efficiency.grouped_prologue)
+            computing = found if found < computing else computing
+        memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
+        return _joined(computing, memory, self._efficiency.grouped_ridge)
+
+    def _waves(self, tiles: float) -> float:
+        """How many tiles come after each other on a processor."""
+        waves = tiles / self._processors
+        return waves if waves > 1 else 1.0
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
         """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves.

@@ -48,6 +48,18 @@ _DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 _CASTS = ("computescale", "scale_matrix")
 """Kernels that it times within every product in fp8: they find a scale, and cast to it."""
 
+_ROUTED = (
+    "num_tokens",
+    "hidden_size",
+    "inter_size",
+    "topk",
+    "num_experts",
+    "moe_tp_size",
+    "moe_ep_size",
+    "distribution",
+)
+"""Its columns of the fields of `Routed`."""
+
 _NCCL = "nccl"
 _ELEMENT_BYTES = 2
 _MILLISECOND = 1e-3
@@ -74,6 +86,20 @@ class Attention(NamedTuple):
 
     rows: int
     tokens: int
+
+
+class Routed(NamedTuple):
+    """The experts of a layer on one rank: `tokens` of all `ep` ranks, each picking `picked` of `number` experts whose
+    width, whole, is `ffn_size`, cut over `tp`; loads are told by the package's name of their distribution."""
+
+    tokens: int
+    hidden_size: int
+    ffn_size: int
+    picked: int
+    number: int
+    tp: int
+    ep: int
+    distribution: str
 
 
 class Message(NamedTuple):
@@ -151,6 +177,20 @@ def read_operators(device: str, *, engine: str = ENGINE, precision: str = PRECIS
         decoding=_by_heads(_rows(attention / "generation_attention_perf.parquet", kv_cache_dtype=dtype), "step"),
         collectives=_collectives(row for rows in reductions for row in rows),
     )
+
+
+def read_experts(device: str, *, engine: str) -> dict[Routed, float]:
+    """Seconds of an engine's experts in bf16, gated, from router scores to sums of what they answer. Raises BadInput
+    when the package is not installed or lacks the file."""
+    if package_version() is None:
+        raise BadInput(f"{PACKAGE} is not installed; install it with `pip install 'meshwright[aiconfigurator]'`.")
+    system = SYSTEMS[device]
+    path = _folder() / "data" / system / "moe" / engine / _current_version(system, engine) / "moe_perf.parquet"
+    found: dict[Routed, float] = {}
+    for row in _rows(path, moe_dtype=_DTYPES[PRECISION]):
+        if "nongated" not in row["kernel_source"]:
+            _keep_quickest(found, Routed._make(row[column] for column in _ROUTED), row["latency"])
+    return found
 
 
 def read_configs() -> dict[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ def main() -> int:
     arguments = parser.parse_args()
     num_worst = _NUM_WORST if arguments.worst else 0
     try:
-        scores = scores_of(arguments.data, arguments.set)
+        scores = scores_of(arguments.data, arguments.set, installed=True)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from benchmarks.fidelity.installed import rows_of
 from benchmarks.fidelity.laws import LAWS, Asked, Law
-from benchmarks.fidelity.rows import Row, Skip, read_rows, row_files
+from benchmarks.fidelity.rows import Row, Skip, row_files
 from benchmarks.fidelity.simplex import minimise
 from meshwright.profiles.documents import Document
 from meshwright.profiles.errors import BadInput
@@ -112,7 +113,7 @@ def _set_value(tree: Any, constant: str, value: float) -> None:
 
 def _asked(law: Law, owner: str, directory: Path) -> Iterator[tuple[Row, Asked]]:
     files = row_files(directory)
-    stated = ((stem, row) for stem in law.stems(owner) for row in read_rows(files[stem]))
+    stated = ((stem, row) for stem in law.stems(owner) for row in rows_of(stem, files))
     for stem_of_row, row in law.joined(stated):
         try:
             yield row, law.ask(stem_of_row, row)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.fidelity.assumed import Served, assumed
+from benchmarks.fidelity.experts import experts_seconds, is_whole, measured_device
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.inference import engine, is_dense_hopper, serving_point
+from benchmarks.fidelity.installed import EXPERTS
 from benchmarks.fidelity.pairs import pairs, scaled_of, synchronous
 from benchmarks.fidelity.primitives import (
     OPERATIONS,
@@ -58,6 +60,12 @@ def _gemm(stem: str, row: Row) -> Asked:
 
 def _attention(stem: str, row: Row) -> Asked:
     return lambda efficiency: attention_seconds(kernels_of(device_of(stem), efficiency), row), latency(row)
+
+
+def _grouped(stem: str, row: Row) -> Asked:
+    if not is_whole(row):
+        raise Skip("not fitted")
+    return lambda efficiency: experts_seconds(measured_device(stem), row, efficiency), latency(row)
 
 
 def _collective(stem: str, row: Row) -> Asked:
@@ -219,6 +227,11 @@ LAWS = {
         ),
         files=("primitives/{}_gemm_bf16",),
         ask=_gemm,
+    ),
+    "grouped": Law(
+        constants=tuple(f"grouped_{name}" for name in ("flops", "bytes", "prologue", "ridge", "seconds")),
+        files=(EXPERTS,),
+        ask=_grouped,
     ),
     "attention": Law(
         constants=tuple(f"attention_{name}" for name in ("flops", "tile", "tail", "bytes", "ridge", "seconds")),

@@ -8,18 +8,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks.fidelity.experts import is_balanced, is_large, is_whole, routed
 from benchmarks.fidelity.grpo import grpo_step
 from benchmarks.fidelity.imported import imported_point
 from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
+from benchmarks.fidelity.installed import EXPERTS, installed_stems, rows_of
 from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
 from benchmarks.fidelity.primitives import attention, collective, gemm, is_small, vidur_collective
 from benchmarks.fidelity.realhf import real_heuristic
-from benchmarks.fidelity.rows import Row, Skip, read_rows, refuse_unknown, row_files
+from benchmarks.fidelity.rows import Row, Skip, refuse_unknown, row_files
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.shapes import has_experts
 from benchmarks.fidelity.training import iteration
 
 _TRAINING = "megatron_training"
+_EVEN, _UNEVEN = "even", "power law"
+"""Loads of experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,32 @@ def _by_experts(rows: RowSet) -> tuple[RowSet, RowSet]:
     dense = replace(rows, where=lambda row: rows.where(row) and not has_experts(row["model_actor"]))
     mixed = replace(rows, where=lambda row: rows.where(row) and has_experts(row["model_actor"]), bar=Bar())
     return dense, replace(mixed, name=f"{rows.name}, experts")
+
+
+def _routed(device: str, loads: Sequence[str]) -> Iterable[RowSet]:
+    """The experts of a layer on one rank, by how evenly they are loaded and how many tokens there are."""
+    for load in loads:
+        for size, large in (">= 512 tokens", True), ("< 512 tokens", False):
+            yield RowSet(
+                name=f"experts {device.upper()}, {load}, {size}",
+                files=(EXPERTS.format(device),),
+                answer=routed,
+                where=partial(_is_whole_with, load == _EVEN, large),
+            )
+
+
+def _is_whole_with(even: bool, large: bool, row: Row) -> bool:
+    return is_whole(row) and is_balanced(row) == even and is_large(row) == large
+
+
+def _spread(load: str) -> RowSet:
+    """The experts of the busiest of several ranks, for many tokens."""
+    return RowSet(
+        name=f"experts, busiest of 2 to 16 ranks, {load}, >= 512 tokens",
+        files=tuple(EXPERTS.format(device) for device in ("a100", "h100", "h200")),
+        answer=routed,
+        where=lambda row: not is_whole(row) and is_balanced(row) == (load == _EVEN) and is_large(row),
+    )
 
 
 _TIMES, _RATES = (
@@ -175,6 +205,10 @@ SETS = (
         where=is_small,
         bar=Bar(seconds=2e-6),
     ),
+    *_routed("a100", (_UNEVEN,)),
+    *(one for device in ("h100", "h200") for one in _routed(device, (_EVEN, _UNEVEN))),
+    _spread(_EVEN),
+    _spread(_UNEVEN),
     RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
 )
 
@@ -193,27 +227,23 @@ def set_names() -> tuple[str, ...]:
     return tuple(known.name for known in SETS)
 
 
-def scores_of(directory: Path, names: Sequence[str] | None = None) -> list[Score]:
-    """The scores of the sets whose files are in the folder. Raises BadInput for a rows file that is not known."""
+def scores_of(directory: Path, names: Sequence[str] | None = None, *, installed: bool = False) -> list[Score]:
+    """The scores of the sets whose files are in the folder, and of those that are installed where these are asked for.
+    Raises BadInput for a rows file that is not known."""
     files = row_files(directory)
     refuse_unknown(files, {stem for known in SETS for stem in known.files} | set(_READ_BY_NONE))
+    there = set(files) | (installed_stems() if installed else set())
     chosen = [known for known in SETS if names is None or known.name in names]
-    return [_score(known, files) for known in chosen if any(stem in files for stem in known.files)]
+    return [_score(known, files) for known in chosen if any(stem in there for stem in known.files)]
 
 
 def _score(known: RowSet, files: dict[str, Path]) -> Score:
     answers: list[Answer] = []
     skipped: Counter[str] = Counter()
-    rows = ((stem, row) for stem, row in _rows(known.files, files) if known.where(row))
-    for stem, row in known.joined(rows):
+    stated = ((stem, row) for stem in known.files for row in rows_of(stem, files))
+    for stem, row in known.joined((stem, row) for stem, row in stated if known.where(row)):
         try:
             answers.append(known.answer(stem, row))
         except Skip as reason:
             skipped[str(reason)] += 1
     return Score(name=known.name, bar=known.bar, answers=tuple(answers), skipped=skipped)
-
-
-def _rows(stems: Iterable[str], files: dict[str, Path]) -> Iterable[tuple[str, Row]]:
-    for stem in stems:
-        if stem in files:
-            yield from ((stem, row) for row in read_rows(files[stem]))

@@ -144,3 +144,15 @@ def test_a_layer_alone_is_asked_as_what_a_second_layer_adds(tmp_path: Path) -> N
     plain, selective = found.answers
     assert plain.predicted < selective.predicted < 1.3 * plain.predicted
     assert "embedding and head" not in {term.name for term in plain.terms.terms}
+
+
+def test_rows_of_experts_are_read_from_the_package_that_carries_them_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "inference.csv").write_text("engine\n", encoding="utf-8")
+    name = "experts A100, power law, >= 512 tokens"
+    assert scores_of(tmp_path, [name]) == []
+    found = scores_of(tmp_path, [name], installed=True)
+    if package_version() is None:
+        assert found == []
+        return
+    assert found[0].used > 500
+    assert found[0].mean < 0.1

@@ -87,3 +87,27 @@ def test_attention_grows_with_the_square_of_the_prompt(name: str) -> None:
     made, _, _, _ = kernels(name)
     short, long = (made.attention(1, tokens, 0, HEADS, cache_bytes=2) for tokens in (16384, 32768))
     assert long / short == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_grouped_product_of_few_rows_reads_each_weight_once(name: str) -> None:
+    made, efficiency, _, bandwidth = kernels(name)
+    read = 2 * 64 * 4096 * 2048 / (bandwidth * efficiency.grouped_bytes)
+    assert read < made.grouped(64, 64, 4096, 2048) < 1.6 * read
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_grouped_product_of_many_rows_is_bound_by_its_flops(name: str) -> None:
+    made, efficiency, peak, _ = kernels(name)
+    share = 2 * 2**17 * 4096 * 2048 / peak / made.grouped(2**17, 64, 4096, 2048)
+    assert 0.7 * efficiency.grouped_flops < share < efficiency.grouped_flops
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_rows_in_more_groups_or_more_rows_are_never_quicker(name: str) -> None:
+    made, _, _, _ = kernels(name)
+    for law in (made.grouped, made.grouped_gradient):
+        by_groups = [law(4096, groups, 2048, 1536) for groups in (1, 2, 8, 64, 100.5, 128)]
+        by_rows = [law(rows, 64, 2048, 1536) for rows in (64, 65, 100.5, 4096, 2**17)]
+        assert by_groups == sorted(by_groups)
+        assert by_rows == sorted(by_rows)

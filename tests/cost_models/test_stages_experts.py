@@ -48,12 +48,13 @@ def test_memory_holds_all_experts_and_optimizes_them(
     assert memory(call("actor_train", model=mixture)).resident.total == 18 * mixture.num_params
 
 
-def test_many_tokens_take_as_long_as_a_dense_model_of_the_active_width(
+def test_many_tokens_take_longer_than_a_dense_model_of_the_active_width_by_what_grouped_products_lack(
     time: Callable[..., float], mixture: ModelSpec, llama: ModelSpec
 ) -> None:
-    dense = replace(llama, ffn_size=llama.ffn_size // 2)
+    dense, known = replace(llama, ffn_size=llama.ffn_size // 2), efficiency_of("cuda", "a100-80gb")
     for body in (Body.FORWARD, Body.TRAIN):
-        assert time(mixture, body, 16, 1024) == pytest.approx(time(dense, body, 16, 1024), rel=0.1)
+        ratio = time(mixture, body, 16, 1024) / time(dense, body, 16, 1024)
+        assert 1.2 < ratio < known.gemm_flops / known.grouped_flops
 
 
 def test_a_decode_reads_the_experts_that_its_rows_reach(time: Callable[..., float], mixture: ModelSpec) -> None:

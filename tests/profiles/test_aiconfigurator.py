@@ -13,10 +13,12 @@ from meshwright.profiles.aiconfigurator import (
     HeadCounts,
     Message,
     Operators,
+    Routed,
     device_of,
     knows,
     package_version,
     read_configs,
+    read_experts,
     read_operators,
 )
 from meshwright.profiles.devices import device_names
@@ -113,3 +115,13 @@ def test_configs_of_quantised_models_are_left_out() -> None:
     configs = read_configs()
     assert configs["meta-llama/Meta-Llama-3.1-8B"]["hidden_size"] == 4096
     assert not any("FP8" in name or "NVFP4" in name for name in configs)
+
+
+def test_experts_are_read_by_their_sizes_and_loads() -> None:
+    """Qwen3-235B: 16384 tokens take 4.9 TFLOP, which an H100 does not do in less than 5 ms; one reads 8 experts."""
+    known = read_experts("h100-sxm", engine="trtllm")
+    many, one = (known[Routed(tokens, 4096, 1536, 8, 128, 1, 1, "balanced")] for tokens in (16384, 1))
+    assert 5e-3 < many < 15e-3
+    assert 8 * 3 * 4096 * 1536 * 2 / 3.35e12 < one < 3e-4
+    assert min(known.values()) > 0
+    assert {key.distribution for key in known} == {"balanced", "power_law_1.01", "power_law_1.2"}

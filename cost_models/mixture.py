@@ -1,0 +1,61 @@
+"""Seconds that a rank takes for the experts among which a router picks: grouped products, and moving tokens to them.
+
+Where experts are spread over replicas, all of them wait for the one with the busiest experts: its seconds are these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.cost_models.kernels import Kernels
+from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.routing import routing
+
+_MOVES = 4
+"""Reads and writes of a hidden state that goes to an expert and comes back, besides those of the products."""
+
+_WIDTHS = 3
+"""What the activation reads, gate and projection, and writes, of an expert's width."""
+
+_BACKWARD = 2.0
+"""Of what forward moves and starts: backward reads what was saved and the gradient, and writes a gradient."""
+
+
+class Mixture:
+    """Experts, cut along their width as this rank has them, and spread over `ep` replicas."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        efficiency: Efficiency,
+        experts: Experts,
+        hidden_size: int,
+        *,
+        ep: int,
+        size: float,
+    ) -> None:
+        self.experts = experts
+        self._kernels, self._ep, self._start = kernels, ep, efficiency.grouped_seconds
+        self._copy_seconds = kernels.elementwise(size * (_WIDTHS * experts.ffn_size + _MOVES * hidden_size))
+        self._shapes = (hidden_size, 2 * experts.ffn_size), (experts.ffn_size, hidden_size)
+
+    def seconds(self, count: float, *, trains: bool) -> float:
+        """Seconds on the busiest rank when each of the replicas brings `count` tokens."""
+        experts, tokens = self.experts, count * self._ep
+        picked, number = experts.experts_per_token, experts.num_experts
+        rows = count * picked * routing().busiest(tokens, picked, number, self._ep)
+        return self.of(rows, experts.touched(tokens) / self._ep, trains=trains)
+
+    def of(self, rows: float, groups: float, *, trains: bool = False) -> float:
+        """Seconds when this many copies of tokens come to so many of this rank's experts."""
+        grouped, gradient = self._kernels.grouped, self._kernels.grouped_gradient
+        moving = self._start + rows * self._copy_seconds
+        seconds = moving + self._sum(grouped, rows, groups)
+        if trains:
+            seconds += _BACKWARD * moving + self._sum(gradient, rows, groups)
+            seconds += sum(grouped(rows, groups, outer, inner) for inner, outer in self._shapes)
+        return seconds
+
+    def _sum(self, law: Callable[[float, float, float, float], float], rows: float, groups: float) -> float:
+        return sum(law(rows, groups, inner, outer) for inner, outer in self._shapes)

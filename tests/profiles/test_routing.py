@@ -1,0 +1,45 @@
+"""The busiest of several ranks gets more than its share, and no more than there is."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from meshwright.profiles.routing import Routing, routing
+
+TOKENS, PICKED = 16384, 8
+
+
+def drawn(law: Routing, num_experts: int, ep: int, rng: random.Random) -> float:
+    """What the busiest rank gets over the mean, of one draw."""
+    power, most = 1 - law.exponent, law.reach * TOKENS
+    experts = [(1 + rng.random() * (most**power - 1)) ** (1 / power) for _ in range(num_experts)]
+    held = num_experts // ep
+    return max(sum(experts[i : i + held]) for i in range(0, num_experts, held)) * ep / sum(experts)
+
+
+@pytest.mark.parametrize(("num_experts", "ep"), [(128, 2), (128, 8), (128, 16), (256, 4), (256, 16), (256, 32)])
+def test_the_busiest_rank_gets_what_it_gets_in_draws(num_experts: int, ep: int) -> None:
+    law, rng = routing(), random.Random(0)
+    mean = sum(drawn(law, num_experts, ep, rng) for _ in range(400)) / 400
+    assert law.busiest(TOKENS, PICKED, num_experts, ep) == pytest.approx(mean, rel=0.15)
+
+
+def test_one_rank_gets_all_there_is_and_no_rank_more_than_every_token_sends() -> None:
+    assert routing().busiest(TOKENS, PICKED, 128, 1) == 1
+    for ep in (2, 4, 8, 64):
+        for tokens in (0.5, 1, 3, 100, 1e6):
+            share = routing().busiest(tokens, 2, 64, ep)
+            assert 1 <= share <= ep * min(1, 64 / ep / 2)
+
+
+def test_more_ranks_are_less_even_and_more_experts_on_each_are_more_so() -> None:
+    found = [routing().busiest(TOKENS, PICKED, 128, ep) for ep in (1, 2, 4, 8, 16)]
+    assert found == sorted(found)
+    assert routing().busiest(TOKENS, PICKED, 256, 8) < routing().busiest(TOKENS, PICKED, 128, 8)
+
+
+@pytest.mark.parametrize("ep", [2, 8, 64])
+def test_more_tokens_never_bring_the_busiest_rank_fewer_copies(ep: int) -> None:
+    copies = [tokens * routing().busiest(tokens, 2, 64, ep) for tokens in (0.5, 1, 1.2, 1.3, 2, 5, 17.5, 100, 1e4, 1e6)]
+    assert all(few < more for few, more in pairwise(copies))
