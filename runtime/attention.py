@@ -1,14 +1,16 @@
 """The core attention of every model: rotary embedding by per-token positions, then scaled dot-product attention.
 
 It sits behind megatron's core-attention seam, which hands it this rank's heads of the whole sequence. Rows lie in it
-one behind the other, and each is attended to alone: one call for all of them would compute the scores between rows too.
+one behind the other. Equal rows that are neighbours are a batch, which takes one call; one call for rows of different
+lengths would compute the scores between rows too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.profiles.model import ModelSpec, RopeScaling
+from meshwright.runtime.equal_rows import EqualRows, equal_rows
 from meshwright.runtime.kv_cache import ContinuedRows
 from meshwright.runtime.parts import Gathered, Parts
 
@@ -29,13 +32,13 @@ class Packing:
     micro-batch.
     """
 
-    lengths: tuple[int, ...]
-    """Tokens of each row, or of each of this rank's pieces of the rows."""
+    runs: tuple[EqualRows, ...]
+    """The rows, or this rank's pieces of them, in their order."""
     cos: Tensor
     """Of the tokens' angles, as `sin`: [S, 1, 1, D]."""
     sin: Tensor
     biases: tuple[Tensor | None, ...]
-    """Of each row, what is added to scores so that the last query sees all keys and each before it one fewer; None
+    """Of each run, what is added to scores so that the last query sees all keys and each before it one fewer; None
     where there are as many keys as queries, for plain causal attention."""
     qkv_format: Literal["sbhd"] = "sbhd"
     """What megatron asks before it would drop the batch dimension, which is kept."""
@@ -43,8 +46,13 @@ class Packing:
     """Where rows are cut over context-parallel ranks: what this rank has of them."""
     cache: ContinuedRows | None = None
     """Where rows continue what a cache has of them, and are kept there."""
-    ends_only: bool = False
-    """Whether the model's head is wanted for the last token of each row alone."""
+    ends: Tensor | None = None
+    """Where the rows end, if the model's head is wanted for their last tokens alone: [B] int64."""
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of each run."""
+        return tuple(run.num_rows * run.length for run in self.runs)
 
 
 class CoreAttention(nn.Module):
@@ -68,9 +76,9 @@ class CoreAttention(nn.Module):
             return _attend_parts(query, key, value, packing, packing.parts)
         if packing.cache is not None:
             packing.cache.store(self.layer, key, value)
-            if any(packing.cache.cached):
+            if any(run.cached for run in packing.runs):
                 return _attend(query, packing.cache.seen(self.layer), packing)
-        alone = (_rows(heads, packing.lengths) for heads in (key, value))
+        alone = (_batches(heads, packing) for heads in (key, value))
         return _attend(query, zip(*alone, strict=True), packing)
 
 
@@ -84,16 +92,16 @@ def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, p
 
 
 def _attend(query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
-    """[S, 1, heads * D] from query [S, 1, heads, D] and of each row the keys and values [1, kv_heads, T, D] that its
-    last query sees; zero for what pads S."""
-    padding = torch.zeros_like(query[sum(packing.lengths) :])
-    rows = zip(_rows(query, packing.lengths), seen, packing.biases, strict=True)
-    attended = [_attend_to_end(own, *keys_and_values, bias).permute(2, 0, 1, 3) for own, keys_and_values, bias in rows]
+    """[S, 1, heads * D] from query [S, 1, heads, D] and of each run the keys and values [B, kv_heads, T, D] that the
+    last queries of its rows see; zero for what pads S."""
+    padding = torch.zeros_like(query[sum(packing.sizes) :])
+    runs = zip(_batches(query, packing), seen, packing.biases, strict=True)
+    attended = [_packed(_attend_to_end(own, *keys_and_values, bias)) for own, keys_and_values, bias in runs]
     return torch.cat((*attended, padding)).flatten(2)
 
 
 def _attend_to_end(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """[1, heads, S, D], where the last of S queries sees all of T keys and each before it one fewer."""
+    """[B, heads, S, D], where the last of S queries sees all of T keys and each before it one fewer."""
     if bias is None or query.is_cuda:
         grouped = query.shape[1] > keys.shape[1]
         return F.scaled_dot_product_attention(
@@ -101,13 +109,20 @@ def _attend_to_end(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | N
         )
     # The kernel that takes a mask would copy keys and values for each query head of a group, so the heads of a group
     # are laid end to end as if they were more queries.
-    end_to_end = query.reshape(1, keys.shape[1], -1, query.shape[-1])
+    end_to_end = query.reshape(len(keys), keys.shape[1], -1, query.shape[-1])
     return F.scaled_dot_product_attention(end_to_end, keys, values, attn_mask=bias).reshape(query.shape)
 
 
-def _rows(heads: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """[1, heads, T, D] of each row of [S, 1, heads, D]."""
-    return heads[: sum(lengths)].permute(1, 2, 0, 3).split(lengths, dim=2)
+def _batches(heads: Tensor, packing: Packing) -> Iterator[Tensor]:
+    """Of each run the rows of [S, 1, heads, D], as a view [B, heads, T, D]."""
+    parts = heads[: sum(packing.sizes)].permute(1, 2, 0, 3).split(packing.sizes, dim=2)
+    for run, rows in zip(packing.runs, parts, strict=True):
+        yield rows if run.num_rows == 1 else rows[0].unflatten(1, (run.num_rows, run.length)).transpose(0, 1)
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """[S, 1, heads, D] of a batch [B, heads, T, D]."""
+    return rows.permute(2, 0, 1, 3) if len(rows) == 1 else rows.transpose(1, 2).flatten(0, 1).unsqueeze(1)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -134,22 +149,21 @@ class Rotary:
         ends_only: bool = False,
     ) -> Packing:
         """Rows of these lengths, and `tail` tokens of no meaning behind them; angles have the dtype of `like`."""
-        starts = cache.cached if cache else (0,) * len(lengths)
-        rows = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        runs = cache.runs if cache else equal_rows((row, 0, length) for row, length in enumerate(lengths))
+        rows = [slice(run.cached, run.num_keys) for run in runs for _ in range(run.num_rows)]
         cos, sin = (
             torch.cat([at[row] for row in (*rows, slice(tail))])
-            for at in self.table(max(tail, *(row.stop for row in rows)), like)
+            for at in self.table(max(tail, *(run.num_keys for run in runs)), like)
         )
-        biases = self._biases([(row.stop - row.start, row.stop) for row in rows], like)
-        return Packing(tuple(lengths), cos, sin, biases, cache=cache, ends_only=ends_only)
+        ends = torch.tensor(lengths, device=like.device).cumsum(0) - 1 if ends_only else None
+        return Packing(runs, cos, sin, self._biases(runs, like), cache=cache, ends=ends)
 
     def pack_parts(self, parts: Parts, like: Tensor, *, tail: int = 0) -> Packing:
         """This rank's parts of rows, otherwise as `pack`."""
         positions = F.pad(parts.positions, (0, tail)).to(like.device)
         cos, sin = (at[positions] for at in self.table(int(positions.max()) + 1, like))
-        pieces = tuple(parts.pieces())
-        biases = self._biases([(size, end - row) for _, size, row, end in pieces], like)
-        return Packing(tuple(piece.size for piece in pieces), cos, sin, biases, parts=parts)
+        pieces = tuple(EqualRows(0, end - row - size, size) for _, size, row, end in parts.pieces())
+        return Packing(pieces, cos, sin, self._biases(pieces, like), parts=parts)
 
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [length, 1, 1, D] at positions 0 to length-1, of the device and dtype of `like`."""
@@ -159,8 +173,8 @@ class Rotary:
         cos, sin = self._first
         return cos[:length], sin[:length]
 
-    def _biases(self, sizes: Sequence[tuple[int, int]], like: Tensor) -> tuple[Tensor | None, ...]:
-        """For so many queries and the keys that they see, of each row."""
+    def _biases(self, runs: Sequence[EqualRows], like: Tensor) -> tuple[Tensor | None, ...]:
+        sizes = [(run.length, run.num_keys) for run in runs]
         known = {size: None if size[0] == size[1] else self._bias(*size, like) for size in set(sizes)}
         return tuple(known[size] for size in sizes)
 

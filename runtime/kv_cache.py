@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meshwright.runtime.equal_rows import EqualRows, equal_rows
+
 
 class SlotCache:
     """Rotated keys and values of one pipeline stage: [layers, slots, kv_heads, max_tokens, head_dim]."""
@@ -79,7 +81,8 @@ class SlotCache:
         rows = torch.tensor(slots).repeat_interleave(torch.tensor(lengths))[:, None] * heads + torch.arange(heads)
         positions = [torch.arange(start, start + length) for start, length in zip(cached, lengths, strict=True)]
         places = rows * max_tokens + torch.cat(positions)[:, None]
-        return ContinuedRows(self, tuple(slots), tuple(cached), tuple(lengths), places.flatten().to(self.keys.device))
+        runs = equal_rows(zip(slots, cached, lengths, strict=True))
+        return ContinuedRows(self, tuple(lengths), runs, places.flatten().to(self.keys.device))
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,8 @@ class ContinuedRows:
     """
 
     cache: SlotCache
-    slots: tuple[int, ...]
-    cached: tuple[int, ...]
     lengths: tuple[int, ...]
+    runs: tuple[EqualRows, ...]
     places: Tensor  # [S * kv_heads], where their keys go among all of a layer's [slots * kv_heads * max_tokens, D]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -102,11 +104,11 @@ class ContinuedRows:
             store.view(-1, store.shape[-1]).index_copy_(0, self.places, tokens)
 
     def seen(self, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each row all keys and values, those of its own tokens too, as views [1, kv_heads, T, D]."""
+        """Of each run all keys and values, those of its own tokens too, as views [B, kv_heads, T, D]."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        for slot, start, length in zip(self.slots, self.cached, self.lengths, strict=True):
-            row = slice(slot, slot + 1), slice(None), slice(start + length)
-            yield keys[row], values[row]
+        for run in self.runs:
+            rows = slice(run.first_slot, run.first_slot + run.num_rows), slice(None), slice(run.num_keys)
+            yield keys[rows], values[rows]
 
 
 @dataclass(frozen=True)

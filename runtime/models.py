@@ -104,9 +104,8 @@ class Decoder(GPTModel):
         """Megatron's, without its transposed copy of the logits; the arguments left out are for its own losses."""
         if not self.post_process:
             return hidden_states
-        if packed_seq_params.ends_only:
-            ends = torch.tensor(packed_seq_params.lengths, device=hidden_states.device).cumsum(0) - 1
-            hidden_states = hidden_states[ends]
+        if packed_seq_params.ends is not None:
+            hidden_states = hidden_states[packed_seq_params.ends]
         tied = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         output, _ = self.output_layer(hidden_states, weight=tied)
         if self.spec.scalar_head:

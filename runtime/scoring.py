@@ -6,6 +6,7 @@ come to different lengths go through it side by side.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,7 @@ class ChunkScorer:
         )
         self._relay = Relay(mesh, self._device)
         self._free = list(range(max_rows))
+        """A heap: rows that begin together are neighbours where they can be, for attention to take them together."""
         self._rows: dict[int, _Row] = {}
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
@@ -82,7 +84,7 @@ class ChunkScorer:
         """
         self._relay.flush()
         done = self._rows.pop(row)
-        self._free.append(done.slot)
+        heapq.heappush(self._free, done.slot)
         if not self._mesh.is_last_stage:
             return None
         last = [] if self._model.spec.scalar_head else [torch.zeros(1, device=self._device)]
@@ -92,7 +94,7 @@ class ChunkScorer:
         """The tokens to put through the model now, for log-probabilities with the one after them."""
         if row not in self._rows:
             assert self._free, f"more than {len(self._rows)} rows are in progress"
-            self._rows[row] = _Row(slot=self._free.pop())
+            self._rows[row] = _Row(slot=heapq.heappop(self._free))
         state = self._rows[row]
         feed = [*state.held, *tokens]
         assert state.num_cached + len(feed) <= self._max_tokens, f"row {row} has more than {self._max_tokens} tokens"

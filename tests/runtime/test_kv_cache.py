@@ -57,7 +57,7 @@ def used_cache() -> SlotCache:
     return cache
 
 
-def attend(rows: Sequence[Row], cache: ContinuedRows, *, tail: int = 0) -> Tensor:
+def attend(rows: Sequence[Row], cache: ContinuedRows | None = None, *, tail: int = 0) -> Tensor:
     """[S, 1, heads * D] of packed rows; what pads them is not a number."""
     padding = Row(*(torch.full((tail, *heads.shape[1:]), torch.nan) for heads in rows[0]))
     packed = Row(*(torch.cat(parts) for parts in zip(*rows, padding, strict=True)))
@@ -137,6 +137,6 @@ def test_what_pads_the_sequence_is_not_cached_and_answers_zero() -> None:
 
 def test_cached_keys_and_values_are_read_where_they_lie() -> None:
     cache = used_cache()
-    for seen in cache.continue_rows([2, 7], [3, 0], [2, 6]).seen(1):
-        for held, row in zip((cache.keys, cache.values), seen, strict=True):
-            assert row.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
+    for seen in cache.continue_rows([2, 3, 7], [3, 3, 0], [2, 2, 6]).seen(1):
+        for held, rows in zip((cache.keys, cache.values), seen, strict=True):
+            assert rows.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
