@@ -8,7 +8,7 @@ numbers are those of the modules, which prefill and training go through; a test 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,22 @@ from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder
 
 
+class Decoding(Protocol):
+    """A pipeline stage's part of the decode steps, one more token for every row of a group of slots in each."""
+
+    def begin_turn(self) -> None:
+        """To be called before the steps of a turn: weights may have moved since the last."""
+
+    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
+        """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
+
+        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it, of the rows in
+        the slots from `first_slot` on; `lengths` [B] counts the tokens that each has cached, `longest` at most.
+        """
+
+
 class DecodeStep:
-    """A pipeline stage's part of a decode step, on the model's own parameters, so that refits are seen."""
+    """Decode steps on the model's own parameters, so that refits are seen."""
 
     def __init__(self, model: Decoder, mesh: Mesh, cache: SlotCache) -> None:
         """For a language model without sequence parallelism, whose keys and values are in `cache`."""
@@ -34,13 +48,11 @@ class DecodeStep:
         self._cos, self._sin = cos, torch.cat((-low, high), dim=-1)
         """The sine of the low half is negated: a head is turned by x cos + (x with its halves swapped) sin."""
 
+    def begin_turn(self) -> None:
+        """Nothing to do: a parameter that moved is still the same parameter."""
+
     @torch.inference_mode()
     def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
-        """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
-
-        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it, of the rows in
-        the slots from `first_slot` on; `lengths` [B] counts the tokens that each has cached, `longest` at most.
-        """
         cache = self.cache.decode(first_slot, lengths, longest)
         hidden = self._model.embedding(inputs.unsqueeze(1), None).squeeze(0) if self._mesh.is_first_stage else inputs
         cos, sin = self._cos[cache.positions], self._sin[cache.positions]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.continuing import forward_continued
-from meshwright.runtime.decoding import DecodeStep
+from meshwright.runtime.decoding import DecodeStep, Decoding
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.lockstep import Lockstep
 from meshwright.runtime.mesh import Mesh
@@ -75,7 +75,7 @@ class Generator:
             device=self._device,
         )
         step = DecodeStep(model, mesh, self._cache)
-        self._step = Replayed(step, model, self._flight.groups) if can_replay(model) else step
+        self._step: Decoding = Replayed(step, model, self._flight.groups) if can_replay(model) else step
         self._relay = Relay(mesh, self._device)
         self._lockstep = Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
@@ -141,8 +141,7 @@ class Generator:
         arguments, and every replica that holds experts together with this one must call too, with its own.
         """
         self._model.eval()
-        if isinstance(self._step, Replayed):
-            self._step.forget_moved()
+        self._step.begin_turn()
         self._flight.begin(admitted, least_rounds)
         rotation = itertools.cycle(self._flight.groups)
         delivered = self._flight.deliver(delivery)

@@ -36,7 +36,7 @@ def can_replay(model: Decoder) -> bool:
 
 
 class Replayed:
-    """A decode step with a recording for every shape it has met."""
+    """Decode steps with a recording for every shape they have met."""
 
     def __init__(
         self, step: DecodeStep, model: Decoder, groups: Iterable[SlotGroup], record: Recorder | None = None
@@ -47,7 +47,7 @@ class Replayed:
         self._given = record
         self._forget()
 
-    def forget_moved(self) -> None:
+    def begin_turn(self) -> None:
         """Drops the recordings if weights are no longer where those read them."""
         if self._weights != _addresses(self._model):
             self._forget()
@@ -58,7 +58,6 @@ class Replayed:
         self._recordings: dict[_Shape, _Recording] = {}
 
     def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
-        """As `DecodeStep`."""
         num_rows, room = len(lengths), self._step.cache.max_tokens
         shape = _Shape(
             first_slot,

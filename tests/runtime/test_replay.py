@@ -107,7 +107,7 @@ def recorded_after(move: bool) -> int:
     replayed(*asked(0, (3, 1), "cpu"))
     for parameter in recorded.model.parameters():
         parameter.data = parameter.data.clone() if move else parameter.data.mul_(2.0)
-    replayed.forget_moved()
+    replayed.begin_turn()
     replayed(*asked(0, (3, 1), "cpu"))
     return len(counted.recorded)
 
