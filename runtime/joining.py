@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.runtime.launch import take_part, with_megatron
+from meshwright.runtime.launch import COMPUTING, take_part
 from meshwright.runtime.rendezvous import Arrival, node_order
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def join(seat: Seat, place: Place, check: Callable[[], None], entry: Callable[..
             check()
         rank = _agree(store, seat, place) * seat.ranks_per_node + seat.local_rank
         group = {"store": PrefixStore("group", store), "rank": rank, "world_size": seat.num_ranks}
-        return {rank: take_part(with_megatron, entry, args, towards=seat.address, **group)}
+        return {rank: take_part(COMPUTING, entry, args, towards=seat.address, **group)}
     except MeshwrightError:
         raise
     except Exception as error:

@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,8 +37,17 @@ _STAY_SECONDS = 2.0
 """How long a rank that lost a partner stays, so that the partner's end is seen first."""
 
 
-def with_megatron() -> str:
-    """Makes a process ready to compute; the backend of its collectives."""
+@dataclass(frozen=True)
+class Preparation:
+    """How a process becomes ready for its work."""
+
+    make_ready: Callable[[], str]
+    """Called in the process; answers the backend of its collectives."""
+    on_device: bool
+    """Whether it computes on the device: then it is not forked where that is CUDA, which a fork may not inherit."""
+
+
+def _with_megatron() -> str:
     from meshwright.runtime import host  # noqa: PLC0415 - it loads Megatron, and a rehearsal does without
 
     if torch.cuda.is_available():
@@ -46,9 +56,12 @@ def with_megatron() -> str:
     return host.backend()
 
 
-def with_messages_only() -> str:
-    """A process that computes nothing needs no more than gloo."""
+def _with_gloo() -> str:
     return "gloo"
+
+
+COMPUTING = Preparation(_with_megatron, on_device=True)
+MESSAGES_ONLY = Preparation(_with_gloo, on_device=False)
 
 
 def launch(
@@ -57,7 +70,7 @@ def launch(
     num_ranks: int,
     rendezvous: Rendezvous | None = None,
     logs: Path | None = None,
-    prepare: Callable[[], str] = with_megatron,
+    preparation: Preparation = COMPUTING,
     preload: str | None = None,
     work: str = "",
 ) -> dict[int, T]:
@@ -65,10 +78,9 @@ def launch(
 
     Returns the results by global rank. `logs` keeps the traceback of a failure. Raises the BadInput of a rank as it is,
     and RunFailed for anything else. With `preload` the processes are forked from one that has imported that module,
-    unless they compute on CUDA, which a fork may not inherit. `work` is a digest of what is to be done, which must be
-    the same on all nodes.
+    unless they compute on CUDA. `work` is a digest of what is to be done, which must be the same on all nodes.
     """
-    are_forked = preload is not None and not (prepare is with_megatron and torch.cuda.is_available())
+    are_forked = preload is not None and not (preparation.on_device and torch.cuda.is_available())
     if preload:
         multiprocessing.set_forkserver_preload([preload])
     rendezvous = rendezvous or Rendezvous()
@@ -96,7 +108,7 @@ def launch(
         )
         try:
             results: dict[int, T] = elastic_launch(config, _rank_main)(
-                rendezvous.address, prepare, entry, args, str(failures)
+                rendezvous.address, preparation, entry, args, str(failures)
             )
         except SignalException:
             raise KeyboardInterrupt from None
@@ -106,7 +118,7 @@ def launch(
 
 
 def take_part(
-    prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], *, towards: str, **group: Any
+    preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...], *, towards: str, **group: Any
 ) -> T:
     """What each rank does: join the process group that `group` describes, call, leave. On a CPU a rank is one core.
 
@@ -115,7 +127,7 @@ def take_part(
     torch.set_num_threads(1)
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address_towards(towards))):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    dist.init_process_group(prepare(), timeout=_PATIENCE, **group)
+    dist.init_process_group(preparation.make_ready(), timeout=_PATIENCE, **group)
     result = entry(*args)
     dist.barrier()
     dist.destroy_process_group()
@@ -123,7 +135,7 @@ def take_part(
 
 
 def _rank_main(
-    towards: str, prepare: Callable[[], str], entry: Callable[..., T], args: tuple[Any, ...], failures: str
+    towards: str, preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...], failures: str
 ) -> T:
     """What each process that was launched runs; a failure leaves its record.
 
@@ -132,7 +144,7 @@ def _rank_main(
     """
     rank = int(os.environ["RANK"])
     try:
-        return take_part(prepare, entry, args, towards=towards)
+        return take_part(preparation, entry, args, towards=towards)
     except BaseException as error:
         record = {
             "at_ns": time.time_ns(),

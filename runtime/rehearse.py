@@ -26,7 +26,7 @@ from meshwright.profiles.trace import Span
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.executor import Executor
 from meshwright.runtime.experience import Courier
-from meshwright.runtime.launch import launch, with_messages_only
+from meshwright.runtime.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.mail import House, Mail
 from meshwright.runtime.meeting import Meetings
 from meshwright.runtime.overhead import num_processors, slow_enough
@@ -124,7 +124,7 @@ def rehearse(
     )
     num_processes = -(-num_ranks // size)
     results = launch(
-        live, request, num_ranks=num_processes, prepare=with_messages_only, preload="meshwright.runtime.rehearse"
+        live, request, num_ranks=num_processes, preparation=MESSAGES_ONLY, preload="meshwright.runtime.rehearse"
     )
     parts = [part for process in sorted(results) for part in results[process]]
     return _report(request, parts, num_processes)

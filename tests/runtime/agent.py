@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from meshwright.profiles.errors import MeshwrightError
-from meshwright.runtime.launch import launch, with_messages_only
+from meshwright.runtime.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.rendezvous import Rendezvous
 
 
@@ -31,7 +31,7 @@ def main(endpoint: str, node_rank: str, work: str, what: str) -> int:
     place = replace(Rendezvous.parse(endpoint, 2, number), patience_seconds=120.0 if what != "wait" else 2.0)
     entry = work_forever if what == "work" else tell_rank
     try:
-        results = launch(entry, num_ranks=2, rendezvous=place, prepare=with_messages_only, work=work)
+        results = launch(entry, num_ranks=2, rendezvous=place, preparation=MESSAGES_ONLY, work=work)
     except MeshwrightError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

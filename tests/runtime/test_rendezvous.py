@@ -11,7 +11,7 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime import gathering
 from meshwright.runtime.gathering import Pulse
 from meshwright.runtime.joining import Seat
-from meshwright.runtime.launch import launch, with_messages_only
+from meshwright.runtime.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.rendezvous import Arrival, Rendezvous, address_towards, interface_of, is_here, node_order
 from tests.runtime.hosts import free_port
 
@@ -77,14 +77,14 @@ def test_several_nodes_need_a_port_that_all_know() -> None:
 def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
     place = Rendezvous(nodes=3, port=free_port(), patience_seconds=1.0)
     with pytest.raises(RunFailed, match=rf"1 of 3 nodes came to {place.endpoint} within 1 s"):
-        launch(print, num_ranks=1, rendezvous=place, prepare=with_messages_only)
+        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
 
 
 def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "is_here", lambda _: False)
     place = Rendezvous(nodes=2, port=free_port(), patience_seconds=1.0)
     with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one, for nobody answered at {place.endpoint}"):
-        launch(print, num_ranks=1, rendezvous=place, prepare=with_messages_only)
+        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
 
 
 def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
