@@ -1,8 +1,8 @@
 """The search, from the facts of a job to a plan that verifies: the entry to open first.
 
-scope      = how far stages work ahead of the training, and whether state is offloaded: one after another
+scope      = how far stages work ahead of the training, and whether state is offloaded
 frontiers  = for each stage: the legal choices of the scope, costed, without those that another beats
-problem    = the frontiers on every pool, what waits for what, refits, memory
+problem    = the frontiers on every pool, what waits for what, refits, memory: one for each scope
 result     = the best answer to a problem, with a bound that holds for every plan of its scope
 plan       = the best scope's answer, timed by the evaluator and checked by the verifier
 no plan    = when nothing fits: what binds, and the smallest changes that would help
@@ -27,6 +27,7 @@ from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
 from meshwright.planner.refusal import NoPlan, refuse
 from meshwright.planner.side_by_side import side_by_side
+from meshwright.planner.solver.bounds import least_makespan
 from meshwright.planner.solver.result import Answer, Limits, Result
 from meshwright.planner.space import check_pins
 from meshwright.planner.verify import verify
@@ -102,12 +103,28 @@ def best_plan(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Searched:
-    """One scope, its problem and what the search answered."""
+class _Posed:
+    """One scope and its problem."""
 
     scope: Scope
     edges: tuple[Handover, ...]
     posed: Posed
+
+    @property
+    def least_seconds(self) -> float:
+        """A bound by arithmetic alone, infinite when a stage has no choice."""
+        problem = self.posed.problem
+        has_choices = all(call.options for call in problem.calls)
+        return least_makespan(problem) * self.posed.tick_seconds if has_choices else math.inf
+
+    def ticks(self, seconds: float) -> int:
+        return math.ceil(seconds / self.posed.tick_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Searched(_Posed):
+    """One scope, its problem and what the search answered."""
+
     result: Result
 
     @property
@@ -135,24 +152,44 @@ class _Asked:
     def search_all(self) -> list[_Searched]:
         """Every pattern of leads, offload included: state that waits in the host makes room for what is faster.
 
-        Stages work further ahead only where that makes the turn shorter by more than the gap.
+        Stages work further ahead only where that makes the turn shorter by more than the gap. The likeliest scope is
+        searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
         """
+        asked = [self.pose(scope) for leads in self.leads for scope in scopes(leads, self.facts.staleness)]
+        likeliest = _likeliest(asked, self.limits.gap)
+        early = self.search(asked[likeliest])
         searched: list[_Searched] = []
-        for scope in (scope for leads in self.leads for scope in scopes(leads, self.facts.staleness)):
-            answered = [one.objective_seconds for one in searched if one.result.answer is not None]
-            searched.append(self.search(scope, min(answered, default=None)))
+        for one in asked[:likeliest]:
+            searched.append(self.search(one, self._shorter(one, searched), self._as_short(one, early)))
+        if any(one.result.answer is not None for one in searched):
+            early = self.search(asked[likeliest], self._shorter(early, searched))
+        searched.append(early)
+        for one in asked[likeliest + 1 :]:
+            searched.append(self.search(one, self._shorter(one, searched)))
         return searched
 
-    def search(self, scope: Scope, best_seconds: float | None) -> _Searched:
+    def pose(self, scope: Scope) -> _Posed:
         found = self._frontiers(scope)
+        edges = handovers(self.facts, self.model)
+        return _Posed(scope=scope, edges=edges, posed=pose(self.facts, self.model, found, edges, scope.leads))
+
+    def search(self, asked: _Posed, *most: int | None) -> _Searched:
+        """What the search answers within the least of `most` ticks."""
         from meshwright.planner.solver.solve import solve  # loaded by then, see `_load_solver`
 
-        edges = handovers(self.facts, self.model)
-        posed = pose(self.facts, self.model, found, edges, scope.leads)
-        below = None if best_seconds is None else math.ceil(best_seconds / posed.tick_seconds)
-        limits = replace(self.limits, below=below)
-        result = solve(posed.problem, limits, _in_seconds(self.progress, posed.tick_seconds))
-        return _Searched(scope=scope, edges=edges, posed=posed, result=result)
+        limits = replace(self.limits, most=min((ticks for ticks in most if ticks is not None), default=None))
+        result = solve(asked.posed.problem, limits, _in_seconds(self.progress, asked.posed.tick_seconds))
+        return _Searched(scope=asked.scope, edges=asked.edges, posed=asked.posed, result=result)
+
+    def _shorter(self, asked: _Posed, searched: Sequence[_Searched]) -> int | None:
+        """The most ticks that are fewer, by more than the gap, than every answer; None when there is none."""
+        answered = [one.objective_seconds for one in searched if one.result.answer is not None]
+        return self.limits.shorter(asked.ticks(min(answered))) if answered else None
+
+    def _as_short(self, asked: _Posed, searched: _Searched) -> int | None:
+        """The most ticks that an answer is not shorter than by more than the gap; None when there is none."""
+        answered = searched.result.answer is not None
+        return self.limits.as_short(asked.ticks(searched.objective_seconds)) if answered else None
 
     def _frontiers(self, scope: Scope) -> list[Frontier]:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
@@ -164,6 +201,12 @@ class _Asked:
         )
         self.known.update({(one.stage.name, scope.of(one.stage.name)): one for one in found})
         return [self.known[key] for key in keys]
+
+
+def _likeliest(asked: Sequence[_Posed], gap: float) -> int:
+    """The first of those whose bound none is below by more than the gap."""
+    bounds = [one.least_seconds for one in asked]
+    return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
 
 
 def _load_solver() -> None:

@@ -22,7 +22,7 @@ class Limits:
     """What the search may use. The same limits give the same answer on every machine.
 
     The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof.
-    It may end without an answer when none is shorter than `below` ticks by more than the gap.
+    It may end without an answer when none takes at most `most` ticks.
 
     More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
     """
@@ -31,12 +31,21 @@ class Limits:
     num_workers: int = 1
     max_deterministic_time: float = 60.0
     gap: float = 0.0
-    below: int | None = None
+    most: int | None = None
 
     def target(self, makespan: int) -> int:
-        """The largest makespan that is shorter than this one, and than `below`, by more than the gap."""
-        known = makespan if self.below is None else min(makespan, self.below)
-        return math.ceil(known * (1 - _KEPT * self.gap)) - 1
+        """The largest makespan worth finding once this is known: `most`, then what is shorter by more than the gap."""
+        if self.most is not None and makespan > self.most:
+            return self.most
+        return self.shorter(makespan)
+
+    def shorter(self, makespan: int) -> int:
+        """The largest makespan that is shorter than this one by more than the gap."""
+        return math.ceil(makespan * (1 - _KEPT * self.gap)) - 1
+
+    def as_short(self, makespan: int) -> int:
+        """The largest makespan that this one is not shorter than by more than the gap."""
+        return math.floor(makespan / (1 - _KEPT * self.gap))
 
 
 @dataclass(frozen=True, kw_only=True)

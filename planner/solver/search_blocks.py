@@ -89,9 +89,8 @@ class _Best:
 
     @property
     def target(self) -> int | None:
-        """The largest makespan that is better by more than the gap asked, than the answer or than what is asked."""
-        known = self.limits.below if self.answer is None else self.makespan
-        return None if known is None else self.limits.target(known)
+        """The largest makespan that is asked for, and better than the answer by more than the gap asked."""
+        return self.limits.most if self.answer is None else self.limits.target(self.makespan)
 
     @property
     def is_open(self) -> bool:

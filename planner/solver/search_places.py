@@ -37,11 +37,10 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     incumbent, remaining = Incumbent(problem, progress), possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
-    if limits.below is not None:
-        target = limits.target(limits.below)
-        remaining = within(remaining, target)
+    if limits.most is not None:
+        remaining = within(remaining, limits.most)
         if any(not call.options for call in remaining.calls):
-            return Result.beaten(target)
+            return Result.beaten(limits.most)
     incumbent.start(remaining, limits)
     if incumbent.makespan is None:
         excluded = _start_from_least_memory(incumbent, limits)
@@ -55,10 +54,17 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         left = left.within(limits.target(incumbent.makespan))
         if left.is_empty:
             incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
-    if limits.below is not None and limits.target(limits.below) < min(incumbent.makespan, incumbent.bound):
-        return Result.beaten(limits.target(limits.below))
+    if limits.most is not None and incumbent.makespan > limits.most:
+        return _nothing_as_short(limits.most, incumbent.bound)
     incumbent.polish()
     return incumbent.result()
+
+
+def _nothing_as_short(most: int, bound: int) -> Result:
+    """No answer is as short as asked, or none was found in time."""
+    if bound > most:
+        return Result.beaten(most)
+    return Result(status="out_of_limit", answer=None, objective=None, bound=bound)
 
 
 def _start_from_least_memory(incumbent: Incumbent, limits: Limits) -> Result | None:

@@ -10,9 +10,11 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.evaluate import evaluate
 from meshwright.planner.plan import Plan
+from meshwright.planner.solver.result import Limits
 from meshwright.planner.verify import verify
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
 
@@ -68,3 +70,25 @@ def test_a_pinned_choice_is_kept() -> None:
     assert str(plan.placement("actor_train").layout) == "tp2,pp1,dp1,sp"
     assert list(plan.pool_of("actor_generate").ranks) == [1]
     assert plan.pins == tuple(sorted(pin.replace("tp2,sp", "tp2,pp1,dp1,sp") for pin in pins))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stages_work_ahead_only_where_that_makes_the_turn_shorter(seed: int) -> None:
+    facts, model = small_facts(ranks_per_node=2, batch_size=4), RandomModel(seed, 2**27)
+    synchronous = compile_plan(facts, model)
+    plan = compile_plan(facts.model_copy(update={"staleness": 1}), model, limits=Limits(gap=0.03))
+    assert isinstance(plan, Plan)
+    assert isinstance(synchronous, Plan)
+    assert plan.solver.gap <= 0.03
+    assert plan.staleness == 0 or plan.period_seconds < synchronous.period_seconds
+
+
+def test_no_stage_works_ahead_where_all_share_one_rank() -> None:
+    """To work ahead then saves nothing, though a bound that spreads the work over both ranks is about half as long."""
+    facts = small_facts(ranks_per_node=2, batch_size=4).model_copy(update={"staleness": 1})
+    whole = ("actor_generate.batches_in_flight=1", "actor_generate.overcommit=0")
+    pins = (*whole, *(f"{stage.name}.pool=0:1" for stage in STAGES))
+    plan = compile_plan(facts, ToyModel(facts), pins=pins, limits=Limits(gap=0.03))
+    assert isinstance(plan, Plan)
+    assert plan.staleness == 0
+    assert plan.solver.gap <= 0.03
