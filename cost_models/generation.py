@@ -21,6 +21,7 @@ from meshwright.cost_models.params import LayerCounts
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, Window
 from meshwright.profiles.frameworks import Framework
+from meshwright.profiles.routing import routing
 from meshwright.profiles.table import Body
 
 _DRAWN_BYTES = 16
@@ -76,7 +77,7 @@ class Generation:
 
     def _add_exchanges(self, tally: Tally, load: Load, num_layers: int) -> None:
         """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back; and
-        each token to its experts and back, in all replicas that share them at a time."""
+        each token to its experts and back, in all replicas that share them at a time, at the pace of the busiest."""
         groups, laws, pp, number = self.groups, self._laws, self.call.layout.pp, load.number
         hidden_bytes = load.mean_tokens * self._hidden_bytes
         if groups.tensor.size > 1:
@@ -86,7 +87,9 @@ class Generation:
             tally.add("logits gather", number * gathered, source)
         model = self.call.model
         if model.experts and groups.experts.size > 1:
-            passed, source = laws.route(model.experts.experts_per_token * hidden_bytes)
+            copies, ep = model.experts.experts_per_token, groups.experts.size
+            busiest = routing().busiest(load.mean_tokens * ep, copies, model.experts.num_experts, ep)
+            passed, source = laws.route(busiest * copies * hidden_bytes)
             per_layer = 2 * model.expert_layers_share * passed
             tally.add("expert-parallel collectives", number * num_layers * per_layer, source)
         if pp > 1:

@@ -28,6 +28,7 @@ from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal
+from meshwright.profiles.routing import routing
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body
 
@@ -234,15 +235,16 @@ class Pipeline:
         A copy of the hidden state goes to each expert of a token and returns, by one all-to-all each; backward does
         both again, and so does full recomputation. Under sequence parallelism a rank sends the copies of its own part
         of the tokens, and copies, not tokens, are gathered and scattered around the experts, spread or not, more bytes
-        than `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Copies spread evenly over the
-        ranks: the imbalance of a router is not counted.
+        than `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). All ranks wait for the
+        busiest, which receives the most copies and sends as many back.
         """
         model, layout, trains = self.call.model, self.call.layout, self.call.stage.trains
         if model.experts is None or (layout.ep == 1 and not layout.sp):
             return 0.0, Source.ANALYTIC
         hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
         copies = model.experts.experts_per_token
-        sent_bytes = copies * hidden_bytes / (layout.tp if layout.sp else 1)
+        busiest = routing().busiest(num_tokens * layout.ep, copies, model.experts.num_experts, layout.ep)
+        sent_bytes = busiest * copies * hidden_bytes / (layout.tp if layout.sp else 1)
         passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
         if layout.sp:
             for operation in (ALL_GATHER, REDUCE_SCATTER):
