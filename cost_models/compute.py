@@ -140,6 +140,7 @@ class AnalyticShard(Shard):
             self._mixture = Mixture(self._kernels, efficiency, model.experts, hidden, ep=ep, size=numbers.size)
             widths = self._dense_share * model.ffn_size + (1 - self._dense_share) * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
+        self._routing = (1 - self._dense_share) * efficiency.routing_kernels
         layer_bytes = numbers.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
         self._layer_products = self._kernels.products(self._gemms)
@@ -165,8 +166,8 @@ class AnalyticShard(Shard):
             layer_seconds=self._layer_elementwise * both_ways,
             token_seconds=seconds(2 * self._model.hidden_size * self._size * both_ways),
             head_seconds=seconds(self._outputs * per_logit),
-            layer_launches=self._launches(passes * per_layer, passes * _LAYER_KERNELS_STARTED),
-            ends_launches=self._launches(passes * efficiency.kernels_at_ends, passes),
+            layer_launches=self._launches(passes * per_layer, passes * _LAYER_KERNELS_STARTED, passes * self._routing),
+            ends_launches=self._launches(passes * efficiency.kernels_at_ends, passes, 0),
             layers=layers,
             heads={},
         )
@@ -251,14 +252,15 @@ class AnalyticShard(Shard):
             mixed += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
         return dense_share * dense + (1 - dense_share) * mixed
 
-    def _launches(self, num_kernels: float, num_started: float) -> _Launches:
-        """Of kernels whose device seconds count the start of `num_started` of them."""
+    def _launches(self, num_kernels: float, num_started: float, num_routing: float) -> _Launches:
+        """Of kernels whose device seconds count the start of `num_started` of them, and of those around experts, whose
+        device seconds count all of theirs."""
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
-            return _Launches(num_kernels * self._launch, 0.0)
+            return _Launches((num_kernels + num_routing) * self._launch, 0.0)
         if framework.cuda_graphs:
             return _Launches((num_kernels * framework.start_share - num_started) * start, 0.0)
-        return _Launches((num_kernels - num_started) * start, num_kernels * self._launch)
+        return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * self._launch)
 
     @staticmethod
     def _gemm(count: float, inner: float, outer: float, trains: bool, kernels: Kernels) -> float:

@@ -72,6 +72,9 @@ class Efficiency(Document):
     )
     transfer_bytes: float = Field(gt=0, le=1, description="share of a link that large point-to-point copies reach")
     kernels_per_layer: int = Field(ge=0, description="launched by the forward pass of one layer")
+    routing_kernels: int = Field(
+        ge=0, description="that the forward pass of a layer launches more where it has experts"
+    )
     kernels_at_ends: int = Field(ge=0, description="launched by embedding and head together")
     date: str
     source: str = Field(min_length=1)

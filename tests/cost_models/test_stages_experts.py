@@ -57,6 +57,14 @@ def test_many_tokens_take_longer_than_a_dense_model_of_the_active_width_by_what_
         assert 1.2 < ratio < known.gemm_flops / known.grouped_flops
 
 
+def test_a_token_alone_takes_the_launches_of_its_layer_and_of_what_routes_it(
+    time: Callable[..., float], mixture: ModelSpec, llama: ModelSpec, a100s: Callable[[int], Cluster]
+) -> None:
+    more = efficiency_of("cuda", "a100-80gb").routing_kernels * a100s(1).device.launch_seconds
+    for body, passes in ((Body.FORWARD, 1), (Body.TRAIN, 3)):
+        assert time(mixture, body, 1, 1) - time(llama, body, 1, 1) == pytest.approx(passes * more)
+
+
 def test_a_decode_reads_the_experts_that_its_rows_reach(time: Callable[..., float], mixture: ModelSpec) -> None:
     """One row reads two of eight; hundreds read all, for little more than their bytes."""
     device_bytes = 2.039e12
