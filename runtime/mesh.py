@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -17,6 +18,10 @@ from meshwright.runtime import host
 
 _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 """Groups made so far, by the world they belong to and their ranks; the same keys on every rank, member or not."""
+
+_OF_SAME_WEIGHTS = ("cp", "dp")
+_OF_SAME_EXPERTS = ("cp", "expt_dp")
+"""Axes along which ranks hold the same weights, and the same ones of experts."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Mesh:
         """Megatron's collection of groups; only a member has it."""
         assert self._groups is not None, f"rank {dist.get_rank()} is not in the mesh on ranks {self.ranks}"
         return self._groups
+
+    def holders(self, rank: int, *, of_experts: bool) -> Sequence[int]:
+        """The ranks of the mesh that hold the same weights as `rank`, which is one of them, or the same experts."""
+        sets = _slices(self.layout, self.first_rank, _OF_SAME_EXPERTS if of_experts else _OF_SAME_WEIGHTS)
+        return next(ranks for ranks in sets if rank in ranks)
 
     @property
     def ep_rank(self) -> int:
@@ -95,16 +105,15 @@ def _collection(
     """
     tp, cp, dp, pp, alone = along("tp"), along("cp"), along("dp"), along("pp"), along()
     stage, replica, everyone = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
-    holders = along("cp", "dp")  # of the same weights
     groups = ProcessGroupCollection()
     groups.tp = groups.expt_tp = tp
     groups.cp, groups.tp_cp = cp, along("tp", "cp")
     groups.dp = dp
-    groups.dp_cp = groups.intra_dp_cp = holders
+    groups.dp_cp = groups.intra_dp_cp = along(*_OF_SAME_WEIGHTS)
     groups.pp = pp
     groups.pos_embd = alone
     groups.ep, groups.tp_ep, groups.tp_ep_pp = along("ep"), along("tp", "ep"), along("tp", "ep", "pp")
-    groups.expt_dp = groups.intra_expt_dp = along("cp", "expt_dp")
+    groups.expt_dp = groups.intra_expt_dp = along(*_OF_SAME_EXPERTS)
     groups.embd = ends
     groups.tp_dp_cp = stage
     groups.mp = replica
@@ -113,7 +122,8 @@ def _collection(
     return groups
 
 
-def _slices(layout: Layout, first_rank: int, axes: Sequence[str]) -> list[list[int]]:
+@cache
+def _slices(layout: Layout, first_rank: int, axes: tuple[str, ...]) -> Sequence[Sequence[int]]:
     """The ranks of the layout in sets that differ along `axes` only, each ascending.
 
     Along "ep" lie the replicas that hold the experts together, along "expt_dp" those that hold the same ones, and

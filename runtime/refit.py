@@ -143,20 +143,11 @@ def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.
     context-parallel rank of a replica.
     """
     rank = dist.get_rank()
-    layout = source_mesh.layout
-    place = layout.coordinates(op.peer_rank - source_mesh.first_rank)
-    holders = range(layout.dp)
-    if expert_of(op.param_name) is not None:
-        holders = range(place.dp % layout.ep, layout.dp, layout.ep)
-    replicas = [
-        source_mesh.first_rank + layout.index(tp=place.tp, cp=cp, dp=dp, pp=place.pp)
-        for dp in holders
-        for cp in range(layout.cp)
-    ]
+    holders = source_mesh.holders(op.peer_rank, of_experts=expert_of(op.param_name) is not None)
     mine = target_mesh.dp_rank * target_mesh.layout.cp + target_mesh.cp_rank
     return Transfer(
         parameter=op.param_name,
-        source=rank if rank in replicas else replicas[mine % len(replicas)],
+        source=rank if rank in holders else holders[mine % len(holders)],
         target=rank,
         source_slices=op.peer_slice,
         target_slices=op.my_slice,

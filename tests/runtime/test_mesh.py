@@ -1,3 +1,4 @@
+import pytest
 import torch.distributed as dist
 
 from meshwright.profiles.layout import Layout
@@ -66,3 +67,24 @@ def _groups_are_shared() -> bool:
 
 def test_a_group_of_the_same_ranks_is_made_once() -> None:
     assert all(run_on_ranks(4, _groups_are_shared))
+
+
+def _holders(layout: Layout, first_rank: int) -> tuple[list[tuple[list[int], list[int]]], tuple[list[int], list[int]]]:
+    """Who holds the same weights and the same experts as each rank of the mesh, and this rank's groups of them."""
+    mesh = build_mesh(layout, first_rank)
+    said = [
+        (list(mesh.holders(rank, of_experts=False)), list(mesh.holders(rank, of_experts=True))) for rank in mesh.ranks
+    ]
+    if not mesh.is_member:
+        return said, ([], [])
+    dp_cp, expt_dp = (dist.get_process_group_ranks(group) for group in (mesh.groups.dp_cp, mesh.groups.expt_dp))
+    return said, (dp_cp, expt_dp)
+
+
+@pytest.mark.parametrize("layout", ["dp4,ep2", "cp2,dp2", "tp2,dp2", "pp2"])
+def test_every_rank_of_the_world_knows_who_holds_the_same_weights_and_experts(layout: str) -> None:
+    parsed = Layout.parse(layout)
+    first_rank = 4 - parsed.num_ranks
+    answers = run_on_ranks(4, _holders, parsed, first_rank)
+    groups = [of_rank for _, of_rank in answers[first_rank:]]
+    assert [said for said, _ in answers] == [groups] * 4
