@@ -209,7 +209,8 @@ def run(
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """
     from meshwright.runtime.rendezvous import Rendezvous
-    from meshwright.runtime.train import RunRequest, run_plan
+    from meshwright.runtime.request import RunRequest
+    from meshwright.runtime.train import run_plan
 
     request = RunRequest(
         plan=read_plan(plan),

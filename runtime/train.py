@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from meshwright.planner.check_program import require_sound
-from meshwright.planner.job import Job, require_job
-from meshwright.planner.plan import Plan
 from meshwright.planner.program import lower
-from meshwright.planner.verify import verify
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
@@ -33,38 +28,19 @@ from meshwright.runtime.joining import Place, Seat, join
 from meshwright.runtime.launch import launch
 from meshwright.runtime.mail import Mail
 from meshwright.runtime.memory import bytes_in_use
-from meshwright.runtime.models import expert_violations
 from meshwright.runtime.offload import HostMemory
 from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary, elapsed_seconds, observation, observations
 from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.reports import Reports
-from meshwright.runtime.resume import latest_step, load_step, require_shared, save_step
-from meshwright.runtime.streaming import Streaming, streaming_violations
+from meshwright.runtime.request import RunRequest, check, check_seat
+from meshwright.runtime.resume import load_step, require_shared, save_step
+from meshwright.runtime.streaming import Streaming
 from meshwright.runtime.underway import Underway
 
 T = TypeVar("T")
 
 EVALUATED = ("actor_generate", "reward_score")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """What to run and where to write; `directory` is where the job's relative paths start."""
-
-    plan: Plan
-    job: Job
-    directory: Path
-    out: Path
-    steps: int
-    resume: bool = False
-    checkpoint_every: int = 0
-
-    @property
-    def digest(self) -> str:
-        """Of what all nodes must agree on, wherever their files are."""
-        options = f"{self.steps} {self.resume} {self.checkpoint_every}"
-        return " ".join((digest(self.plan), digest(self.job), options))
 
 
 def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary | None:
@@ -76,10 +52,10 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
     rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
     if seat := Seat.of(os.environ):
         place = Place(node_rank=rendezvous.node_rank, work=request.digest, logs=request.out)
-        return join(seat, place, partial(_check_seat, request, rendezvous, seat), _work, request).get(0)
+        return join(seat, place, partial(check_seat, request, rendezvous, seat), _work, request).get(0)
     if rendezvous.nodes != cluster.nodes:
         raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
-    _check(request, rendezvous)
+    check(request, rendezvous)
     return launch(
         _work,
         request,
@@ -89,48 +65,6 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
         preload="meshwright.runtime.train",
         work=request.digest,
     ).get(0)
-
-
-def _check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
-    """Raises BadInput unless torchrun has started what the plan wants."""
-    seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
-    if rendezvous != Rendezvous(node_rank=rendezvous.node_rank):
-        raise BadInput("torchrun has joined the nodes already; leave --nodes and --rendezvous to it.")
-    _check(request, rendezvous)
-
-
-def _check(request: RunRequest, rendezvous: Rendezvous) -> None:
-    """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
-    plan, cluster = request.plan, request.plan.facts.cluster
-    for placement in plan.placements:
-        for sentence in expert_violations(plan.facts.models.spec(placement.role)):
-            raise BadInput(f"plan: {placement.stage}: {sentence}")
-    for sentence in verify(plan):
-        raise BadInput(f"plan: {sentence}")
-    require_sound(lower(plan))
-    for sentence in streaming_violations(plan):
-        raise BadInput(f"plan: {sentence}")
-    require_job(plan.facts, request.job, request.directory)
-    if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
-        raise BadInput(
-            f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
-        )
-    if cluster.kind == "cuda" and torch.cuda.device_count() < cluster.ranks_per_node:
-        raise BadInput(
-            f"the plan uses {cluster.ranks_per_node} CUDA devices per node and this machine has "
-            f"{torch.cuda.device_count()}; run it on such a machine, or plan the job for `cluster: local`."
-        )
-    read_data(request.job, request.directory)
-    done = latest_step(request.out)
-    if done is not None and not request.resume:
-        raise BadInput(
-            f"{request.out} holds a run of {done} steps; continue it with --resume or name another directory."
-        )
-    if request.resume and done is None:
-        raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
-    if done is not None and done >= request.steps:
-        raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
-    request.out.mkdir(parents=True, exist_ok=True)
 
 
 def _work(request: RunRequest) -> RunSummary | None:

@@ -28,7 +28,8 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.job import read_job, resolve
 from meshwright.planner.plan import Plan
 from meshwright.runtime.profiling import profile_job
-from meshwright.runtime.train import RunRequest, run_plan
+from meshwright.runtime.request import RunRequest
+from meshwright.runtime.train import run_plan
 
 
 def main() -> None:

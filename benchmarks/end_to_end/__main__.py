@@ -33,7 +33,8 @@ from meshwright.planner.pins import parse_pins
 from meshwright.planner.plan import Plan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.table import Table, read_table
-from meshwright.runtime.train import RunRequest, run_plan
+from meshwright.runtime.request import RunRequest
+from meshwright.runtime.train import run_plan
 
 RAMP = 8
 """Steps left out at both ends of every run: the first ones fill what is in flight, the last ones empty it."""

@@ -26,7 +26,8 @@ from meshwright.planner.job import Job, read_job, resolve
 from meshwright.planner.plan import Plan
 from meshwright.profiles.table import Table, read_table
 from meshwright.runtime.profiling import profile_job
-from meshwright.runtime.train import RunRequest, run_plan
+from meshwright.runtime.request import RunRequest
+from meshwright.runtime.train import run_plan
 
 _MIB = 2**20
 _TINY = Path(__file__).parents[2] / "examples" / "tiny"

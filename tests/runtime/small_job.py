@@ -14,7 +14,7 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job import read_job, resolve
 from meshwright.planner.plan import Plan
-from meshwright.runtime.train import RunRequest
+from meshwright.runtime.request import RunRequest
 from tests.runtime.checkpoints import edit_config, write_checkpoint
 
 VOCAB_SIZE = 32

@@ -12,7 +12,7 @@ import torch
 from meshwright.planner.evaluate import evaluate
 from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads, patterns, staleness_of
 from meshwright.planner.verify import verify
-from meshwright.runtime.train import RunRequest
+from meshwright.runtime.request import RunRequest
 from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.runtime.test_train import FIELDS, TOLERANCE, Held, run_steps
 

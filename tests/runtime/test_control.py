@@ -19,7 +19,8 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
 from meshwright.runtime.data import read_data
 from meshwright.runtime.record import observations
-from meshwright.runtime.train import Run, RunRequest, run_plan
+from meshwright.runtime.request import RunRequest
+from meshwright.runtime.train import Run, run_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import write_job

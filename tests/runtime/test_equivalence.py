@@ -16,7 +16,8 @@ from meshwright.planner import rules
 from meshwright.planner.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.kv_cache import SlotCache
-from meshwright.runtime.train import Run, RunRequest
+from meshwright.runtime.request import RunRequest
+from meshwright.runtime.train import Run
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, write_job

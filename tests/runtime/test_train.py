@@ -16,7 +16,8 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
-from meshwright.runtime.train import Run, RunRequest, run_plan
+from meshwright.runtime.request import RunRequest
+from meshwright.runtime.train import Run, run_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
