@@ -54,6 +54,7 @@ class Kernels:
         ]
         byte = 1 / (self._bandwidth * efficiency.grouped_bytes)
         self._grouped_weight, self._grouped_element = weight_bytes * byte, size * byte
+        self._grouped_prologue, self._grouped_ridge = efficiency.grouped_prologue, efficiency.grouped_ridge
         self._columns: dict[float, list[tuple[int, int, float]]] = {}
         self._attention_flops = self._flops * efficiency.attention_flops
         self._attention_element = size / (self._bandwidth * efficiency.attention_bytes)
@@ -135,29 +136,26 @@ class Kernels:
         A tile holds rows of one group (Gale et al., MegaBlocks, arXiv:2211.15841, section 5): groups are of unequal
         size, so that the last tile of each is half full on average. Weights are read once. The start is not counted.
         """
-        computing = math.inf
+        computing, processors = math.inf, self._processors
         for edge, columns, seconds in self._grouped_tiles:
             high = rows / edge + groups * (edge - 1) / (2 * edge)
-            tiles = (high if high > groups else groups) * math.ceil(outer / columns)
-            found = self._waves(tiles) * seconds * (inner + self._efficiency.grouped_prologue)
+            waves = (high if high > groups else groups) * -(-outer // columns) / processors
+            found = seconds * (waves if waves > 1 else 1)
             computing = found if found < computing else computing
+        computing *= inner + self._grouped_prologue
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _joined(computing, memory, self._efficiency.grouped_ridge)
+        return _joined(computing, memory, self._grouped_ridge)
 
     def grouped_gradient(self, rows: float, groups: float, inner: float, outer: float) -> float:
         """Seconds of one kernel that finds the gradients of those weights: each is a product over the group's rows."""
-        computing = math.inf
+        computing, processors = math.inf, self._processors
         for edge, columns, seconds in self._grouped_tiles:
-            tiles = groups * math.ceil(inner / edge) * math.ceil(outer / columns)
-            found = self._waves(tiles) * seconds * (rows / groups + self._efficiency.grouped_prologue)
+            waves = groups * -(-inner // edge) * -(-outer // columns) / processors
+            found = seconds * (waves if waves > 1 else 1)
             computing = found if found < computing else computing
+        computing *= rows / groups + self._grouped_prologue
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _joined(computing, memory, self._efficiency.grouped_ridge)
-
-    def _waves(self, tiles: float) -> float:
-        """How many tiles come after each other on a processor."""
-        waves = tiles / self._processors
-        return waves if waves > 1 else 1.0
+        return _joined(computing, memory, self._grouped_ridge)
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
         """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves.

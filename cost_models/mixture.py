@@ -5,8 +5,6 @@ Where experts are spread over replicas, all of them wait for the one with the bu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from meshwright.cost_models.kernels import Kernels
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
@@ -49,13 +47,13 @@ class Mixture:
 
     def of(self, rows: float, groups: float, *, trains: bool = False) -> float:
         """Seconds when this many copies of tokens come to so many of this rank's experts."""
-        grouped, gradient = self._kernels.grouped, self._kernels.grouped_gradient
-        moving = self._start + rows * self._copy_seconds
-        seconds = moving + self._sum(grouped, rows, groups)
+        grouped, moving = self._kernels.grouped, self._start + rows * self._copy_seconds
+        seconds = moving
+        for inner, outer in self._shapes:
+            seconds += grouped(rows, groups, inner, outer)
         if trains:
-            seconds += _BACKWARD * moving + self._sum(gradient, rows, groups)
-            seconds += sum(grouped(rows, groups, outer, inner) for inner, outer in self._shapes)
+            seconds += _BACKWARD * moving
+            for inner, outer in self._shapes:
+                seconds += grouped(rows, groups, outer, inner)
+                seconds += self._kernels.grouped_gradient(rows, groups, inner, outer)
         return seconds
-
-    def _sum(self, law: Callable[[float, float, float, float], float], rows: float, groups: float) -> float:
-        return sum(law(rows, groups, inner, outer) for inner, outer in self._shapes)

@@ -40,12 +40,12 @@ class Routing(Document):
 
     def variance(self, num_tokens: float) -> float:
         """Of the popularity of an expert, relative to the square of its mean."""
-        most = self.reach * num_tokens
+        most, power = self.reach * num_tokens, 1 - self.exponent
         if most <= 1:
             return 0.0
-        log = math.log(most)
-        share, mean, square = (math.expm1(power * log) / power for power in (n + 1 - self.exponent for n in range(3)))
-        return max(0.0, square * share / mean**2 - 1)
+        low: float = most**power
+        share, mean, square = (low - 1) / power, (low * most - 1) / (power + 1), (low * most * most - 1) / (power + 2)
+        return max(0.0, square * share / (mean * mean) - 1)
 
 
 @cache
