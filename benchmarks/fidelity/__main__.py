@@ -1,6 +1,8 @@
 """Scores the cost model against a folder of published measurements.
 
 python -m benchmarks.fidelity --data DIR [--set NAME] [--worst] [--json]
+
+Experts are scored against what aiconfigurator-core carries, where that is installed.
 """
 
 from __future__ import annotations

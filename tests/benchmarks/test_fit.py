@@ -3,10 +3,12 @@
 import pytest
 
 from benchmarks.fidelity.fit import error, fit, is_kept
-from benchmarks.fidelity.laws import Predict
+from benchmarks.fidelity.installed import rows_of
+from benchmarks.fidelity.laws import LAWS, Predict
 from benchmarks.fidelity.primitives import gemm_seconds, kernels_of
 from benchmarks.fidelity.rows import Row
 from benchmarks.fidelity.simplex import minimise
+from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 
 
@@ -40,6 +42,18 @@ def test_a_nested_constant_is_fitted_in_its_place() -> None:
     assert found.protocols[1].link_bytes == pytest.approx(0.25, rel=0.01)
     assert found.protocols[0] == start.protocols[0]
     assert error([(predict, 0.25)], found) < error([(predict, 0.25)], start)
+
+
+@pytest.mark.skipif(package_version() is None, reason=f"{PACKAGE} is not installed")
+def test_constants_of_experts_are_fitted_to_what_the_package_carries() -> None:
+    law, start = LAWS["grouped"], efficiency_of("cuda", "a100-80gb")
+    rows = [
+        law.ask(stem, row) for stem in law.stems("ampere") for row in rows_of(stem, {}) if row["ep"] == row["tp"] == "1"
+    ]
+    slow = start.model_copy(update={"grouped_flops": 0.3})
+    found = fit(("grouped_flops",), rows, slow, rounds=20)
+    assert found.grouped_flops == pytest.approx(start.grouped_flops, rel=0.1)
+    assert error(rows, found) < error(rows, slow)
 
 
 def test_half_of_the_rows_are_kept_aside_by_what_they_say() -> None:
