@@ -58,8 +58,8 @@ class Call:
 class Move:
     """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools.
 
-    Sequence and context parallelism, which cut no weights, matter only to whether the two layouts are the same: see
-    `Layout.cut`. The parts are the positions of the cluster's parts that the pools are in.
+    Of the source only its ranks matter, its slices for the target, and whether the two layouts are the same; of the
+    target its cut: see `Layout`. The parts are the positions of the cluster's parts that the pools are in.
     """
 
     model: ModelSpec

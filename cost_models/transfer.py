@@ -33,8 +33,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
     if moving > 0:
         sent_bytes = shard_bytes * moving / source.num_ranks
         link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)
-        slices = max(1, source.tp // target.tp) * max(1, source.pp // target.pp) * max(1, source.ep // target.ep)
-        messages = slices * _TENSORS_PER_LAYER * max(layers_of_stages(model, target.pp))
+        messages = source.slices_for(target) * _TENSORS_PER_LAYER * max(layers_of_stages(model, target.pp))
         tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
         tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.transfer_bytes))
     return tally.cost()

@@ -7,9 +7,8 @@ blocks fits in bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
@@ -45,7 +44,8 @@ _ROOM = 2
 Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate behind each option of each call."""
 
-_Known: TypeAlias = dict[tuple[Role, str, str, bool, int], int]
+_Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int], int]
+"""Ticks of the moves of a role's weights, by all that these depend on: see `Move`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ def _transfer(
 ) -> Transfer:
     """The refit of one stage from the training stage of its role, between every two layouts they may have.
 
-    `known` has the ticks between cuts of a role's weights, and grows.
+    `known` grows.
     """
     role = STAGE_BY_NAME[target].role
     source, spec = TRAIN_STAGE[role], facts.models.spec(role)
@@ -212,11 +212,12 @@ def _transfer(
             (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
             for one, other in overlaps
         }
-    ticks: dict[tuple[str, str, int], int] = {}
-    sources, targets = (_shards(facts.cluster, behind[end]) for end in (source, target))
-    for one, other in product(sources, targets):
+
+    def ticks_between(one: _Shard, other: _Shard) -> list[tuple[int, int]]:
+        """By what the pools have in common."""
+        slices, found = one.layout.slices_for(other.layout), []
         for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
-            key = role, one.cut, other.cut, one.name == other.name, overlap
+            key = role, one.part, one.num_ranks, slices, other.cut, one.name == other.name, overlap
             if key not in known:
                 move = Move(
                     model=spec,
@@ -227,7 +228,11 @@ def _transfer(
                     target_part=other.part,
                 )
                 known[key] = math.floor(model.move_seconds(move).total / tick)
-            ticks[one.name, other.name, overlap] = known[key]
+            found.append((overlap, known[key]))
+        return found
+
+    sources, targets = (_shards(facts.cluster, behind[end]) for end in (source, target))
+    ticks = _between_all(sources, targets, ticks_between)
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 
 
@@ -239,6 +244,42 @@ class _Shard(NamedTuple):
     num_ranks: int
     name: str
     cut: str
+
+
+def _between_all(
+    sources: Sequence[_Shard],
+    targets: Sequence[_Shard],
+    ticks_between: Callable[[_Shard, _Shard], list[tuple[int, int]]],
+) -> dict[tuple[str, str, int], int]:
+    """The ticks between all layouts, asked once for those that cut weights alike.
+
+    A layout that stays the same keeps weights in place, and is asked for itself.
+    """
+    found: dict[tuple[str, str, int], int] = {}
+    by_target = _by_cut(targets)
+    for ones in _by_cut(sources):
+        row = []
+        for others in by_target:
+            pair = next(((one, other) for one in ones for other in others if one.name != other.name), None)
+            if pair:
+                row += [(other.name, *lasts) for lasts in ticks_between(*pair) for other in others]
+        for one in ones:
+            found.update({(one.name, other, overlap): lasts for other, overlap, lasts in row})
+    named = {other.name: other for other in targets}
+    for one in sources:
+        if one.name in named:
+            found.update(
+                {(one.name, one.name, overlap): lasts for overlap, lasts in ticks_between(one, named[one.name])}
+            )
+    return found
+
+
+def _by_cut(shards: Sequence[_Shard]) -> list[list[_Shard]]:
+    """Those that cut weights alike together."""
+    found: dict[str, list[_Shard]] = {}
+    for shard in shards:
+        found.setdefault(shard.cut, []).append(shard)
+    return list(found.values())
 
 
 def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:

@@ -75,6 +75,10 @@ class Layout:
         """The layout without what cuts no weights: as many ranks hold each part of them, as so many replicas."""
         return replace(self, sp=False, cp=1, dp=self.dp * self.cp)
 
+    def slices_for(self, target: Layout) -> int:
+        """Parts of the weights cut like this that make up one part cut like the target, at most."""
+        return max(1, self.tp // target.tp) * max(1, self.pp // target.pp) * max(1, self.ep // target.ep)
+
     def __str__(self) -> str:
         rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if getattr(self, axis) > 1)
         return f"tp{self.tp},pp{self.pp},dp{self.dp}{rare}{',sp' if self.sp else ''}"

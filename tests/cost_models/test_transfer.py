@@ -32,6 +32,12 @@ def test_a_refit_receives_a_shard_per_rank(move: Callable[..., Cost], llama: Mod
     assert bytes_term == pytest.approx(2 * llama.num_params / 4 / (300e9 * 0.7), rel=0.01)
 
 
+def test_of_the_source_only_its_ranks_and_its_slices_matter(move: Callable[..., Cost]) -> None:
+    """Two slices of each of six tensors in 32 layers, whether they are halves of tensors or of the layers."""
+    assert move("tp4,dp2", "tp2,dp4", 8) == move("tp2,pp2,dp2", "tp2,dp4", 8)
+    assert move("tp4,dp2", "tp2,dp4", 8) != move("tp8", "tp2,dp4", 8)
+
+
 def test_few_senders_limit_many_receivers(move: Callable[..., Cost]) -> None:
     assert move("tp1", "dp4", 0).total > 2 * move("dp4", "dp4", 0).total
 

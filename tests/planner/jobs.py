@@ -168,8 +168,9 @@ class RandomModel:
         )
 
     def move_seconds(self, move: Move) -> Cost:
-        cuts = (replace(move.source.cut, vpp=1), move.target.cut)
-        return Cost((Term("transfer", 0.2 * self._draw("m", *cuts, move.source == move.target, move.overlap)),))
+        source, target = move.source, move.target
+        told = (source.num_ranks, source.slices_for(target), target.cut, source == target, move.overlap)
+        return Cost((Term("transfer", 0.2 * self._draw("m", move.model.name, *told)),))
 
     def handover_seconds(self, num_bytes: float) -> Cost:
         return Cost((Term("handover", 0.01 * self._draw("h", num_bytes)),))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import pytest
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.question import Call, Move
 from meshwright.planner.edges import handovers
 from meshwright.planner.frontier import frontiers
 from meshwright.planner.leads import SYNCHRONOUS, Scope
@@ -13,9 +16,10 @@ from meshwright.planner.pins import Ranks, parse_pins
 from meshwright.planner.pose import BLOCK_BYTES, Posed, pose
 from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload
-from meshwright.profiles.stages import STAGES
-from tests.planner.jobs import ToyModel, small_facts
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
 FACTS = small_facts(nodes=2, ranks_per_node=2)
 MODEL = ToyModel(FACTS)
@@ -110,6 +114,20 @@ def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(posed: Posed
         if isinstance(task, Transfer):
             assert task.occupies == "both"
             assert task.source == ("critic_train" if "critic" in task.target else "actor_train")
+
+
+def test_a_refit_lasts_as_long_as_the_cost_model_says_of_each_two_layouts() -> None:
+    model = RandomModel(0, 2**27)
+    found = frontiers(FACTS, model, (), is_limited=False)
+    posed = pose(FACTS, model, found, handovers(FACTS, model))
+    for task in posed.problem.tasks:
+        if isinstance(task, Transfer):
+            spec = FACTS.models.spec(STAGE_BY_NAME[task.target].role)
+            for (one, other, overlap), ticks in task.ticks.items():
+                move = Move(model=spec, source=Layout.parse(one), target=Layout.parse(other), overlap=overlap)
+                assert ticks == math.floor(model.move_seconds(move).total / posed.tick_seconds)
+            layouts = [{option.place.layout for option in posed.problem.options(c)} for c in (task.source, task.target)]
+            assert {key[:2] for key in task.ticks} == set(product(*layouts))
 
 
 def test_blocks_of_ranks_of_one_size_are_interchangeable(posed: Posed) -> None:
