@@ -15,6 +15,7 @@ from meshwright.cost_models.mixture import Mixture
 from meshwright.cost_models.precision import precision_named
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body
@@ -135,12 +136,12 @@ class AnalyticShard(Shard):
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size
-        self._mixture, self._dense_share = None, model.num_dense_layers / model.num_layers
+        self._mixture, self._routing, self._dense_share = None, 0.0, model.num_dense_layers / model.num_layers
         if model.experts:
             self._mixture = Mixture(self._kernels, efficiency, model.experts, hidden, ep=ep, size=numbers.size)
             widths = self._dense_share * model.ffn_size + (1 - self._dense_share) * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
-        self._routing = (1 - self._dense_share) * efficiency.routing_kernels
+            self._routing = (1 - self._dense_share) * self._kernels_around(model.experts, ep)
         layer_bytes = numbers.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
         self._layer_products = self._kernels.products(self._gemms)
@@ -251,6 +252,11 @@ class AnalyticShard(Shard):
         if shared:
             mixed += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
         return dense_share * dense + (1 - dense_share) * mixed
+
+    def _kernels_around(self, experts: Experts, ep: int) -> float:
+        """Kernels that route tokens, and those of this rank's experts where each runs by itself."""
+        alone = 0.0 if self._framework.grouped_experts else experts.num_experts / ep * self._efficiency.expert_kernels
+        return self._efficiency.routing_kernels + alone
 
     def _launches(self, num_kernels: float, num_started: float, num_routing: float) -> _Launches:
         """Of kernels whose device seconds count the start of `num_started` of them, and of those around experts, whose

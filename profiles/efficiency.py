@@ -75,6 +75,9 @@ class Efficiency(Document):
     routing_kernels: int = Field(
         ge=0, description="that the forward pass of a layer launches more where it has experts"
     )
+    expert_kernels: int = Field(
+        ge=0, description="launched by the forward pass of one expert, where each runs by itself"
+    )
     kernels_at_ends: int = Field(ge=0, description="launched by embedding and head together")
     date: str
     source: str = Field(min_length=1)

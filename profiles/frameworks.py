@@ -39,6 +39,7 @@ class Framework(Document):
     call_seconds: float = Field(
         default=0.0, ge=0, description="time of the controller around each function call of a step"
     )
+    grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
     start_share: float = Field(default=1.0, ge=0, le=1, description="of a kernel's start that is left inside a graph")
     kernels_per_layer: int | None = Field(
         default=None, gt=0, description="where kernels are fused; otherwise the device's"

@@ -16,6 +16,7 @@ from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Protocol, efficiency_of
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.routing import routing
@@ -145,12 +146,15 @@ def test_copies_are_gathered_around_experts_that_are_cut_but_not_spread(
 def test_decoding_reads_fewer_experts_the_further_they_are_spread(
     a100s: Callable[[int], Cluster], mixture: ModelSpec
 ) -> None:
-    """16 rows reach every expert: what is read of them falls with the experts that a rank holds."""
+    """16 rows reach every expert: what is read of them falls with the experts that a rank holds. A graph hides the
+    launches."""
     assert mixture.experts is not None
     wide = replace(mixture, experts=replace(mixture.experts, ffn_size=4 * mixture.ffn_size, num_dense_layers=0))
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     seconds = [
-        AnalyticShard(wide, device, "bf16", efficiency, 1.0, ep=ep).time(Body.DECODE, 16, 1, 100).layer
+        AnalyticShard(wide, device, "bf16", efficiency, 1.0, ep=ep, framework=framework_named("vllm"))
+        .time(Body.DECODE, 16, 1, 100)
+        .layer
         for ep in (1, 2, 8)
     ]
     an_expert = 2 * 3 * wide.hidden_size * 4 * mixture.ffn_size / device.memory_bytes_per_second

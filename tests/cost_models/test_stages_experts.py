@@ -61,10 +61,11 @@ def test_many_tokens_take_longer_than_a_dense_model_of_the_active_width_by_what_
         assert 1.2 < ratio < known.gemm_flops / known.grouped_flops
 
 
-def test_a_token_alone_takes_the_launches_of_its_layer_and_of_what_routes_it(
+def test_a_token_alone_takes_the_launches_of_its_layer_of_what_routes_it_and_of_experts_that_run_one_by_one(
     time: Callable[..., float], mixture: ModelSpec, llama: ModelSpec, a100s: Callable[[int], Cluster]
 ) -> None:
-    more = efficiency_of("cuda", "a100-80gb").routing_kernels * a100s(1).device.launch_seconds
+    efficiency = efficiency_of("cuda", "a100-80gb")
+    more = (efficiency.routing_kernels + 8 * efficiency.expert_kernels) * a100s(1).device.launch_seconds
     for body, passes in ((Body.FORWARD, 1), (Body.TRAIN, 3)):
         assert time(mixture, body, 1, 1) - time(llama, body, 1, 1) == pytest.approx(passes * more)
 
