@@ -32,6 +32,7 @@ from meshwright.planner.job import Facts, Job, read_job, resolve
 from meshwright.planner.pins import parse_pins
 from meshwright.planner.plan import Plan
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table, read_table
 from meshwright.runtime.request import RunRequest
 from meshwright.runtime.train import run_plan
@@ -58,7 +59,8 @@ class Measured:
         return statistics.median(self.tokens_per_second)
 
 
-def main() -> None:
+def main() -> int:
+    """The exit code: 0, or 2 for what cannot be measured here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--pairs", type=int, default=5)
@@ -66,12 +68,17 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="a profile of the job, instead of a new one")
     parser.add_argument("--out", type=Path, help="where the report goes; printed in any case")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        found = measure(asked.job, Path(scratch), asked.pairs, asked.steps, asked.table)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = measure(asked.job, Path(scratch), asked.pairs, asked.steps, asked.table)
+    except BadInput as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return problem.exit_code
     text = _report(asked.job, found, asked.pairs, asked.steps)
     print(text)
     if asked.out:
         asked.out.write_text(text, encoding="utf-8")
+    return 0
 
 
 def measure(name: str, scratch: Path, pairs: int, steps: int, table_path: Path | None) -> list[Measured]:
@@ -152,4 +159,4 @@ def _report(job: str, found: list[Measured], pairs: int, steps: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,6 +15,8 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
+from meshwright.profiles.errors import BadInput
+
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 
 JOBS = ("tiny", "deep")
@@ -26,7 +28,9 @@ _LONGEST_RESPONSE = 512
 
 
 def job_of(name: str, directory: Path) -> Path:
-    """Writes the job's file, and what models it needs, into `directory`; the demo's models must have been made."""
+    """Writes the job's file, and what models it needs, into `directory`. Raises BadInput without the demo's models."""
+    if not (TINY / "build" / "actor").is_dir():
+        raise BadInput(f"{TINY / 'build'} holds no models; make them with `make demo`.")
     job = _tiny() if name == "tiny" else _deep(directory)
     path = directory / "job.yaml"
     path.write_text(yaml.safe_dump(job | {"staleness": _STALENESS[name]}), encoding="utf-8")
