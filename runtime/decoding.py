@@ -90,8 +90,7 @@ class _Layer:
         if self._query_norm is not None:
             turning = torch.cat([self._query_norm(turning[:, :, :-1]), self._key_norm(turning[:, :, -1:])], dim=2)
         turned = torch.addcmul(turning * cos, turning.roll(turning.shape[-1] // 2, -1), sin)
-        keys, values = cache.extend(index, turned[:, :, -1], mixed[:, :, -1])
-        attended = F.scaled_dot_product_attention(turned[:, :, :-1], keys, values, attn_mask=cache.mask)
+        attended = cache.attend(index, turned[:, :, :-1], turned[:, :, -1], mixed[:, :, -1])
         return self._projection.add_to(hidden, attended.flatten(1))
 
     def feed_forward(self, hidden: Tensor) -> Tensor:

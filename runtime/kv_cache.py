@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.runtime.bands import bands
 from meshwright.runtime.equal_rows import EqualRows, equal_rows
 
 
@@ -59,7 +61,7 @@ class SlotCache:
 
     def decode(self, first_slot: int, lengths: Tensor, longest: int) -> DecodeView:
         """A view for one new token per row; `lengths` [B] counts the tokens cached, of which no row has more than
-        `longest`."""
+        `longest`. A device would have to be waited for to tell them apart: there all rows are read as far."""
         _, _, heads, max_tokens, _ = self.keys.shape
         device = lengths.device
         num_rows = lengths.shape[0]
@@ -67,13 +69,13 @@ class SlotCache:
         rows = slots[:, None] * heads + torch.arange(heads, device=device)
         hidden = torch.arange(longest + 1, device=device) > lengths[:, None]
         mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=device).masked_fill_(hidden, -torch.inf)
-        return DecodeView(
-            self,
-            slice(first_slot, first_slot + num_rows),
-            positions=lengths,
-            places=(rows * max_tokens + lengths[:, None]).flatten(),
-            mask=mask[:, None, None],
-        )
+        known = [longest] * num_rows if lengths.is_cuda else lengths.tolist()
+        places = (rows * max_tokens + lengths[:, None]).flatten()
+        known, read = [longest] * num_rows if lengths.is_cuda else lengths.tolist(), []
+        for band in bands(known):
+            of_band = slice(first_slot + band.start, first_slot + band.stop)
+            read.append(Band(band, of_band, mask[band, None, None, : 1 + max(known[band])]))
+        return DecodeView(self, lengths, places, tuple(read))
 
     def continue_rows(self, slots: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
         """A view for packed rows: row b has `lengths[b]` tokens behind the `cached[b]` tokens of `slots[b]`."""
@@ -112,19 +114,34 @@ class ContinuedRows:
 
 
 @dataclass(frozen=True)
+class Band:
+    """Neighbouring rows of a decode step, which read their slots as far as the longest of them."""
+
+    rows: slice
+    slots: slice
+    mask: Tensor  # [b, 1, 1, T], 0 where a row may look and minus infinity elsewhere
+
+
+@dataclass(frozen=True)
 class DecodeView:
     """The cache during a decode step: one new token per row, at the row's own position."""
 
     cache: SlotCache
-    slots: slice
     positions: Tensor  # [B]
     places: Tensor  # [B * kv_heads], where the new keys go among all of a layer's [slots * kv_heads * max_tokens, D]
-    mask: Tensor  # [B, 1, 1, T], 0 where a row may look and minus infinity elsewhere; T covers the longest row
+    bands: tuple[Band, ...]
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores keys and values [B, kv_heads, D]; returns all that are cached, [B, kv_heads, T, D]."""
-        size, num_tokens = key.shape[-1], self.mask.shape[-1]
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, kv_heads, heads / kv_heads, D] from the new queries of that shape; new keys and values [B, kv_heads, D]
+        are kept."""
+        size = key.shape[-1]
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.view(-1, size).index_copy_(0, self.places, key.reshape(-1, size))
         values.view(-1, size).index_copy_(0, self.places, value.reshape(-1, size))
-        return keys[self.slots, :, :num_tokens], values[self.slots, :, :num_tokens]
+        attended = []
+        for band in self.bands:
+            seen = band.slots, slice(None), slice(band.mask.shape[-1])
+            attended.append(
+                F.scaled_dot_product_attention(query[band.rows], keys[seen], values[seen], attn_mask=band.mask)
+            )
+        return attended[0] if len(attended) == 1 else torch.cat(attended)

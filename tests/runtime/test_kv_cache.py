@@ -140,3 +140,35 @@ def test_cached_keys_and_values_are_read_where_they_lie() -> None:
     for seen in cache.continue_rows([2, 3, 7], [3, 3, 0], [2, 2, 6]).seen(1):
         for held, rows in zip((cache.keys, cache.values), seen, strict=True):
             assert rows.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
+
+
+def test_a_decode_step_in_bands_answers_each_row_as_if_it_were_alone() -> None:
+    lengths = [390] * 6 + [20] * 8 + [200, 7] * 3
+    draw = torch.Generator().manual_seed(0)
+    caches = [
+        SlotCache(
+            num_layers=2,
+            num_slots=len(lengths) + 3,
+            num_kv_heads=KV_HEADS,
+            max_tokens=400,
+            head_dim=SIZE,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        for _ in range(2)
+    ]
+    for held in (caches[0].keys, caches[0].values):
+        held.normal_(generator=draw)
+    caches[1].keys.copy_(caches[0].keys)
+    caches[1].values.copy_(caches[0].values)
+    shape = len(lengths), KV_HEADS
+    query = torch.randn(*shape, HEADS // KV_HEADS, SIZE, generator=draw)
+    key, value = (torch.randn(*shape, SIZE, generator=draw) for _ in range(2))
+    together = caches[0].decode(2, torch.tensor(lengths), max(lengths))
+    assert len(together.bands) > 1
+    found = together.attend(1, query, key, value)
+    for row, length in enumerate(lengths):
+        own = slice(row, row + 1)
+        alone = caches[1].decode(2 + row, torch.tensor([length]), length).attend(1, query[own], key[own], value[own])
+        torch.testing.assert_close(found[own], alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(caches[0].keys, caches[1].keys, rtol=0, atol=0)
