@@ -21,7 +21,6 @@ from meshwright.cost_models.params import LayerCounts
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, Window
 from meshwright.profiles.frameworks import Framework
-from meshwright.profiles.routing import routing
 from meshwright.profiles.table import Body
 
 _DRAWN_BYTES = 16
@@ -88,7 +87,7 @@ class Generation:
         model = self.call.model
         if model.experts and groups.experts.size > 1:
             copies, ep = model.experts.experts_per_token, groups.experts.size
-            busiest = routing().busiest(load.mean_tokens * ep, copies, model.experts.num_experts, ep)
+            busiest = model.experts.busiest(load.mean_tokens * ep, ep)
             passed, source = laws.route(busiest * copies * hidden_bytes)
             per_layer = 2 * model.expert_layers_share * passed
             tally.add("expert-parallel collectives", number * num_layers * per_layer, source)

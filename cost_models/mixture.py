@@ -8,7 +8,6 @@ from __future__ import annotations
 from meshwright.cost_models.kernels import Kernels
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.routing import routing
 
 _MOVES = 4
 """Reads and writes of a hidden state that goes to an expert and comes back, besides those of the products."""
@@ -41,8 +40,7 @@ class Mixture:
     def seconds(self, count: float, *, trains: bool) -> float:
         """Seconds on the busiest rank when each of the replicas brings `count` tokens."""
         experts, tokens = self.experts, count * self._ep
-        picked, number = experts.experts_per_token, experts.num_experts
-        rows = count * picked * routing().busiest(tokens, picked, number, self._ep)
+        rows = count * experts.experts_per_token * experts.busiest(tokens, self._ep)
         return self.of(rows, experts.touched(tokens) / self._ep, trains=trains)
 
     def of(self, rows: float, groups: float, *, trains: bool = False) -> float:

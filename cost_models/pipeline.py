@@ -28,7 +28,6 @@ from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal
-from meshwright.profiles.routing import routing
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body
 
@@ -243,7 +242,7 @@ class Pipeline:
             return 0.0, Source.ANALYTIC
         hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
         copies = model.experts.experts_per_token
-        busiest = routing().busiest(num_tokens * layout.ep, copies, model.experts.num_experts, layout.ep)
+        busiest = model.experts.busiest(num_tokens * layout.ep, layout.ep)
         sent_bytes = busiest * copies * hidden_bytes / (layout.tp if layout.sp else 1)
         passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
         if layout.sp:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.routing import routing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,10 @@ class Experts:
         """Expected number of experts that this many tokens reach, when each picks among them evenly."""
         missed: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1 - missed)
+
+    def busiest(self, num_tokens: float, ep: int) -> float:
+        """Copies of so many tokens that come to the busiest of `ep` ranks, over the mean of them all: see `Routing`."""
+        return routing().busiest(num_tokens, self.experts_per_token, self.num_experts, ep)
 
     def shard(self, tp: int) -> Experts:
         """The experts that one of `tp` ranks holds: all of them, each cut along its width."""
