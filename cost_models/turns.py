@@ -5,8 +5,10 @@ Overcommit: more prompts than a batch are in flight, and a turn ends when a batc
 those that are due included; the first to end are delivered and the others go on (Yan et al., OPPO, arXiv:2509.25762,
 inter-step overlap). Prompts arrive in one stream, so both differ only in when a turn ends.
 
-Every replica ends its turn by its own sequences, and the turn of all lasts as long as the slowest one's: the replica
-that draws the longest response of a batch has had no more of a head start than its own turn before took.
+A turn waits for the longest response of its own batch, and batches differ: a long one holds up those behind it, which
+a short one cannot make good. So several drawn batches are played, and not the mean one again and again. Every replica
+ends its turn by its own sequences, and the turn of all lasts as long as the slowest one's: the replica that draws the
+longest response of a batch has had no more of a head start than its own turn before took.
 """
 
 from __future__ import annotations
@@ -93,12 +95,16 @@ class Turns:
             return rounds_of(self._workload, num_rows, num_slots)
         smaller = [self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows)]
         fewest = min(smaller, key=lambda rounds: rounds.num_rounds)
-        batches = self._batches_of(num_rows)
-        if fewest.num_rounds <= int(batches[0].responses.sum()) / num_slots:
+        batches, shares = self._batches_of(num_rows), self._shares_of(num_rows)
+        total = int(batches[0].responses.sum())
+        if fewest.num_rounds <= total / num_slots:
             return fewest
-        alone = _steady(self._workload, batches, num_slots, overlap)
-        slowest = _slowest_rounds(self._shares_of(num_rows), num_slots, overlap)
-        return min(fewest, _stretched(alone, slowest), key=lambda rounds: rounds.num_rounds)
+        if shares.shape[1] == 1:
+            own = _steady(self._workload, _drawn(self._workload, shares[:, 0]), total, num_slots, overlap)
+        else:
+            alone = _steady(self._workload, batches, total, num_slots, overlap)
+            own = _stretched(alone, _slowest_rounds(shares, num_slots, overlap))
+        return min(fewest, own, key=lambda rounds: rounds.num_rounds)
 
     def _shares_of(self, num_rows: int) -> Integers:
         if num_rows not in self._shares:
@@ -132,15 +138,15 @@ def _smaller(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
         yield Overlap(overcommit=overlap.overcommit, max_deferral=overlap.max_deferral - 1)
 
 
-def _steady(workload: Workload, batches: tuple[Batch, ...], num_slots: int, overlap: Overlap) -> Rounds:
-    """Several turns played after a warm-up, each batch in the next order of arrival, and averaged.
+def _steady(workload: Workload, batches: tuple[Batch, ...], total: int, num_slots: int, overlap: Overlap) -> Rounds:
+    """Turns played after a warm-up, one for each of the batches or a few more, and averaged.
 
     The turns that are averaged start with some sequences under way and end with others. Row-rounds and admissions are
-    scaled to those of one batch, so that a turn does one batch's work; their number of rounds with them.
+    scaled to those of one batch of `total` tokens, so that a turn does one batch's work; their number of rounds with
+    them.
     """
-    num_rows, total = len(batches[0].responses), int(batches[0].responses.sum())
-    warm_up = 2 * overlap.num_turns
-    num_turns = warm_up + -(-NUM_ORDERS // overlap.num_turns) * overlap.num_turns
+    num_rows, warm_up = len(batches[0].responses), 2 * overlap.num_turns
+    num_turns = warm_up + -(-max(NUM_ORDERS, len(batches)) // overlap.num_turns) * overlap.num_turns
     start, end, prompts, bounds = play(batches, num_slots, num_turns, overlap)
     passes = [pass_of(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
     count = len(passes)
@@ -167,11 +173,15 @@ def shares_of(workload: Workload, num_rows: int) -> Integers:
     return dealt
 
 
+def _drawn(workload: Workload, shares: Integers) -> tuple[Batch, ...]:
+    """Batches of a replica that has all rows, [batch, row], each with the prompts in another order."""
+    prompts, orders = np.array(workload.prompt_lengths.strata(shares.shape[1])), np.random.default_rng(1)
+    return tuple(Batch(responses, orders.permutation(prompts)) for responses in shares)
+
+
 def _slowest_rounds(shares: Integers, num_slots: int, overlap: Overlap) -> float:
-    """Rounds of the slowest replica's turn, on average over the turns; 0 for a replica that is alone."""
+    """Rounds of the slowest replica's turn, on average over the turns."""
     num_batches, num_replicas, _ = shares.shape
-    if num_replicas == 1:
-        return 0.0
     warm_up = 2 * overlap.num_turns
     num_turns = warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
     bounds = [

@@ -6,7 +6,8 @@ generation waits in the one and is waited for in the other. So a turn goes on fo
 while something is left to draw. What it draws beyond its own batch makes the turns that follow shorter.
 
 Nothing is held back where nobody would gain: where a turn is all that its sequences have, and where a single replica
-generates while nothing else runs.
+would be waited for. That one goes on for what it would wait itself, as the plan has it, for the busiest of the ranks
+that do not generate.
 """
 
 from __future__ import annotations
@@ -48,4 +49,17 @@ def planned_rounds(plan: Plan) -> float:
         return 0.0
     num_rows = plan.facts.workload.batch_size // dp
     overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.lead)
-    return Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
+    rounds = Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
+    return rounds if dp > 1 else rounds * min(1.0, _spare_seconds(plan) / placement.cost.total)
+
+
+def _spare_seconds(plan: Plan) -> float:
+    """By which the generating ranks, without generation, are done before the busiest of the others."""
+    generating = plan.pool_of(GENERATE).ranks
+    busy = dict.fromkeys(range(plan.facts.cluster.num_ranks), 0.0)
+    for placement in plan.placements:
+        for rank in plan.pool_of(placement.stage).ranks if placement.stage != GENERATE else ():
+            busy[rank] += placement.cost.total
+    own = max(busy[rank] for rank in generating)
+    elsewhere = max((seconds for rank, seconds in busy.items() if rank not in generating), default=0.0)
+    return max(0.0, elsewhere - own)

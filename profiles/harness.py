@@ -215,14 +215,19 @@ def merged(turns: Sequence[T]) -> T:
     return turns[-1].model_copy(update=update)
 
 
-def points(specs: Mapping[Role, ModelSpec], workload: Workload, cluster: Cluster) -> tuple[Point, ...]:
-    """A small grid from which every stage of the job can be interpolated, each point once."""
+def points(
+    specs: Mapping[Role, ModelSpec], workload: Workload, cluster: Cluster, *, staleness: int = 0
+) -> tuple[Point, ...]:
+    """A small grid from which every stage of the job can be interpolated, each point once.
+
+    As many batches as `staleness` allows beyond the first may be decoded together.
+    """
     found = {
         Point(shape=shape, num_layers=num_layers, body=body, rows=rows, tokens=tokens, context=context): None
         for shape, bodies in _shapes(specs, cluster).items()
         for num_layers in DEPTHS[cluster.device.kind]
         for body in bodies
-        for rows, tokens, context in _grid(body, workload)
+        for rows, tokens, context in _grid(body, workload, staleness)
     }
     return tuple(found)
 
@@ -256,7 +261,7 @@ def _shapes(specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tu
     return {shape: tuple(body for body in Body if body in bodies) for shape, bodies in wanted.items()}
 
 
-def _grid(body: Body, workload: Workload) -> Iterator[tuple[int, int, int]]:
+def _grid(body: Body, workload: Workload, staleness: int) -> Iterator[tuple[int, int, int]]:
     """(rows, tokens, context) at which a body is timed."""
     if body is Body.OPTIMIZER:
         yield 0, 0, 0
@@ -268,7 +273,8 @@ def _grid(body: Body, workload: Workload) -> Iterator[tuple[int, int, int]]:
         Body.PREFILL: _between(shortest_prompt, longest_prompt),
         Body.DECODE: _between(shortest_prompt, longest - 1),  # the last token drawn is never cached
     }.get(body, _between(shortest, longest))
-    for rows in _ladder(min(workload.batch_size, _MAX_ROWS[body])):
+    together = 1 + staleness if body is Body.DECODE else 1
+    for rows in _ladder(min(together * workload.batch_size, _MAX_ROWS[body])):
         for length in lengths:
             if body is Body.DECODE:
                 yield rows, 1, length

@@ -69,7 +69,6 @@ class SlotCache:
         rows = slots[:, None] * heads + torch.arange(heads, device=device)
         hidden = torch.arange(longest + 1, device=device) > lengths[:, None]
         mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=device).masked_fill_(hidden, -torch.inf)
-        known = [longest] * num_rows if lengths.is_cuda else lengths.tolist()
         places = (rows * max_tokens + lengths[:, None]).flatten()
         known, read = [longest] * num_rows if lengths.is_cuda else lengths.tolist(), []
         for band in bands(known):

@@ -144,7 +144,7 @@ def _provenance(facts: Facts, num_ranks: int) -> Provenance:
 def _wanted(facts: Facts, table: Table, num_ranks: int) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
     """The points and collectives of the job that the table lacks."""
     specs = {role: facts.models.spec(role) for role in Role}
-    wanted = points(specs, facts.workload, _cluster(facts))
+    wanted = points(specs, facts.workload, _cluster(facts), staleness=facts.staleness)
     return missing(table, wanted), missing(table, exchanges(_cluster(facts), num_ranks))
 
 

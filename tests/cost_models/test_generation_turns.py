@@ -131,18 +131,42 @@ def test_a_tail_that_may_take_more_turns_no_longer_decides(long_tail: Workload) 
         assert turns.rounds(64, 320, overlap).num_rounds == pytest.approx(longest / 3, rel=0.1)
 
 
+@pytest.mark.parametrize("num_replicas", [1, 8])
 @pytest.mark.parametrize(
     "overlap", [Overlap(batches_in_flight=2), Overlap(batches_in_flight=4), *OVERCOMMITS[:3]], ids=str
 )
-def test_a_turn_is_as_long_as_that_of_the_slowest_of_the_replicas(long_tail: Workload, overlap: Overlap) -> None:
-    """Lengths are drawn, 8 replicas play them side by side, and the next turn waits for the slowest."""
-    lengths = long_tail.response_lengths
-    drawn = np.random.default_rng(1).choice(lengths.tokens, p=lengths.probabilities, size=(60, 8, 64))
-    played = [
-        play(tuple(Batch(rows, rows) for rows in drawn[:, replica]), 64, 60, overlap).bounds for replica in range(8)
-    ]
+def test_a_turn_is_as_long_as_that_of_the_slowest_of_the_replicas(
+    long_tail: Workload, overlap: Overlap, num_replicas: int
+) -> None:
+    """Lengths are drawn, the replicas play them side by side, and the next turn waits for the slowest."""
+    num_slots = 512 // num_replicas
+    played = _played_as_drawn(long_tail, num_replicas, 64, num_slots, overlap)
     slowest = np.diff(played).max(axis=0)[10:].mean()
-    assert Turns(long_tail).rounds(64, 64, overlap).num_rounds == pytest.approx(slowest, rel=0.1)
+    turns = Turns(long_tail.model_copy(update={"batch_size": 64 * num_replicas}))
+    assert turns.rounds(64, num_slots, overlap).num_rounds == pytest.approx(slowest, rel=0.1)
+
+
+def test_a_long_response_holds_up_the_batches_behind_it(long_tail: Workload) -> None:
+    """So eight batches in flight do not take an eighth of a batch's rounds, where batches differ much."""
+    few_rows = long_tail.model_copy(update={"batch_size": 16})
+    overlap = Overlap(batches_in_flight=8)
+    alone, running_on = (Turns(few_rows).rounds(16, 128, how).num_rounds for how in (Overlap(), overlap))
+    [bounds] = _played_as_drawn(few_rows, 1, 16, 128, overlap, num_turns=2000)
+    assert running_on == pytest.approx(np.diff(bounds)[10:].mean(), rel=0.15)
+    assert running_on > 1.15 * alone / 8
+
+
+def _played_as_drawn(
+    workload: Workload, num_replicas: int, num_rows: int, num_slots: int, overlap: Overlap, num_turns: int = 60
+) -> list[list[int]]:
+    """Of each replica the rounds between which its turns lie."""
+    lengths = workload.response_lengths
+    size = (num_turns, num_replicas, num_rows)
+    drawn = np.random.default_rng(1).choice(lengths.tokens, p=lengths.probabilities, size=size)
+    return [
+        play(tuple(Batch(rows, rows) for rows in drawn[:, replica]), num_slots, num_turns, overlap).bounds
+        for replica in range(num_replicas)
+    ]
 
 
 def test_replicas_with_equal_lengths_do_not_wait_for_each_other(fixed: Workload) -> None:

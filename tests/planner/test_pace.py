@@ -19,8 +19,8 @@ from tests.planner.test_sampled import model_of
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 
-def ahead(lead: int = 1, **generation: int) -> Plan:
-    """One rank generates, with a slot for every sequence in flight; three others do all else."""
+def ahead(lead: int = 1, others: dict[str, Where] | None = None, **generation: int) -> Plan:
+    """One rank generates, with a slot for every sequence in flight; another does all else, unless it is said."""
     facts = small_facts(memory_bytes=2**50)
     response = LengthSpec(max=128, histogram=((32, 1), (64, 1), (128, 1)))
     workload = facts.workload.model_copy(update={"response": response})
@@ -28,6 +28,7 @@ def ahead(lead: int = 1, **generation: int) -> Plan:
     where = {
         "actor_generate": Where("0:1", schedule=Schedule(generation_slots=32, **generation)),
         "other": Where("1:1"),
+        **(others or {}),
     }
     return plan_by_hand(facts, where, patterns(2)[lead])
 
@@ -47,6 +48,21 @@ def test_the_pace_is_that_of_the_plans_turns() -> None:
     rounds = Turns(plan.facts.workload).rounds(16, 32, Overlap(batches_in_flight=2)).num_rounds
     assert planned_rounds(plan) == rounds
     assert Pace(plan).least_rounds == int(rounds)
+
+
+def test_a_single_replica_that_would_be_waited_for_keeps_no_pace() -> None:
+    where = {name: Where("0:1") for name in ("actor_train", "critic_train", "actor_logprob")}
+    assert planned_rounds(ahead(others=where, batches_in_flight=2)) == 0
+
+
+def test_a_single_replica_goes_on_for_what_it_would_wait_for_the_others() -> None:
+    """With the critic's training on its own rank, the rank that is left is busy for less than a turn of generation."""
+    plan = ahead(others={"critic_train": Where("2:1"), "reward_score": Where("0:1")}, batches_in_flight=2)
+    seconds = {placement.stage: placement.cost.total for placement in plan.placements}
+    others = ("ref_logprob", "critic_value", "actor_logprob", "actor_train")
+    spare = sum(seconds[stage] for stage in others) - seconds["reward_score"]
+    rounds = Turns(plan.facts.workload).rounds(16, 32, Overlap(batches_in_flight=2)).num_rounds
+    assert planned_rounds(plan) == pytest.approx(rounds * min(1, spare / seconds[GENERATE]))
 
 
 def test_the_pace_follows_responses_that_are_shorter_than_planned_and_no_longer_ones() -> None:

@@ -150,6 +150,14 @@ def test_points_cover_the_workload_at_two_depths(
     assert max(point.rows for point in found if point.body is Body.DECODE) == workload.batch_size
 
 
+def test_batches_that_may_be_in_flight_together_are_decoded_together_and_nothing_else_is(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    found, fresh = (points(specs, workload, cluster, staleness=staleness) for staleness in (3, 0))
+    assert max(point.rows for point in found if point.body is Body.DECODE) == 4 * workload.batch_size
+    assert {point.body for point in set(found) - set(fresh)} == {Body.DECODE}
+
+
 def test_points_of_one_shape_and_depth_are_neighbours(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:

@@ -20,12 +20,12 @@ def read(lengths: list[int], rows: slice) -> int:
     return len(lengths[rows]) * max(lengths[rows])
 
 
-@pytest.mark.parametrize("lengths", [*MIXED, [], [300] * 40, [10] * 40])
+@pytest.mark.parametrize("lengths", [*MIXED, [], [300] * 40, [10] * 40, [5_000, 100], [5_000]])
 def test_the_bands_are_the_rows_in_order(lengths: list[int]) -> None:
     assert [row for band in bands(lengths) for row in range(len(lengths))[band]] == list(range(len(lengths)))
 
 
-@pytest.mark.parametrize("lengths", [[300] * 40, [10, 20] * 20, [500, 20]])
+@pytest.mark.parametrize("lengths", [[300] * 40, [10, 20] * 20, [500, 20], [100_000], [100_000] * 2])
 def test_rows_that_are_alike_or_few_are_one_band(lengths: list[int]) -> None:
     assert list(bands(lengths)) == [slice(0, len(lengths))]
 
