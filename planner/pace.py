@@ -6,8 +6,8 @@ generation waits in the one and is waited for in the other. So a turn goes on fo
 while something is left to draw. What it draws beyond its own batch makes the turns that follow shorter.
 
 Nothing is held back where nobody would gain: where a turn is all that its sequences have, and where a single replica
-would be waited for. That one goes on for what it would wait itself, as the plan has it, for the busiest of the ranks
-that do not generate.
+would be waited for. That one goes on for as many rounds as it would wait, as the plan has it, for the busiest of the
+ranks that do not generate: then it seldom makes them wait.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from meshwright.planner.plan import Plan
 
 _MEMORY_TURNS = 8
 """Lengths are averaged over about so many turns."""
+
+_MOST = 1.5
+"""Times the planned rounds: with more, turns become hardly steadier, and tokens are drawn earlier than they need be."""
 
 
 class Pace:
@@ -42,7 +45,8 @@ class Pace:
 
 
 def planned_rounds(plan: Plan) -> float:
-    """Rounds of a turn in the steady state that the plan was costed with; 0 where no pace is kept."""
+    """Rounds of a turn that the plan has time for: at several replicas those in the steady state that it was costed
+    with; 0 where no pace is kept."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
     if not schedule.runs_on or (dp == 1 and placement.lead == 0):
@@ -50,7 +54,7 @@ def planned_rounds(plan: Plan) -> float:
     num_rows = plan.facts.workload.batch_size // dp
     overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.lead)
     rounds = Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
-    return rounds if dp > 1 else rounds * min(1.0, _spare_seconds(plan) / placement.cost.total)
+    return rounds if dp > 1 else rounds * min(_MOST, _spare_seconds(plan) / placement.cost.total)
 
 
 def _spare_seconds(plan: Plan) -> float:
