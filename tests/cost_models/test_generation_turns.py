@@ -157,7 +157,7 @@ def test_a_long_response_holds_up_the_batches_behind_it(long_tail: Workload) -> 
 
 
 def _played_as_drawn(
-    workload: Workload, num_replicas: int, num_rows: int, num_slots: int, overlap: Overlap, num_turns: int = 60
+    workload: Workload, num_replicas: int, num_rows: int, num_slots: int, overlap: Overlap, *, num_turns: int = 60
 ) -> list[list[int]]:
     """Of each replica the rounds between which its turns lie."""
     lengths = workload.response_lengths
