@@ -54,7 +54,7 @@ class DecodeStep:
     @torch.inference_mode()
     def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
         cache = self.cache.decode(first_slot, lengths, longest)
-        hidden = self._model.embedding(inputs.unsqueeze(1), None).squeeze(0) if self._mesh.is_first_stage else inputs
+        hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
         cos, sin = self._cos[cache.positions], self._sin[cache.positions]
         for index, layer in enumerate(self._layers):
             hidden = layer.attend(hidden, cos, sin, index, cache)
@@ -64,6 +64,12 @@ class DecodeStep:
         tied = self._model.share_embeddings_and_output_weights
         weight = self._model.shared_embedding_or_output_weight() if tied else self._model.output_layer.weight
         return F.linear(self._model.decoder.final_layernorm(hidden), weight)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Hidden states [B, hidden] of tokens [B]."""
+        if self._mesh.layout.tp == 1 and self._model.spec.embedding_scale == 1.0:
+            return F.embedding(tokens, self._model.embedding.word_embeddings.weight)
+        return self._model.embedding(tokens.unsqueeze(1), None).squeeze(0)
 
 
 class _Layer:

@@ -72,8 +72,9 @@ class SlotCache:
         places = (rows * max_tokens + lengths[:, None]).flatten()
         known, read = [longest] * num_rows if lengths.is_cuda else lengths.tolist(), []
         for band in bands(known):
-            of_band = slice(first_slot + band.start, first_slot + band.stop)
-            read.append(Band(band, of_band, mask[band, None, None, : 1 + max(known[band])]))
+            slots_of, reach = slice(first_slot + band.start, first_slot + band.stop), 1 + max(known[band])
+            keys, values = (cache[:, slots_of, :, :reach].unbind() for cache in (self.keys, self.values))
+            read.append(Band(band, keys, values, mask[band, None, None, :reach]))
         return DecodeView(self, lengths, places, tuple(read))
 
     def continue_rows(self, slots: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
@@ -117,7 +118,8 @@ class Band:
     """Neighbouring rows of a decode step, which read their slots as far as the longest of them."""
 
     rows: slice
-    slots: slice
+    keys: tuple[Tensor, ...]  # of each layer [b, kv_heads, T, D], as `values`
+    values: tuple[Tensor, ...]
     mask: Tensor  # [b, 1, 1, T], 0 where a row may look and minus infinity elsewhere
 
 
@@ -134,13 +136,10 @@ class DecodeView:
         """[B, kv_heads, heads / kv_heads, D] from the new queries of that shape; new keys and values [B, kv_heads, D]
         are kept."""
         size = key.shape[-1]
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys.view(-1, size).index_copy_(0, self.places, key.reshape(-1, size))
-        values.view(-1, size).index_copy_(0, self.places, value.reshape(-1, size))
-        attended = []
-        for band in self.bands:
-            seen = band.slots, slice(None), slice(band.mask.shape[-1])
-            attended.append(
-                F.scaled_dot_product_attention(query[band.rows], keys[seen], values[seen], attn_mask=band.mask)
-            )
+        for cache, new in ((self.cache.keys, key), (self.cache.values, value)):
+            cache[layer].view(-1, size).index_copy_(0, self.places, new.reshape(-1, size))
+        attended = [
+            F.scaled_dot_product_attention(query[band.rows], band.keys[layer], band.values[layer], attn_mask=band.mask)
+            for band in self.bands
+        ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
