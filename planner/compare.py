@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from meshwright.planner.plan import Plan
-from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.durations import refit_seconds, stage_seconds
+from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE
 from meshwright.profiles.trace import Span
 
 _NOT_PPO = ("evaluate", "checkpoint")
@@ -29,30 +31,34 @@ class Comparison:
 
 
 def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
-    """Predicted beside measured: each stage (its slowest rank), all refits together, and the step.
+    """Predicted beside measured: each stage and all refits together, without waiting for the rank that comes
+    last, and the step.
 
     A step in which something was not recorded, as a stage that works ahead of the first turn, does not count for it.
     """
     first = min(step_seconds)
     steps = [step for step in step_seconds if step > first] or [first]
-    totals: dict[tuple[str, int, int], float] = defaultdict(float)  # by name, step and rank
+    found: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
-        totals[span.instruction if span.kind == "stage" else span.kind, span.step, span.rank] += span.seconds
-    slowest: dict[tuple[str, int], float] = {}
-    for (name, step, _), seconds in totals.items():
-        slowest[name, step] = max(slowest.get((name, step), 0.0), seconds)
+        found[span.instruction if span.kind == "stage" else span.kind, span.step].append(span)
 
-    def measured(name: str) -> float:
-        seen = [slowest[name, step] for step in steps if (name, step) in slowest]
+    def measured(name: str, seconds: Callable[[list[Span]], float]) -> float:
+        seen = [seconds(found[name, step]) for step in steps if (name, step) in found]
         return statistics.median(seen) if seen else 0.0
 
     rows = [
-        Comparison(name=p.stage, predicted_seconds=p.cost.total, measured_seconds=measured(p.stage))
+        Comparison(
+            name=p.stage,
+            predicted_seconds=p.cost.total,
+            measured_seconds=measured(p.stage, partial(stage_seconds, STAGE_BY_NAME[p.stage], p.layout)),
+        )
         for p in sorted(plan.placements, key=lambda p: p.start_seconds)
     ]
     if plan.refits:
         predicted = sum(refit.cost.total for refit in plan.refits)
-        rows.append(Comparison(name="refit", predicted_seconds=predicted, measured_seconds=measured("refit")))
+        rows.append(
+            Comparison(name="refit", predicted_seconds=predicted, measured_seconds=measured("refit", refit_seconds))
+        )
     whole = statistics.median(step_seconds[step] for step in steps)
     return (*rows, Comparison(name="step", predicted_seconds=plan.period_seconds, measured_seconds=whole))
 

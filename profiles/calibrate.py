@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from meshwright.profiles.durations import refit_seconds, stage_seconds
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -43,9 +44,9 @@ class Observation:
     """A run's whole steps after the first. Tokens are per sequence, None where the trace does not tell them."""
 
     num_steps: int
-    seconds: Mapping[str, float]  # by stage: median over steps of the slowest rank's
+    seconds: Mapping[str, float]  # by stage: median over steps
     spread: Mapping[str, float]  # by stage: interquartile range of the same, over the median
-    refit_seconds: float | None  # median over steps of the slowest rank's sum over all refits; None without one
+    refit_seconds: float | None  # median over steps of all refits together; None without one
     step_seconds: float  # median over steps, from the first instruction's start to the last one's end
     response_tokens: float | None  # median over steps of the mean
     sequence_tokens: float | None  # prompt and response together
@@ -69,7 +70,10 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
     steps = [found[number] for number in whole]
     if not steps:
         raise BadInput("the trace has no whole step after the first, which is left out; run the plan for 2 steps.")
-    times = {stage: [max(span.seconds for span in step[stage]) for step in steps] for stage in layouts}
+    times = {
+        name: [stage_seconds(STAGE_BY_NAME[name], layout, step[name]) for step in steps]
+        for name, layout in layouts.items()
+    }
     medians = {stage: statistics.median(seconds) for stage, seconds in times.items()}
     if not all(medians.values()):
         raise BadInput("the trace has a stage that took no time; it is not the trace of a run.")
@@ -77,7 +81,7 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
         num_steps=len(steps),
         seconds=medians,
         spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
-        refit_seconds=_refit_seconds([others[number] for number in whole]),
+        refit_seconds=statistics.median(refit_seconds(others[number]) for number in whole) or None,
         step_seconds=_step_seconds({n: [*others[n], *chain(*found[n].values())] for n in found}, whole),
         response_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if STAGE_BY_NAME[s].generates]),
         sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(STAGE_BY_NAME[s])]),
@@ -233,24 +237,6 @@ def _longest_tokens(steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapp
         if all(_LONGEST in span.facts for step in steps for span in step[stage]):
             return statistics.median(max(span.facts[_LONGEST] for span in step[stage]) for step in steps)
     return None
-
-
-def _refit_seconds(steps: Sequence[Sequence[Span]]) -> float | None:
-    """Median over steps of the longest time that a rank spent in refits. Ranks wait in a refit for each other, so each
-    refit took what it took the rank that came last."""
-    longest = []
-    for spans in steps:
-        refits: dict[str, list[Span]] = defaultdict(list)
-        for span in spans:
-            if span.kind == "refit":
-                refits[span.instruction].append(span)
-        by_rank: dict[int, float] = defaultdict(float)
-        for ranks in refits.values():
-            shortest = min(span.seconds for span in ranks)
-            for span in ranks:
-                by_rank[span.rank] += shortest
-        longest.append(max(by_rank.values(), default=0.0))
-    return statistics.median(longest) or None
 
 
 def _step_seconds(spans: Mapping[int, Sequence[Span]], whole: Sequence[int]) -> float:

@@ -41,7 +41,7 @@ def trace(num_steps: int, scale: float = 1.0) -> list[Span]:
     ]
 
 
-def test_a_stage_takes_what_its_slowest_rank_takes_in_the_median_step_after_the_first() -> None:
+def test_a_stage_takes_what_its_slowest_replica_takes_in_the_median_step_after_the_first() -> None:
     seen = observe(trace(4), LAYOUTS, batch_size=32)
     assert seen.num_steps == 3
     assert seen.seconds == {"actor_generate": 3.0, "ref_logprob": 0.5, "actor_train": 2.5}
