@@ -51,7 +51,7 @@ class Observation:
     response_tokens: float | None  # median over steps of the mean
     sequence_tokens: float | None  # prompt and response together
     truncated_share: float | None  # of responses that were cut at the longest length, over all steps
-    longest_tokens: float | None  # median over steps of the longest response
+    longest_tokens: float | None  # mean over steps of the longest response
 
 
 def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: int) -> Observation:
@@ -103,14 +103,14 @@ def met(workload: Workload, observation: Observation) -> Workload:
 
 
 def _responses(workload: Workload, mean: float, observation: Observation) -> LengthSpec:
-    """Responses with this mean, of which those that were cut, or one of the batch, are as long as the longest; all are
+    """Responses with this mean, and with the share of those that were cut, or where none was, with the longest; all are
     scaled where that is not possible."""
-    lengths, share, longest = workload.response, observation.truncated_share, workload.response.max
+    lengths, share = workload.response, observation.truncated_share
+    if share == 0 and observation.longest_tokens:
+        return lengths.stretched(mean, observation.longest_tokens, workload.batch_size)
     if share is None:
         return lengths.with_mean(mean)
-    if not share and observation.longest_tokens:
-        share, longest = 1 / workload.batch_size, min(longest, round(observation.longest_tokens))
-    known = lengths.resolve()
+    known, longest = lengths.resolve(), lengths.max
     below = [(t, p) for t, p in zip(known.tokens, known.probabilities, strict=True) if t < longest]
     others = (mean - share * longest) / (1 - share) if share < 1 else 0.0
     if not below or not 1 <= others < longest:
@@ -232,10 +232,10 @@ def _truncated_share(
 
 
 def _longest_tokens(steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout]) -> float | None:
-    """Median over steps of the longest response, where every span of the generation tells its own."""
+    """Mean over steps of the longest response, where every span of the generation tells its own."""
     for stage in (name for name in layouts if STAGE_BY_NAME[name].generates):
         if all(_LONGEST in span.facts for step in steps for span in step[stage]):
-            return statistics.median(max(span.facts[_LONGEST] for span in step[stage]) for step in steps)
+            return statistics.fmean(max(span.facts[_LONGEST] for span in step[stage]) for step in steps)
     return None
 
 

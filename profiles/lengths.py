@@ -22,6 +22,9 @@ _NUM_BINS = 64
 _BISECTIONS = 60
 """Halvings after which a factor is as exact as a float."""
 
+_POWERS, _SAME_POWER = (0.25, 4.0), 1.001
+"""Between which lengths are stretched, and how near two powers are the same."""
+
 
 @dataclass(frozen=True)
 class Histogram:
@@ -125,19 +128,35 @@ class LengthSpec(Document):
         lengths = self.resolve()
         if math.isclose(lengths.mean, mean, rel_tol=1e-6):
             return self
-        pairs = tuple(zip(lengths.tokens, lengths.probabilities, strict=True))
-        low, high = 0.0, self.max / lengths.tokens[0]
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            reached = math.fsum(p * min(max(t * middle, 1.0), self.max) for t, p in pairs)
-            low, high = (middle, high) if reached < mean else (low, middle)
-        return LengthSpec(max=self.max, histogram=tuple(_scaled(pairs, high, self.max)))
+        return _with_mean(tuple(zip(lengths.tokens, lengths.probabilities, strict=True)), mean, self.max)
+
+    def stretched(self, mean: float, longest: float, count: int) -> LengthSpec:
+        """The lengths to one power and times one factor, so that their mean is `mean` and the expected longest of
+        `count` draws is `longest`, or as near as powers between 1/4 and 4 allow."""
+        lengths, low, high = self.resolve(), *_POWERS
+        while True:
+            power = math.sqrt(low * high)
+            pairs = ((tokens**power, p) for tokens, p in zip(lengths.tokens, lengths.probabilities, strict=True))
+            found = _with_mean(tuple(pairs), mean, self.max)
+            if high / low < _SAME_POWER:
+                return found
+            low, high = (power, high) if found.resolve().expected_maximum(count) < longest else (low, power)
 
 
-def _scaled(pairs: tuple[tuple[int, float], ...], factor: float, longest: int) -> Iterator[tuple[int, float]]:
+def _with_mean(pairs: tuple[tuple[float, float], ...], mean: float, longest: int) -> LengthSpec:
+    """Lengths with their probabilities times one factor, within 1..longest."""
+    low, high = 0.0, longest / pairs[0][0]
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        reached = math.fsum(p * min(max(length * middle, 1.0), longest) for length, p in pairs)
+        low, high = (middle, high) if reached < mean else (low, middle)
+    return LengthSpec(max=longest, histogram=tuple(_scaled(pairs, high, longest)))
+
+
+def _scaled(pairs: tuple[tuple[float, float], ...], factor: float, longest: int) -> Iterator[tuple[int, float]]:
     """Each length times the factor, split between the whole lengths below and above so that the mean is kept."""
-    for tokens, weight in pairs:
-        length = min(max(tokens * factor, 1.0), float(longest))
+    for unscaled, weight in pairs:
+        length = min(max(unscaled * factor, 1.0), float(longest))
         above = length - math.floor(length)
         yield math.floor(length), weight * (1 - above)
         if above:

@@ -85,7 +85,7 @@ def test_the_share_of_responses_that_were_cut_is_met_beside_their_mean(workload:
 
 
 def test_the_longest_response_is_met_where_none_was_cut(workload: Workload) -> None:
-    """One of 32 responses has 60 tokens, a step's longest; the mean stays 15."""
+    """The longest of 32 responses has 60 tokens on average; the mean stays 15, and no length is cut off."""
     told = [
         replace(item, facts={**item.facts, "num_truncated": 0.0, "num_longest_tokens": 60.0 - item.rank})
         if item.instruction == "actor_generate"
@@ -96,8 +96,8 @@ def test_the_longest_response_is_met_where_none_was_cut(workload: Workload) -> N
     assert seen.longest_tokens == 60.0
     found = met(workload, seen).response_lengths
     assert found.mean == pytest.approx(15.0)
-    assert (found.maximum, found.probabilities[-1]) == (60, pytest.approx(1 / 32))
-    assert found.strata(32)[-1] == 60
+    assert found.expected_maximum(32) == pytest.approx(60.0, rel=0.01)
+    assert found.maximum > 60
 
 
 def test_a_share_that_no_lengths_can_have_scales_them_all(workload: Workload) -> None:

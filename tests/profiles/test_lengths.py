@@ -103,6 +103,23 @@ def test_lengths_that_are_given_a_mean_have_it_and_keep_their_longest(lengths: L
     assert scaled.resolve().maximum <= lengths.max
 
 
+@pytest.mark.parametrize(("mean", "longest"), [(20.0, 60.0), (20.0, 90.0), (40.0, 80.0), (8.0, 40.0)])
+def test_stretched_lengths_have_the_mean_and_the_longest_that_were_asked(mean: float, longest: float) -> None:
+    found = LengthSpec(max=200, median=20, p99=90).stretched(mean, longest, 32)
+    assert found.resolve().mean == pytest.approx(mean)
+    assert found.resolve().expected_maximum(32) == pytest.approx(longest, rel=0.02)
+    assert found.max == 200
+
+
+def test_stretched_lengths_are_as_near_as_they_can_be() -> None:
+    fixed = LengthSpec(max=200, fixed=20).stretched(25.0, 100.0, 32)
+    assert fixed.resolve().mean == pytest.approx(25.0)
+    assert fixed.resolve().maximum == 25
+    flat = LengthSpec(max=200, median=20, p99=90).stretched(20.0, 1.0, 32).resolve()
+    assert flat.mean == pytest.approx(20.0)
+    assert flat.expected_maximum(32) < 45
+
+
 def test_lengths_that_are_given_their_own_mean_are_the_same() -> None:
     lengths = LengthSpec(max=96, median=20, p99=90)
     assert lengths.with_mean(lengths.resolve().mean) is lengths
