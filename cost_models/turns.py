@@ -8,7 +8,8 @@ inter-step overlap). Prompts arrive in one stream, so both differ only in when a
 A turn waits for the longest response of its own batch, and batches differ: a long one holds up those behind it, which
 a short one cannot make good. So several drawn batches are played, and not the mean one again and again. Every replica
 ends its turn by its own sequences, and the turn of all lasts as long as the slowest one's: the replica that draws the
-longest response of a batch has had no more of a head start than its own turn before took.
+longest response of a batch has had no more of a head start than its own turn before took, and where sequences wait for
+slots, the one in which a long response comes late is the slowest.
 """
 
 from __future__ import annotations
@@ -92,19 +93,24 @@ class Turns:
         in_flight = overlap.in_flight(num_rows)
         num_slots = min(generation_slots, in_flight)
         if in_flight == num_rows:
-            return rounds_of(self._workload, num_rows, num_slots)
+            return self._synchronous(num_rows, num_slots)
         smaller = [self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows)]
         fewest = min(smaller, key=lambda rounds: rounds.num_rounds)
         batches, shares = self._batches_of(num_rows), self._shares_of(num_rows)
         total = int(batches[0].responses.sum())
         if fewest.num_rounds <= total / num_slots:
             return fewest
-        if shares.shape[1] == 1:
-            own = _steady(self._workload, _drawn(self._workload, shares[:, 0]), total, num_slots, overlap)
-        else:
-            alone = _steady(self._workload, batches, total, num_slots, overlap)
-            own = _stretched(alone, _slowest_rounds(shares, num_slots, overlap))
+        alone = _steady(self._workload, _drawn(self._workload, shares[:, 0]), total, num_slots, overlap)
+        own = _stretched(alone, _slowest_rounds(shares, num_slots, overlap))
         return min(fewest, own, key=lambda rounds: rounds.num_rounds)
+
+    def _synchronous(self, num_rows: int, num_slots: int) -> Rounds:
+        """Of turns that are all that their sequences have: where some wait for slots, the order of their arrival
+        decides which replica ends last."""
+        rounds = rounds_of(self._workload, num_rows, num_slots)
+        if num_slots == num_rows:
+            return rounds
+        return _stretched(rounds, _slowest_rounds(self._shares_of(num_rows), num_slots, Overlap()))
 
     def _shares_of(self, num_rows: int) -> Integers:
         if num_rows not in self._shares:
@@ -174,14 +180,18 @@ def shares_of(workload: Workload, num_rows: int) -> Integers:
 
 
 def _drawn(workload: Workload, shares: Integers) -> tuple[Batch, ...]:
-    """Batches of a replica that has all rows, [batch, row], each with the prompts in another order."""
+    """Batches with these responses, [batch, row], each with the prompts in another order; one if all rows are alike."""
     prompts, orders = np.array(workload.prompt_lengths.strata(shares.shape[1])), np.random.default_rng(1)
+    if np.ptp(shares) == np.ptp(prompts) == 0:
+        return (Batch(shares[0], prompts),)
     return tuple(Batch(responses, orders.permutation(prompts)) for responses in shares)
 
 
 def _slowest_rounds(shares: Integers, num_slots: int, overlap: Overlap) -> float:
-    """Rounds of the slowest replica's turn, on average over the turns."""
+    """Rounds of the slowest replica's turn, on average over the turns; 0 for a replica that is alone."""
     num_batches, num_replicas, _ = shares.shape
+    if num_replicas == 1:
+        return 0.0
     warm_up = 2 * overlap.num_turns
     num_turns = warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
     bounds = [
