@@ -6,14 +6,16 @@ For every size: a decode step of 64 rows as a share of the memory bandwidth's li
 micro-batch as a share of the arithmetic's peak; then the job is profiled for `--minutes`, planned, and run twice for
 `--steps` PPO steps. The stages of the second run are set beside what the profile predicts for the lengths that it met,
 and what the profile does when it is calibrated by the first. `--device local`
-tries the same on a processor, whose limits are those that this host is taken to have. The demo's models must have
-been made: `python examples/tiny/make.py`. Against `transformers`: `python -m benchmarks.generation`.
+tries the same on a processor, whose limits are those that this host is taken to have. The demo's prompts must have
+been made: `make demo`, or `python examples/tiny/make.py --out examples/tiny/build`. Against `transformers`:
+`python -m benchmarks.generation`.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import sys
 from pathlib import Path
 
 import torch
@@ -21,18 +23,21 @@ import torch
 from benchmarks.accelerator.jobs import LOCAL, SIZES, write_job
 from benchmarks.accelerator.shares import Share, shares
 from benchmarks.arguments import one_of
+from benchmarks.demo import require_demo
 from benchmarks.host.score import STEP, Row, median_error, rows_of
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.calibrate import calibrate, read_run
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.job import read_job, resolve
 from meshwright.planner.plan import Plan
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.profiling import profile_job
 from meshwright.runtime.request import RunRequest
 from meshwright.runtime.train import run_plan
 
 
-def main() -> None:
+def main() -> int:
+    """The exit code: 0, or 2 for what cannot be measured here."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory for models, tables and runs")
     parser.add_argument("--device", default=LOCAL, help="a device as jobs name it, or local")
@@ -42,6 +47,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=2.0, help="time to profile each job")
     parser.add_argument("--steps", type=int, default=6, help="PPO steps of each run; the first is left out")
     asked = parser.parse_args()
+    try:
+        require_demo()
+        _measure(asked)
+    except BadInput as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return problem.exit_code
+    return 0
+
+
+def _measure(asked: argparse.Namespace) -> None:
     for size in asked.size or ["tiny"]:
         directory = asked.out.resolve() / size
         directory.mkdir(parents=True, exist_ok=True)
@@ -93,4 +108,4 @@ def _show_rows(tables: dict[str, tuple[Row, ...]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

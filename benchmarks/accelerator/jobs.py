@@ -9,7 +9,7 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from benchmarks.end_to_end.jobs import TINY
+from benchmarks.demo import BUILD
 
 LOCAL = "local"
 
@@ -59,7 +59,6 @@ def write_job(directory: Path, size: str, device: str) -> Path:
 
 
 def _job(actor: Path, reward: Path, device: str) -> dict[str, Any]:
-    build = TINY / "build"
     on_gpu = {"device": device, "nodes": 1, "ranks_per_node": 1, "network": "ib-ndr-400"}
     longest = 64 if device == LOCAL else 1024
     return {
@@ -76,5 +75,5 @@ def _job(actor: Path, reward: Path, device: str) -> dict[str, Any]:
             "num_minibatches": 2,
         },
         "ppo": {"actor_learning_rate": 1e-9, "critic_learning_rate": 1e-9},
-        "data": {"prompts": str(build / "prompts.jsonl"), "tokenizer": str(build / "tokenizer")},
+        "data": {"prompts": str(BUILD / "prompts.jsonl"), "tokenizer": str(BUILD / "tokenizer")},
     }

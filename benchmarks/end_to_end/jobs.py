@@ -15,9 +15,7 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from meshwright.profiles.errors import BadInput
-
-TINY = Path(__file__).parents[2] / "examples" / "tiny"
+from benchmarks.demo import BUILD, TINY, require_demo
 
 JOBS = ("tiny", "deep")
 
@@ -29,8 +27,7 @@ _LONGEST_RESPONSE = 512
 
 def job_of(name: str, directory: Path) -> Path:
     """Writes the job's file, and what models it needs, into `directory`. Raises BadInput without the demo's models."""
-    if not (TINY / "build" / "actor").is_dir():
-        raise BadInput(f"{TINY / 'build'} holds no models; make them with `make demo`.")
+    require_demo()
     job = _tiny() if name == "tiny" else _deep(directory)
     path = directory / "job.yaml"
     path.write_text(yaml.safe_dump(job | {"staleness": _STALENESS[name]}), encoding="utf-8")
@@ -38,12 +35,11 @@ def job_of(name: str, directory: Path) -> Path:
 
 
 def _tiny() -> dict[str, Any]:
-    build = TINY / "build"
     job: dict[str, Any] = yaml.safe_load((TINY / "job.yaml").read_text(encoding="utf-8"))
     job["models"] = {
-        role: {"path": str(build / source["path"].split("/")[-1])} for role, source in job["models"].items()
+        role: {"path": str(BUILD / source["path"].split("/")[-1])} for role, source in job["models"].items()
     }
-    job["data"] = {"prompts": str(build / "prompts.jsonl"), "tokenizer": str(build / "tokenizer")}
+    job["data"] = {"prompts": str(BUILD / "prompts.jsonl"), "tokenizer": str(BUILD / "tokenizer")}
     job["workload"]["response"] = {"max": 384, "median": 35, "p99": 237}
     job["ppo"] |= {"actor_learning_rate": 1e-9, "critic_learning_rate": 1e-9}
     return job
@@ -77,7 +73,7 @@ def _write_models(actor: Path, reward: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 12}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-    config = LlamaConfig.from_pretrained(TINY / "build" / "actor", **sizes, **heads, max_position_embeddings=1024)
+    config = LlamaConfig.from_pretrained(BUILD / "actor", **sizes, **heads, max_position_embeddings=1024)
     model = LlamaForCausalLM(config)
     model.model.embed_tokens.weight[:, 0] = 1.0
     model.lm_head.weight[:, 0] = 0.0

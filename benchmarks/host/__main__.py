@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.demo import TINY
 from benchmarks.host.memory import MemoryRow, memory_rows
 from benchmarks.host.score import STEP, Row, median_error, rows_of
 from benchmarks.host.variations import VARIATIONS, Variation
@@ -30,7 +31,6 @@ from meshwright.runtime.request import RunRequest
 from meshwright.runtime.train import run_plan
 
 _MIB = 2**20
-_TINY = Path(__file__).parents[2] / "examples" / "tiny"
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="PPO steps of each run; the first is left out")
     asked = parser.parse_args()
     out: Path = asked.out.resolve()
-    subprocess.run([sys.executable, _TINY / "make.py", "--out", out / "build"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, TINY / "make.py", "--out", out / "build"], check=True, stdout=subprocess.DEVNULL)
     table = _profile(out, asked.minutes)
     rows: list[Row] = []
     memory: list[MemoryRow] = []
@@ -66,7 +66,7 @@ def _profile(out: Path, minutes: float) -> Table:
 
 def _job(out: Path, workload: dict[str, object]) -> Job:
     """The tiny job on the models under `out`, without held-out prompts, with another workload where one is given."""
-    document = yaml.safe_load((_TINY / "job.yaml").read_text())
+    document = yaml.safe_load((TINY / "job.yaml").read_text())
     document["data"].pop("held_out")
     document["workload"] = workload or document["workload"]
     path = out / "job.yaml"
