@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.job import Facts
-from meshwright.profiles.stages import STAGE_EDGES
+from meshwright.profiles.stages import STAGE_EDGES, values_of
 from meshwright.profiles.workload import Workload
-
-_TOKEN_BYTES = {"tokens": 8}
-"""Token ids travel as int64; every other field that has a value per token takes four bytes of it."""
-
-_PER_SEQUENCE = {"scores": 4, "prompt_lengths": 8, "truncated": 1}
-"""Fields with one value per sequence, and its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +34,6 @@ def handovers(facts: Facts, model: CostModel) -> tuple[Handover, ...]:
 
 def field_bytes(workload: Workload, field: str) -> float:
     """Bytes of one field of a whole batch."""
-    if field in _PER_SEQUENCE:
-        return float(workload.batch_size * _PER_SEQUENCE[field])
-    return workload.batch_size * workload.mean_tokens * _TOKEN_BYTES.get(field, 4)
+    values = values_of(field)
+    per_sequence = 1 if values.is_one else workload.mean_tokens
+    return float(workload.batch_size * per_sequence * values.num_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -44,6 +44,32 @@ class Stage:
     @cached_property
     def generates(self) -> bool:
         return Mode.DECODE in self.modes
+
+
+class Values(NamedTuple):
+    """What a field of the experience holds of each token, or one for the sequence; `dtype` is torch's name of it."""
+
+    dtype: Literal["int64", "int32", "uint8", "float32"] = "float32"
+    is_one: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one value."""
+        return {"int64": 8, "int32": 4, "uint8": 1, "float32": 4}[self.dtype]
+
+
+_VALUES = {
+    "tokens": Values("int64"),
+    "prompt_lengths": Values("int64", is_one=True),
+    "truncated": Values("uint8", is_one=True),
+    "scores": Values(is_one=True),
+    "versions": Values("int32"),
+}
+
+
+def values_of(field: str) -> Values:
+    """Those of a field of the experience: most have an fp32 number per token."""
+    return _VALUES.get(field, Values())
 
 
 _SCORED = ("tokens", "prompt_lengths", "truncated", "scores", "ref_logprobs", "values", "proximal_logprobs")

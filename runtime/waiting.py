@@ -17,17 +17,11 @@ from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
 from meshwright.planner.sampled import draw_lengths
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.profiles.stages import STAGE_BY_NAME, Stage, values_of
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.experience import share
 from meshwright.runtime.meeting import Meetings
 from meshwright.runtime.streaming import Piece, Streaming
-
-_DTYPES = {"tokens": torch.int64, "prompt_lengths": torch.int64, "truncated": torch.uint8, "versions": torch.int32}
-"""All other fields are fp32."""
-
-_ONE_VALUE = ("scores", "prompt_lengths", "truncated")
-"""Fields with one value for each sequence."""
 
 
 class Waiting:
@@ -136,8 +130,9 @@ class Waiting:
     def _write(self, stage: Stage, batch: Batch, rows: tuple[int, ...]) -> None:
         for field in stage.writes:
             for row in rows:
-                size = 1 if field in _ONE_VALUE else self._length(batch, row)
-                batch.experience.put(field, row, torch.zeros(size, dtype=_DTYPES.get(field, torch.float32)))
+                values = values_of(field)
+                size = 1 if values.is_one else self._length(batch, row)
+                batch.experience.put(field, row, torch.zeros(size, dtype=getattr(torch, values.dtype)))
 
     def _length(self, batch: Batch, row: int) -> int:
         prompts, responses = self._lengths(batch.step)

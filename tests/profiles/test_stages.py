@@ -1,6 +1,6 @@
 import networkx as nx
 
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role, stage_graph
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role, Values, stage_graph, values_of
 
 
 def test_the_graph_of_a_step_has_no_cycle_and_starts_with_generation() -> None:
@@ -27,3 +27,11 @@ def test_each_trained_role_has_one_training_stage() -> None:
     assert TRAIN_STAGE == {Role.ACTOR: "actor_train", Role.CRITIC: "critic_train"}
     assert STAGE_BY_NAME["actor_generate"].generates
     assert not STAGE_BY_NAME["actor_train"].generates
+
+
+def test_what_is_known_of_values_is_of_fields_that_some_stage_writes() -> None:
+    written = {field for stage in STAGES for field in stage.writes}
+    special = {field for field in written if values_of(field) != Values()}
+    assert special == {"tokens", "prompt_lengths", "truncated", "scores", "versions"}
+    assert values_of("tokens").num_bytes == 8
+    assert values_of("values") == Values("float32", is_one=False)
