@@ -75,6 +75,23 @@ def test_an_all_to_all_keeps_one_part_and_sends_each_other_part_over_its_own_lin
     assert within == pytest.approx(7 * intra.seconds + 7 / 8 * 1e9 / (0.5 * intra.bytes_per_second))
 
 
+def test_activations_are_those_of_the_rank_that_most_tokens_are_routed_to(
+    a100s: Callable[[int], Cluster], fixed: Workload, call: Callable[..., Call], mixture: ModelSpec
+) -> None:
+    memory = AnalyticModel(a100s(1), fixed, "bf16").memory
+    even = replace(mixture, experts=replace(mixture.experts, num_dense_layers=0))  # all layers are alike
+    whole, spread = (
+        memory(call("actor_train", layout, model=even)).transient.terms[0].amount for layout in ("dp8", "dp8,ep8")
+    )
+    experts = even.experts
+    assert experts
+    busiest = experts.busiest(fixed.max_tokens * 8, 8)
+    assert busiest > 1.3
+    routed = PICKED * (2 * even.hidden_size + 4 * experts.ffn_size)  # in and out; gate, up, activated gate, product
+    others = 4 * even.hidden_size + even.attention_elements
+    assert spread / whole == pytest.approx((others + busiest * routed) / (others + routed), rel=0.01)
+
+
 @pytest.mark.parametrize("pp", [1, 2])
 def test_replicas_that_share_experts_hold_together_what_one_would(mixture: ModelSpec, pp: int) -> None:
     whole = stage_parts(mixture, 2, pp)
