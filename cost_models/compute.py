@@ -135,7 +135,7 @@ class AnalyticShard(Shard):
         hidden = model.hidden_size
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
-        mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size
+        mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()
         self._mixture, self._routing, self._dense_share = None, 0.0, model.num_dense_layers / model.num_layers
         if model.experts:
             self._mixture = Mixture(self._kernels, efficiency, model.experts, hidden, ep=ep, size=numbers.size)

@@ -81,6 +81,9 @@ class _RankMemory:
         self._part, self._copied = part, copied
         self._rows = -(-workload.batch_size // call.layout.dp)
         self._cached_bytes = workload.max_tokens * self._part.num_layers * shard.cached_elements * size
+        experts, ep = shard.experts, call.layout.ep
+        # The longest sequence of every replica that shares experts is routed to them as a power law has it.
+        self._busiest = experts.busiest(workload.max_tokens * ep, ep) if experts else 1.0
         self._working_bytes = self._working_elements() * size
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
         self._refitting = self._refit_buffer()
@@ -186,32 +189,19 @@ class _RankMemory:
         """
         shard = self._shard
         kept = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
-        divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * self._mlp_size()
+        divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(self._busiest)
         return (self._whole(4 * shard.hidden_size) + self._routed() + divided) * self._size + kept
 
     def _working_elements(self) -> float:
         """Elements per token alive at once in the widest part of one layer without gradients: the gated projection."""
         shard = self._shard
-        mlp = (2 + shard.gated_mlp) * self._mlp_size()
+        mlp = (2 + shard.gated_mlp) * shard.active_ffn_size(self._busiest)
         return self._whole(shard.hidden_size) + shard.hidden_size + self._routed() + mlp
 
     def _routed(self) -> float:
         """Elements per token that are copied to its experts and come back from them, whole on every rank."""
-        return 2 * self._copies() * self._shard.hidden_size
-
-    def _mlp_size(self) -> float:
-        """Width that one token passes in the MLP of the widest layer."""
         experts = self._shard.experts
-        if not experts:
-            return self._shard.active_ffn_size
-        dense = self._shard.ffn_size if self._shard.num_dense_layers else 0
-        return max(dense, self._copies() * experts.ffn_size + experts.shared_ffn_size)
-
-    def _copies(self) -> float:
-        """Of one token for its experts, on the rank that gets most: the longest sequence of every replica that shares
-        them is routed as a power law has it."""
-        experts, ep = self._shard.experts, self._layout.ep
-        return experts.experts_per_token * experts.busiest(self._workload.max_tokens * ep, ep) if experts else 0
+        return 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
 
     def _whole(self, elements: float) -> float:
         """This rank's part of what tensor parallelism repeats and sequence parallelism divides."""

@@ -68,13 +68,21 @@ class Overlap(NamedTuple):
         return self.batches_in_flight + (self.max_deferral if self.overcommit else 0)
 
 
+class _Dealt(NamedTuple):
+    """Drawn responses of several batches, [batch, replica, row], those of the first replica with their prompts, and the
+    response tokens that a replica's batch is counted with."""
+
+    shares: Integers
+    batches: tuple[Batch, ...]
+    total: int
+
+
 class Turns:
     """Rounds of a turn for one workload. Every answer is computed once."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._batches: dict[int, tuple[Batch, ...]] = {}
-        self._shares: dict[int, Integers] = {}
+        self._dealt: dict[int, _Dealt] = {}
         self._known: dict[tuple[int, int, Overlap], Rounds] = {}
 
     def rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
@@ -96,12 +104,11 @@ class Turns:
             return self._synchronous(num_rows, num_slots)
         smaller = [self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows)]
         fewest = min(smaller, key=lambda rounds: rounds.num_rounds)
-        batches, shares = self._batches_of(num_rows), self._shares_of(num_rows)
-        total = int(batches[0].responses.sum())
-        if fewest.num_rounds <= total / num_slots:
+        dealt = self._dealt_of(num_rows)
+        if fewest.num_rounds <= dealt.total / num_slots:
             return fewest
-        alone = _steady(self._workload, _drawn(self._workload, shares[:, 0]), total, num_slots, overlap)
-        own = _stretched(alone, _slowest_rounds(shares, num_slots, overlap))
+        alone = _steady(self._workload, dealt, num_slots, overlap)
+        own = _stretched(alone, _slowest_rounds(dealt.shares, num_slots, overlap))
         return min(fewest, own, key=lambda rounds: rounds.num_rounds)
 
     def _synchronous(self, num_rows: int, num_slots: int) -> Rounds:
@@ -110,17 +117,12 @@ class Turns:
         rounds = rounds_of(self._workload, num_rows, num_slots)
         if num_slots == num_rows:
             return rounds
-        return _stretched(rounds, _slowest_rounds(self._shares_of(num_rows), num_slots, Overlap()))
+        return _stretched(rounds, _slowest_rounds(self._dealt_of(num_rows).shares, num_slots, Overlap()))
 
-    def _shares_of(self, num_rows: int) -> Integers:
-        if num_rows not in self._shares:
-            self._shares[num_rows] = shares_of(self._workload, num_rows)
-        return self._shares[num_rows]
-
-    def _batches_of(self, num_rows: int) -> tuple[Batch, ...]:
-        if num_rows not in self._batches:
-            self._batches[num_rows] = batches_of(self._workload, num_rows)
-        return self._batches[num_rows]
+    def _dealt_of(self, num_rows: int) -> _Dealt:
+        if num_rows not in self._dealt:
+            self._dealt[num_rows] = _dealt(self._workload, num_rows)
+        return self._dealt[num_rows]
 
 
 def whole_steps(overcommit: int, num_rows: int) -> int:
@@ -144,13 +146,13 @@ def _smaller(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
         yield Overlap(overcommit=overlap.overcommit, max_deferral=overlap.max_deferral - 1)
 
 
-def _steady(workload: Workload, batches: tuple[Batch, ...], total: int, num_slots: int, overlap: Overlap) -> Rounds:
-    """Turns played after a warm-up, one for each of the batches or a few more, and averaged.
+def _steady(workload: Workload, dealt: _Dealt, num_slots: int, overlap: Overlap) -> Rounds:
+    """The first replica's turns played after a warm-up, one for each of its batches or a few more, and averaged.
 
     The turns that are averaged start with some sequences under way and end with others. Row-rounds and admissions are
-    scaled to those of one batch of `total` tokens, so that a turn does one batch's work; their number of rounds with
-    them.
+    scaled to those of one batch, so that a turn does one batch's work; their number of rounds with them.
     """
+    _, batches, total = dealt
     num_rows, warm_up = len(batches[0].responses), 2 * overlap.num_turns
     num_turns = warm_up + -(-max(NUM_ORDERS, len(batches)) // overlap.num_turns) * overlap.num_turns
     start, end, prompts, bounds = play(batches, num_slots, num_turns, overlap)
@@ -179,12 +181,13 @@ def shares_of(workload: Workload, num_rows: int) -> Integers:
     return dealt
 
 
-def _drawn(workload: Workload, shares: Integers) -> tuple[Batch, ...]:
-    """Batches with these responses, [batch, row], each with the prompts in another order; one if all rows are alike."""
-    prompts, orders = np.array(workload.prompt_lengths.strata(shares.shape[1])), np.random.default_rng(1)
-    if np.ptp(shares) == np.ptp(prompts) == 0:
-        return (Batch(shares[0], prompts),)
-    return tuple(Batch(responses, orders.permutation(prompts)) for responses in shares)
+def _dealt(workload: Workload, num_rows: int) -> _Dealt:
+    """Each batch has the prompts in another order; one batch stands for all where all rows are alike."""
+    shares, total = shares_of(workload, num_rows), int(batches_of(workload, num_rows)[0].responses.sum())
+    prompts, orders = np.array(workload.prompt_lengths.strata(num_rows)), np.random.default_rng(1)
+    batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in shares[:, 0])
+    alike = np.ptp(shares[:, 0]) == np.ptp(prompts) == 0
+    return _Dealt(shares, batches[:1] if alike else batches, total)
 
 
 def _slowest_rounds(shares: Integers, num_slots: int, overlap: Overlap) -> float:

@@ -2,12 +2,13 @@
 
 Sequences that begin together end together: with a slot for every sequence in flight, a turn waits for a whole response
 and the next one, whose responses have ended meanwhile, for nothing. Their mean is the plan's, but what runs beside
-generation waits in the one and is waited for in the other. So a turn goes on for as many rounds as the plan counts with
-while something is left to draw. What it draws beyond its own batch makes the turns that follow shorter.
+generation waits in the one and is waited for in the other. So a turn goes on for a number of rounds while something is
+left to draw. What it draws beyond its own batch makes the turns that follow shorter. Replicas that wait for each other
+go on for as many rounds as the plan counts with; a single one for as many as it would wait, as the plan has it, for the
+busiest of the ranks that do not generate: then it seldom makes them wait.
 
 Nothing is held back where nobody would gain: where a turn is all that its sequences have, and where a single replica
-would be waited for. That one goes on for as many rounds as it would wait, as the plan has it, for the busiest of the
-ranks that do not generate: then it seldom makes them wait.
+would be waited for.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ class Experts:
     num_dense_layers: int = 0  # layers at the bottom that have one plain MLP
     normalized: bool = True  # the weights of a token's experts sum to one
 
-    @property
-    def active_ffn_size(self) -> int:
-        """Width of all that one token passes."""
-        return self.experts_per_token * self.ffn_size + self.shared_ffn_size
+    def active_ffn_size(self, busiest: float = 1.0) -> float:
+        """Width of all that one token passes, on a rank with `busiest` times the mean of copies."""
+        return busiest * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
     def params(self, hidden_size: int, num_experts: int) -> int:
         """Parameters of a layer's router, shared network and this many of its experts."""

@@ -122,11 +122,11 @@ class ModelSpec:
         """The part of the layers that have experts."""
         return 1 - self.num_dense_layers / self.num_layers
 
-    @property
-    def active_ffn_size(self) -> int:
-        """Width that one token passes in the MLP of the widest layer."""
+    def active_ffn_size(self, busiest: float = 1.0) -> float:
+        """Width that one token passes in the MLP of the widest layer, on a rank with `busiest` times the mean of copies
+        for experts."""
         dense = self.ffn_size if self.num_dense_layers else 0
-        return max(dense, self.experts.active_ffn_size) if self.experts else dense
+        return max(dense, self.experts.active_ffn_size(busiest)) if self.experts else dense
 
     @property
     def attention_products(self) -> tuple[tuple[int, int], ...]:

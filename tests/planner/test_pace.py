@@ -66,6 +66,11 @@ def test_a_single_replica_goes_on_for_what_it_would_wait_for_the_others() -> Non
     assert planned_rounds(plan) == pytest.approx(rounds * min(1.5, spare / seconds[GENERATE]))
 
 
+def test_a_single_replica_goes_on_for_half_as_many_rounds_again_at_most() -> None:
+    rounds = Turns((plan := ahead(batches_in_flight=2)).facts.workload).rounds(16, 32, Overlap(batches_in_flight=2))
+    assert planned_rounds(plan) == pytest.approx(1.5 * rounds.num_rounds)
+
+
 def test_the_pace_follows_responses_that_are_shorter_than_planned_and_no_longer_ones() -> None:
     pace = Pace(ahead(batches_in_flight=2))
     planned = pace.least_rounds
