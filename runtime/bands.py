@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-_CALL = 512
+_CALL = 256
 """What one more call is worth, in tokens of rows: 5 to 15 us of two heads of 16 on a CPU core, less of wider ones."""
 
 

@@ -61,9 +61,11 @@ class Executor:
         spans: list[Span] = []
         metrics: dict[str, Mapping[str, float]] = {}
         self._device.begin(turn)
-        for instruction in program.of_rank(self._rank):
-            if not takes_part(instruction, turn, steps):
-                continue
+        instructions = [i for i in program.of_rank(self._rank) if takes_part(i, turn, steps)]
+        for instruction in instructions:
+            if isinstance(instruction, Receive):
+                self._courier.expect(instruction, program.channels[instruction.producer, instruction.consumer])
+        for instruction in instructions:
             step = turn + instruction.lead
             start = self._now()
             facts = self._do(instruction, program, step)

@@ -96,6 +96,12 @@ class Courier:
             self._mail.send(payload, rank, tag)
         return len(payload) * len(targets)
 
+    def expect(self, instruction: Receive, tag: int) -> None:
+        """Makes room for what will be received, so that it can arrive before."""
+        for rank in instruction.owners:
+            if rank != self._mail.rank:
+                self._mail.expect(rank, tag)
+
     def receive(self, instruction: Receive, experience: Experience, tag: int) -> int:
         """Waits for what every other owner sends; returns the bytes received."""
         received = 0

@@ -1,5 +1,8 @@
 """Bytes from rank to rank over gloo, whatever the devices compute with. Sends do not wait.
 
+A letter's first message is of one size, so that room for it can be made before the letter is asked for: gloo sends
+nothing before its receiver has made room, and both ends are slow to notice while they compute.
+
 A process may house several ranks, each in a thread of its own: letters within a house do not leave the process, and
 letters between houses carry both ranks in their tag.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 import pickle
 import queue
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import Any
 
 import torch
@@ -26,6 +29,11 @@ def unpacked(letter: Tensor) -> Any:
     """What was packed."""
     return pickle.loads(letter.numpy().tobytes())
 
+
+_FIRST_BYTES = 2**15
+"""Of a letter's first message: its length in bytes, then as much of it as there is room for."""
+
+_LENGTH_BYTES = 8
 
 _PATIENCE_SECONDS = 900.0
 """A letter within a house that is longer on its way was never sent."""
@@ -52,27 +60,50 @@ class Mail:
         self.rank = dist.get_rank() if rank is None else rank
         self._group, self._house = group, house or House()
         self._leaving = _Leaving()
+        self._coming: dict[tuple[int, int], deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
+        """By source and channel: first messages that there is room for, in the order in which they come."""
 
     def send(self, letter: Tensor, target: int, channel: int) -> None:
-        """Sends bytes (uint8) to another rank, their number ahead of them."""
+        """Sends bytes (uint8) to another rank."""
         if self._is_here(target):
             self._house.box(self.rank, target, channel).put(letter)
             return
-        for message, half in ((torch.tensor([len(letter)]), 0), (letter, 1)):
-            tag = self._tag(self.rank, target, 2 * channel + half)
-            work = dist.isend(message, target // self._house.size, group=self._group, tag=tag)
+        first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
+        begun = letter[: _FIRST_BYTES - _LENGTH_BYTES]
+        first[:_LENGTH_BYTES] = torch.tensor([len(letter)]).view(torch.uint8)
+        first[_LENGTH_BYTES : _LENGTH_BYTES + len(begun)] = begun
+        for half, message in enumerate((first, letter[len(begun) :])):
+            if len(message):
+                tag = self._tag(self.rank, target, 2 * channel + half)
+                work = dist.isend(message, target // self._house.size, group=self._group, tag=tag)
+                assert work is not None
+                self._leaving.add(work, message)
+
+    def expect(self, source: int, channel: int) -> None:
+        """Makes room for a letter that will be asked for, so that it can arrive while this rank computes."""
+        if not self._is_here(source):
+            first = torch.empty(_FIRST_BYTES, dtype=torch.uint8)
+            tag = self._tag(source, self.rank, 2 * channel)
+            work = dist.irecv(first, source // self._house.size, group=self._group, tag=tag)
             assert work is not None
-            self._leaving.add(work, message)
+            self._coming[source, channel].append((work, first))
 
     def receive(self, source: int, channel: int) -> Tensor:
         """Waits for the bytes that another rank sends."""
         if self._is_here(source):
             return self._house.box(source, self.rank, channel).get(timeout=_PATIENCE_SECONDS)
-        header = torch.zeros(1, dtype=torch.int64)
-        process = source // self._house.size
-        dist.recv(header, process, group=self._group, tag=self._tag(source, self.rank, 2 * channel))
-        letter = torch.empty(int(header[0]), dtype=torch.uint8)
-        dist.recv(letter, process, group=self._group, tag=self._tag(source, self.rank, 2 * channel + 1))
+        coming = self._coming[source, channel]
+        if not coming:
+            self.expect(source, channel)
+        work, first = coming.popleft()
+        work.wait()
+        length, begun = int(first[:_LENGTH_BYTES].view(torch.int64)), first[_LENGTH_BYTES:]
+        if length <= len(begun):
+            return begun[:length]
+        letter = torch.empty(length, dtype=torch.uint8)
+        letter[: len(begun)] = begun
+        tag = self._tag(source, self.rank, 2 * channel + 1)
+        dist.recv(letter[len(begun) :], source // self._house.size, group=self._group, tag=tag)
         return letter
 
     def flush(self) -> None:

@@ -27,6 +27,11 @@ class Finish(StrEnum):
     """The response is truncated: it reached the longest that was allowed."""
 
 
+_LONG_ENOUGH = 0.75
+"""Of the cached tokens of the one behind it: a sequence that has so many may stand before it. Sequences that are read
+together then differ by little, and few moves keep them so."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """`row` identifies the sequence within the prompt batch of `step`; `draw` seeds its sampling, wherever it runs."""
@@ -131,19 +136,29 @@ class SlotGroup:
         responses = [_response(s, f) for s, f in zip(self.live, finished, strict=True) if f]
         return responses, self._compact([f is not None for f in finished])
 
-    def _compact(self, ended: list[bool]) -> list[SlotMove]:
-        """Fills each freed slot with the last live sequence, so that live sequences stay contiguous."""
-        moves = []
-        for index in range(len(self.live)):
-            while ended and ended[-1]:
-                ended.pop()
-                self.live.pop()
-            if index >= len(self.live):
-                break
+    def _compact(self, ended: Sequence[bool]) -> list[SlotMove]:
+        """Fills each freed slot, so that live sequences stay contiguous, the longer ones before the shorter."""
+        moves: list[SlotMove] = []
+        for index in reversed(range(len(ended))):
             if ended[index]:
-                last = len(self.live) - 1
-                moves.append(SlotMove(self.first_slot + last, self.first_slot + index, self.live[last].num_cached))
-                self.live[index], ended[index] = self.live.pop(), ended.pop()
+                moves += self._fill(index)
+        return moves
+
+    def _fill(self, freed: int) -> list[SlotMove]:
+        """Moves a sequence from behind into the freed slot, another one into the slot that this one leaves, and so on.
+
+        Always the last one that is long enough to stand before the next. The sequence behind it is shorter by a quarter
+        than the one before, so the moves are few.
+        """
+        moves = []
+        while (last := freed + 1) < len(self.live):
+            enough = _LONG_ENOUGH * self.live[last].num_cached
+            while last + 1 < len(self.live) and self.live[last + 1].num_cached >= enough:
+                last += 1
+            moves.append(SlotMove(self.first_slot + last, self.first_slot + freed, self.live[last].num_cached))
+            self.live[freed] = self.live[last]
+            freed = last
+        self.live.pop()
         return moves
 
 

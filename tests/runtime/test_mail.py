@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from typing import cast
@@ -47,6 +48,54 @@ def exchange_between_houses() -> dict[int, list[list[int]]]:
     for mail in mine.values():
         mail.flush()
     return received
+
+
+LENGTHS = (0, 1, 32_759, 32_760, 32_761, 100_000)
+
+
+def expected_and_not() -> list[bool]:
+    """Rank 0 writes letters of all lengths; rank 1 makes room for some of them before they are sent."""
+    assert dist.group.WORLD is not None
+    mail = Mail(dist.group.WORLD)
+    letters = [torch.arange(length).to(torch.uint8) for length in LENGTHS]
+    if dist.get_rank() == 1:
+        for _ in range(3):
+            mail.expect(0, 0)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for sent in letters:
+            mail.send(sent, 1, channel=0)
+        mail.flush()
+        return []
+    return [torch.equal(mail.receive(0, 0), sent) for sent in letters]
+
+
+def arrives_while_its_receiver_computes() -> bool:
+    """Whether a letter that room was made for has left its sender before it is asked for."""
+    assert dist.group.WORLD is not None
+    mail = Mail(dist.group.WORLD)
+    if dist.get_rank() == 1:
+        mail.expect(0, 0)
+        dist.barrier()
+        return mail.receive(0, 0).tolist() == [7]
+    mail.send(letter(7), 1, channel=0)
+    leaving = threading.Thread(target=mail.flush)
+    leaving.start()
+    leaving.join(timeout=30)
+    has_left = not leaving.is_alive()
+    dist.barrier()
+    leaving.join()
+    return has_left
+
+
+@pytest.mark.slow
+def test_letters_of_every_length_arrive_as_they_were_expected_or_not() -> None:
+    assert run_on_ranks(2, expected_and_not) == [[], [True] * len(LENGTHS)]
+
+
+@pytest.mark.slow
+def test_a_letter_that_is_expected_arrives_before_it_is_asked_for() -> None:
+    assert run_on_ranks(2, arrives_while_its_receiver_computes) == [True, True]
 
 
 @pytest.mark.slow

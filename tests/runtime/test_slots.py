@@ -1,5 +1,7 @@
 """Slots: nobody is lost, live sequences stay contiguous, and a free slot is refilled."""
 
+import itertools
+import random
 from collections import deque
 from collections.abc import Callable
 
@@ -37,6 +39,45 @@ def test_the_last_live_sequence_moves_into_a_freed_slot_with_what_it_has_cached(
     assert [(r.row, r.tokens, r.finish) for r in responses] == [(0, (EOS,), Finish.EOS)]
     assert [(m.source, m.target, m.num_tokens) for m in moves] == [(6, 4, 3)]
     assert [s.prompt.row for s in group.live] == [2, 1]
+
+
+def of_lengths(*lengths: int) -> SlotGroup:
+    """A group of sequences with so many cached tokens each, once the next token is drawn."""
+    group = SlotGroup(first_slot=0, num_slots=len(lengths))
+    group.admit(deque(Prompt(row=row, draw=row, tokens=(1,) * length) for row, length in enumerate(lengths)))
+    return group
+
+
+def without_first(group: SlotGroup) -> list[tuple[int, int, int]]:
+    """The moves when the first sequence ends: source, target, tokens."""
+    tokens = [EOS, *[5] * (len(group.live) - 1)]
+    _, moves = group.record(tokens, [0.0] * len(tokens), version=0, finish=ending_after(9))
+    return [(move.source, move.target, move.num_tokens) for move in moves]
+
+
+def test_longer_sequences_stay_before_shorter_ones() -> None:
+    group = of_lengths(300, 200, 190, 160, 90, 80, 20)
+    assert without_first(group) == [(3, 0, 160), (5, 3, 80), (6, 5, 20)]
+    assert [sequence.num_cached for sequence in group.live] == [160, 200, 190, 80, 90, 20]
+
+
+def test_one_move_is_enough_among_sequences_that_are_alike() -> None:
+    assert without_first(of_lengths(*[100] * 20)) == [(19, 0, 100)]
+
+
+def test_a_slot_that_is_freed_behind_all_others_needs_no_move() -> None:
+    assert without_first(of_lengths(100)) == []
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=64), st.randoms(use_true_random=False))
+def test_sequences_that_were_admitted_in_order_stay_nearly_in_order(lengths: list[int], draw: random.Random) -> None:
+    """None stands next before one that is longer by more than a third, whoever ends."""
+    group = of_lengths(*sorted(lengths, reverse=True))
+    while group.live:
+        tokens = [EOS if draw.random() < 0.2 else 5 for _ in group.live]
+        group.record(tokens, [0.0] * len(tokens), version=0, finish=ending_after(600))
+        cached = [sequence.num_cached for sequence in group.live]
+        assert all(before >= 0.75 * behind for before, behind in itertools.pairwise(cached))
 
 
 def test_a_response_that_reaches_the_limit_ends_by_length() -> None:
