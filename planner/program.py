@@ -25,7 +25,11 @@ from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
 
 @dataclass(frozen=True, kw_only=True)
 class MoveWeights:
-    """Weights of the `source` stage's copy go to the `target` stage's copy, in every turn."""
+    """Weights of the `source` stage's copy go to the `target` stage's copy, in every turn.
+
+    A rank of the target waits for them. One of the source alone need not be waited for, nor wait: its device may have
+    given the weights away as soon as they were trained. A simulation and a rehearsal let both sides meet.
+    """
 
     source: str
     target: str

@@ -17,6 +17,9 @@ from meshwright.runtime.refit import Refit
 class Computing:
     """One rank's.
 
+    Weights that another pool takes leave as soon as they are trained, if a turn follows that takes them, and while they
+    are on their way this rank goes on with what does not train them.
+
     Peaks of memory are counted in every turn where that is free, and on a CPU in one turn, for there its allocator has
     to give back what it keeps before each.
     """
@@ -27,19 +30,26 @@ class Computing:
         refits: Mapping[tuple[str, str], Refit],
         *,
         bytes_before: int,
-        measured_turn: int,
+        steps: range,
     ) -> None:
         """`refits` are by source and target stage; `bytes_before` were in use before there were models."""
         self._actions, self._refits, self._bytes_before = actions, refits, bytes_before
-        self._measured_turn, self._measures = measured_turn, False
+        self._steps, self._turn, self._measures = steps, steps.start, False
 
     def begin(self, turn: int) -> None:
-        self._measures = torch.cuda.is_available() or turn == self._measured_turn
+        self._turn = turn
+        self._measures = torch.cuda.is_available() or turn == self._steps.start
         self._actions.begin(turn)
 
     def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        taken = [refit for (source, _), refit in self._refits.items() if source == stage]
+        for refit in taken:
+            refit.settle()
         with self._peak() as facts:
             done = self._actions.run(stage, batch)
+        if self._turn + 1 in self._steps:
+            for refit in taken:
+                refit.give()
         return {**done, **facts}
 
     def refit(self, source: str, target: str) -> Mapping[str, float]:

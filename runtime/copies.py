@@ -74,9 +74,9 @@ def build_copies(plan: Plan, job: Job, directory: Path) -> dict[str, WeightCopy]
 def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str, str], Refit]:
     """The plan's refits by (source, target); every rank of the world takes part in each."""
     refits = {}
-    for refit in plan.refits:
+    for number, refit in enumerate(plan.refits):
         source, target = copies[refit.source], copies[refit.target]
-        refits[refit.source, refit.target] = Refit(source.model, source.mesh, target.model, target.mesh)
+        refits[refit.source, refit.target] = Refit(source.model, source.mesh, target.model, target.mesh, number=number)
     return refits
 
 

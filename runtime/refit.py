@@ -2,6 +2,9 @@
 
 Megatron plans which slices go where; the transfers are made here, because megatron's end in a barrier of the world
 and a pool that has no part in a refit has other work to do.
+
+Between pools without a common rank the source need not meet the target: it gives its weights away as soon as they are
+new and goes on. On a GPU a send would occupy the device until the target comes; there both meet.
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/resharding/execution.py
 """
 
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +48,15 @@ class Transfer:
 class Refit:
     """The copying of a source model's weights into a target model of the same shape, converted to its dtype."""
 
-    def __init__(self, source: Held | None, source_mesh: Mesh, target: Held | None, target_mesh: Mesh) -> None:
-        """Collective over the world; a rank passes None for the side whose mesh it is not in."""
+    def __init__(
+        self, source: Held | None, source_mesh: Mesh, target: Held | None, target_mesh: Mesh, *, number: int = 0
+    ) -> None:
+        """Collective over the world; a rank passes None for the side whose mesh it is not in. Refits that may be under
+        way at one time have numbers of their own."""
+        self._number = number
+        self._sends_ahead = not torch.cuda.is_available() and not {*source_mesh.ranks} & {*target_mesh.ranks}
+        self._giving: Future[None] | None = None
+        self._is_given = False
         self._source, self._target = _Side(source, source_mesh), _Side(target, target_mesh, tied_twice=True)
         plan = build_centralized_reshard_plan(self._source, self._target)
         concerned = sorted({*source_mesh.ranks, *target_mesh.ranks})
@@ -75,9 +86,30 @@ class Refit:
         """Messages that this rank sends or receives in one run."""
         return sum(len(buckets) for buckets in (*self._sends.values(), *self._receipts.values()))
 
-    @torch.no_grad()
+    def give(self) -> None:
+        """Begins to send the weights as they are now, where the source need not meet the target: its next `run` has
+        nothing to do, and the weights must not change before `settle`."""
+        if self._sends_ahead and self._sends:
+            sender = ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,))
+            self._giving, self._is_given = sender.submit(self._exchange_all), True
+            sender.shutdown(wait=False)
+
+    def settle(self) -> None:
+        """Returns when what was given has arrived; raises what went wrong with it."""
+        if self._giving is not None:
+            self._giving.result()
+            self._giving = None
+
     def run(self) -> None:
-        """Copies the weights as they are now. The ranks of both meshes call it; on others it does nothing."""
+        """Copies the weights as they are now, or as they were given. The ranks of both meshes call it; on others it
+        does nothing."""
+        if self._is_given:
+            self._is_given = False
+            return
+        self._exchange_all()
+
+    @torch.no_grad()
+    def _exchange_all(self) -> None:
         for transfer in self._copies:
             self._target.incoming(transfer).copy_(self._source.outgoing(transfer))
         num_rounds = max((len(buckets) for buckets in (*self._sends.values(), *self._receipts.values())), default=0)
@@ -92,11 +124,11 @@ class Refit:
         messages, arriving = [], []
         for peer, bucket in sends.items():
             flat = torch.cat([self._source.outgoing(transfer).flatten().to(transfer.dtype) for transfer in bucket])
-            messages.append(dist.P2POp(dist.isend, flat, peer, group=self._group))
+            messages.append(dist.P2POp(dist.isend, flat, peer, group=self._group, tag=self._number))
         for peer, bucket in receipts.items():
             views = [self._target.incoming(transfer) for transfer in bucket]
             buffer = views[0].new_empty(sum(view.numel() for view in views))
-            messages.append(dist.P2POp(dist.irecv, buffer, peer, group=self._group))
+            messages.append(dist.P2POp(dist.irecv, buffer, peer, group=self._group, tag=self._number))
             arriving.append((views, buffer))
         for work in dist.batch_isend_irecv(messages):
             work.wait()

@@ -132,7 +132,7 @@ class Run:
                 self._actions,
                 build_refits(plan, self.copies),
                 bytes_before=bytes_before,
-                measured_turn=self.steps.start,
+                steps=self.steps,
             ),
             Courier(mail),
             self._batch_of,

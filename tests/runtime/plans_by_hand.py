@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.cost_models.blended import cost_model
@@ -34,8 +34,10 @@ class Where:
         return Ranks(first, number)
 
 
-def plan_by_hand(facts: Facts, where: Mapping[str, Where], leads: Leads = SYNCHRONOUS) -> Plan:
-    """The plan with each stage where it is said to be, `other` standing for all that are not named."""
+def plan_by_hand(
+    facts: Facts, where: Mapping[str, Where], leads: Leads = SYNCHRONOUS, order: Sequence[str] | None = None
+) -> Plan:
+    """The plan with each stage where it is said to be, `other` standing for all that are not named, in their order."""
     model = cost_model(facts.cluster, facts.workload, facts.precision, None)
     scope = Scope(leads=leads, offload=True)
     picks = {}
@@ -57,7 +59,7 @@ def plan_by_hand(facts: Facts, where: Mapping[str, Where], leads: Leads = SYNCHR
         bound_seconds=0.0,
         gap=1.0,
     )
-    names = [stage.name for stage in STAGES]
+    names = order or [stage.name for stage in STAGES]
     plan = assemble(
         facts,
         model,

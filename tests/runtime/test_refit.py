@@ -98,6 +98,68 @@ def test_the_same_layout_on_the_same_ranks_sends_nothing(tmp_path: Path) -> None
     assert [num_messages for _, _, num_messages in answers] == [0, 0, 0, 0]
 
 
+def _given_ahead(directory: Path, source: Place, target: Place) -> list[Tensor]:
+    """The source gives its weights twice, after an update each, and goes on; the target comes when it has. What both
+    answer in the end, where this rank can say."""
+    module.BUCKET_BYTES = 10_000
+    source_mesh, target_mesh = (build_mesh(Layout.parse(layout), first) for layout, first in (source, target))
+    spec = read_model(directory)
+    trained = build_model(spec, source_mesh, trainable=True) if source_mesh.is_member else None
+    refitted = build_model(spec, target_mesh, seed=7) if target_mesh.is_member else None
+    trainer = Trainer(trained, source_mesh, learning_rate=1e-2) if trained is not None else None
+    refits = [Refit(trained, source_mesh, refitted, target_mesh, number=number) for number in range(2)]
+    for _ in range(2):
+        if trainer is not None:
+            for refit in refits:
+                refit.settle()
+            trainer.train_step(blocks(2, source_mesh), functools.partial(language_loss, spec, source_mesh))
+            for refit in refits:
+                refit.give()
+                refit.run()
+        dist.barrier()
+        if refitted is not None:
+            for refit in reversed(refits):
+                refit.run()
+    for refit in refits:
+        refit.settle()
+    pairs = ((trained, source_mesh), (refitted, target_mesh))
+    return [
+        answer
+        for model, mesh in pairs
+        if model is not None
+        for answer in forward_logprobs(model, mesh, [MicroBatch.of(tokens())])
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "target"), [(("tp2", 0), ("tp1", 2)), (("pp2", 0), ("dp2", 2))])
+def test_a_source_gives_its_weights_to_another_pool_without_waiting_for_it(
+    tmp_path: Path, source: Place, target: Place
+) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    found = [a for answers in run_on_ranks(4, _given_ahead, directory, source, target, timeout=120) for a in answers]
+    assert len(found) >= 2
+    for answer in found:
+        torch.testing.assert_close(answer, found[0], atol=1e-5, rtol=0)
+
+
+def _given_where_ranks_are_shared(directory: Path) -> bool:
+    """Whether a source that has a rank of the target's sends nothing before both have come."""
+    meshes = build_mesh(Layout.parse("tp2"), 0), build_mesh(Layout(), 1)
+    spec = read_model(directory)
+    models = [build_model(spec, mesh) if mesh.is_member else None for mesh in meshes]
+    refit = Refit(models[0], meshes[0], models[1], meshes[1])
+    refit.give()
+    refit.settle()
+    refit.run()
+    return True
+
+
+@pytest.mark.slow
+def test_pools_that_share_a_rank_meet_in_a_refit(tmp_path: Path) -> None:
+    assert all(run_on_ranks(2, _given_where_ranks_are_shared, write_checkpoint(tmp_path / "model"), timeout=120))
+
+
 def _to_bf16(directory: Path) -> float:
     """The largest difference between fp32 weights and their refit in bf16 on another rank, relative to them."""
     spec = read_model(directory)
