@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from meshwright.planner.compaction import compaction
 from meshwright.planner.probe import RoundTimes
 
 _MOST_PASSES = 256
@@ -119,15 +120,12 @@ class Group:
         return ended
 
     def _compact(self) -> None:
-        """Fills each freed slot with the last live sequence."""
-        live, now = self.live, self.num_passes
-        for index in range(len(live)):
-            while live and live[-1].last_pass == now:
-                live.pop()
-            if index >= len(live):
-                break
-            if live[index].last_pass == now:
-                live[index] = live.pop()
+        """Fills each freed slot as the runtime does."""
+        ended = [one.last_pass == self.num_passes for one in self.live]
+        cached = [one.prompt_tokens + self.num_passes - one.first_pass for one in self.live]
+        for source, target in compaction(cached, ended):
+            self.live[target] = self.live[source]
+        del self.live[ended.count(False) :]
 
     def _look_ahead(self) -> None:
         if self.live:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from meshwright.planner.compaction import compaction
+
 if TYPE_CHECKING:
     from meshwright.runtime.stopping import DecodedText
 
@@ -25,11 +27,6 @@ class Finish(StrEnum):
     """A stop string was completed."""
     LENGTH = "length"
     """The response is truncated: it reached the longest that was allowed."""
-
-
-_LONG_ENOUGH = 0.75
-"""Of the cached tokens of the one behind it: a sequence that has so many may stand before it. Sequences that are read
-together then differ by little, and few moves keep them so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,27 +135,11 @@ class SlotGroup:
 
     def _compact(self, ended: Sequence[bool]) -> list[SlotMove]:
         """Fills each freed slot, so that live sequences stay contiguous, the longer ones before the shorter."""
-        moves: list[SlotMove] = []
-        for index in reversed(range(len(ended))):
-            if ended[index]:
-                moves += self._fill(index)
-        return moves
-
-    def _fill(self, freed: int) -> list[SlotMove]:
-        """Moves a sequence from behind into the freed slot, another one into the slot that this one leaves, and so on.
-
-        Always the last one that is long enough to stand before the next. The sequence behind it is shorter by a quarter
-        than the one before, so the moves are few.
-        """
         moves = []
-        while (last := freed + 1) < len(self.live):
-            enough = _LONG_ENOUGH * self.live[last].num_cached
-            while last + 1 < len(self.live) and self.live[last + 1].num_cached >= enough:
-                last += 1
-            moves.append(SlotMove(self.first_slot + last, self.first_slot + freed, self.live[last].num_cached))
-            self.live[freed] = self.live[last]
-            freed = last
-        self.live.pop()
+        for source, target in compaction([sequence.num_cached for sequence in self.live], ended):
+            self.live[target] = self.live[source]
+            moves.append(SlotMove(self.first_slot + source, self.first_slot + target, self.live[target].num_cached))
+        del self.live[ended.count(False) :]
         return moves
 
 
