@@ -70,7 +70,7 @@ def test_a_slot_that_is_freed_behind_all_others_needs_no_move() -> None:
 
 
 def test_bands_of_slots_that_are_refilled_read_little_more_than_the_rows() -> None:
-    """With the last sequence in every freed slot they would read 1.7 times as much."""
+    """With the last sequence in every freed slot they would read 1.6 times as much."""
     draw, group, read, own = random.Random(0), SlotGroup(first_slot=0, num_slots=128), 0, 0
     for turn in range(40):
         group.admit(deque(Prompt(row=row, draw=row, tokens=(1,) * draw.randint(6, 16)) for row in range(16)), turn)
