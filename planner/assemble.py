@@ -72,16 +72,17 @@ def assemble(
     )
     refits = tuple(_refit(facts, model, draft, target) for target in copies_to_refit(draft))
     whole = draft.model_copy(update={"refits": refits})
-    plan = evaluate(_ordered(whole, order))
-    sooner = evaluate(_ordered(whole, _given_sooner(plan, order)))
-    return sooner if sooner.period_seconds <= plan.period_seconds * (1 + _ROUNDING) else plan
+    plan, sooner = evaluate(_ordered(whole, order)), _given_sooner(whole, order)
+    if sooner == list(order):
+        return plan
+    other = evaluate(_ordered(whole, sooner))
+    return other if other.period_seconds <= plan.period_seconds * (1 + _ROUNDING) else plan
 
 
 def _given_sooner(plan: Plan, order: Sequence[str]) -> list[str]:
     """The order with the training whose weights a pool apart takes before the other one, which reads the same: the
     weights can be on their way while that trains, which no period tells."""
-    ranks = {stage.name: set(plan.pool_of(stage.name).ranks) for stage in STAGES}
-    givers = {refit.source for refit in plan.refits if not ranks[refit.source] & ranks[refit.target]}
+    givers = {refit.source for refit in plan.refits if not move_of(plan, refit.source, refit.target).overlap}
     trainings = [name for name in order if name in TRAIN_STAGE.values()]
     sooner = iter(sorted(trainings, key=lambda name: name not in givers))
     return [next(sooner) if name in trainings else name for name in order]

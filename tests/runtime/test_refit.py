@@ -144,15 +144,21 @@ def test_a_source_gives_its_weights_to_another_pool_without_waiting_for_it(
 
 
 def _given_where_ranks_are_shared(directory: Path) -> bool:
-    """Whether a source that has a rank of the target's sends nothing before both have come."""
+    """Whether a target that shares a rank with its source gets the weights of when both have come, and no earlier."""
     meshes = build_mesh(Layout.parse("tp2"), 0), build_mesh(Layout(), 1)
     spec = read_model(directory)
-    models = [build_model(spec, mesh) if mesh.is_member else None for mesh in meshes]
-    refit = Refit(models[0], meshes[0], models[1], meshes[1])
+    source, target = (build_model(spec, mesh) if mesh.is_member else None for mesh in meshes)
+    assert source is not None
+    refit = Refit(source, meshes[0], target, meshes[1])
     refit.give()
-    refit.settle()
+    if dist.get_rank() == 0:
+        refit.settle()
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.fill_(3.0)
     refit.run()
-    return True
+    refit.settle()
+    return target is None or all(bool((parameter == 3.0).all()) for parameter in target.parameters())
 
 
 @pytest.mark.slow

@@ -1,0 +1,54 @@
+"""The executor: a rank makes room for what a turn will receive before it begins to compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.planner.program import Program, Receive, RunStage, Send
+from meshwright.runtime.batch import Batch
+from meshwright.runtime.executor import Executor
+
+
+class Heard:
+    """A device and a courier that write down what is asked of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def begin(self, _turn: int) -> None:
+        self.asked.append("begin")
+
+    def run_stage(self, stage: str, _batch: Batch) -> dict[str, float]:
+        self.asked.append(stage)
+        return {}
+
+    def synchronise(self) -> None:
+        return None
+
+    def expect(self, instruction: Receive, channel: int) -> None:
+        self.asked.append(f"expect {instruction.consumer} on {channel}")
+
+    def receive(self, instruction: Receive, _experience: object, channel: int) -> int:
+        self.asked.append(f"receive {instruction.consumer} on {channel}")
+        return 0
+
+
+def test_room_is_made_for_what_a_turn_receives_and_for_nothing_else_before_a_stage_runs() -> None:
+    names = {"producer": "reward_score", "fields": ("scores",)}
+    sends = [Send(**names, consumer=name, ranks=(0,), targets=(1,)) for name in ("critic_train", "actor_train")]
+    receives = [
+        Receive(**names, consumer="critic_train", ranks=(1,), owners=(0,)),
+        Receive(**names, consumer="actor_train", ranks=(1,), owners=(0,), lead=-1),  # of the step before: none here
+    ]
+    stages = [RunStage(stage="critic_value", ranks=(1,)), RunStage(stage="critic_train", ranks=(1,))]
+    program = Program((stages[0], *sends, *receives, stages[1]))
+    heard: Any = Heard()
+    executor = Executor(heard, heard, lambda step: Batch(step=step, rows=range(1)), rank=1, began=0.0, clock="measured")
+    executor.execute(program, 0, range(1))
+    assert heard.asked == [
+        "begin",
+        "expect critic_train on 0",
+        "critic_value",
+        "receive critic_train on 0",
+        "critic_train",
+    ]
