@@ -66,6 +66,11 @@ def rows_of(name: str, plan: Plan, table: Table, directory: Path) -> tuple[Row, 
     return (*stages, whole)
 
 
+def median_rows(rounds: Sequence[Sequence[Row]]) -> tuple[Row, ...]:
+    """Of each row, as several rounds found it, the one whose signed error is the median; the lower of two."""
+    return tuple(sorted(found, key=lambda row: row.error)[(len(found) - 1) // 2] for found in zip(*rounds, strict=True))
+
+
 def median_error(rows: Sequence[Row]) -> float:
     """Median of the absolute errors."""
     return statistics.median(abs(row.error) for row in rows)

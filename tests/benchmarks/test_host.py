@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.host.score import STEP, Row, median_error, rows_of
+from benchmarks.host.score import STEP, Row, median_error, median_rows, rows_of
 from benchmarks.host.variations import VARIATIONS
 from meshwright.planner.pins import parse_pins
 from meshwright.planner.simulate import simulate
@@ -45,3 +45,11 @@ def test_the_median_is_of_errors_without_their_sign() -> None:
         for predicted in (0.5, 0.9, 1.2)
     ]
     assert median_error(rows) == pytest.approx(0.2)
+
+
+def test_a_round_in_which_the_machine_was_disturbed_does_not_decide() -> None:
+    def found(predicted: float) -> list[Row]:
+        return [Row(run="r", name="s", layout="", predicted=predicted, measured=1.0, spread=0.0)]
+
+    assert [row.predicted for row in median_rows([found(1.02), found(0.6), found(1.1)])] == [1.02]
+    assert [row.predicted for row in median_rows([found(1.5), found(0.9)])] == [0.9]
