@@ -130,6 +130,7 @@ class Pipeline:
         tally.add("expert-parallel collectives", num_batches * num_layers * routed, routed_source)
         tally.add("context-parallel collectives", num_batches * num_layers * gathered, gathered_source)
         tally.add(MESSAGES, num_batches * (1 + trains) * send, send_source)
+        tally.add("stalled messages", (num_batches + pp - 1) * (1 + trains) * self._stall_seconds())
         if pp > 1:
             elsewhere = (self.call.model.num_layers - num_layers) / (pp - 1)
             busy = elsewhere * ((compute.layer + compute.again) / num_batches + (per_layer + routed + gathered))
@@ -285,3 +286,16 @@ class Pipeline:
         if scattered and not layout.sp:
             sent += self.network.seconds(ALL_GATHER, self.groups.tensor, hidden_bytes)[0]
         return sent, source
+
+    def _stall_seconds(self) -> float:
+        """Seconds that a scattered message is held up by other replicas on its node.
+
+        An observation, not a mechanism: iterations of Megatron-DeepSpeed on 512 A100 (vTrain, Bang et al., MICRO 2024)
+        take as much longer in every slot of the pipeline, whatever the micro-batch and the layers of a stage, for each
+        further replica on the node, from 16 replicas on; with 8 or less, or one on a node, they do not.
+        """
+        tensor, data, layout = self.groups.tensor, self.groups.data, self.call.layout
+        spread = data.size > tensor.size * data.per_node
+        if not self.framework.scattered_messages or layout.sp or layout.pp == 1 or tensor.size == 1 or not spread:
+            return 0.0
+        return (data.per_node - 1) * self.framework.stall_seconds

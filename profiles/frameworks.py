@@ -28,6 +28,11 @@ class Framework(Document):
     )
     peer_reductions: bool = Field(default=False, description="small all-reduces go through the memory of peers")
     scattered_messages: bool = Field(default=False, description="each tensor-parallel rank sends a part, then gathers")
+    stall_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="of a scattered message, for each further replica on its node",
+    )
     gradient_bytes: int = Field(default=4, gt=0, description="of a reduced gradient")
     loss_bytes: int = Field(default=54, gt=0, description="traffic per logit of a log-probability")
     loss_backward_bytes: int = Field(default=54, gt=0, description="traffic per logit of its gradient")

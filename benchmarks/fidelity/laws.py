@@ -138,6 +138,13 @@ def _host(_stem: str, row: Row) -> Asked:
     return predict, asked.measured
 
 
+def _stall(_stem: str, row: Row) -> Asked:
+    layout = _vtrain(row).iteration.layout
+    if layout.pp == 1 or layout.tp == 1:
+        raise Skip("not fitted")
+    return _host(_stem, row)
+
+
 def _vtrain(row: Row) -> Question:
     if not row["dataset"].startswith("vtrain"):
         raise Skip("not fitted")
@@ -278,6 +285,7 @@ LAWS = {
         constants=("sustained", "elementwise_bytes", "protocols.2.fabric_bytes"), files=_TRAINING, ask=_iteration
     ),
     "host": Law(constants=("launch_seconds",), files=_TRAINING, ask=_host, start=framework_named),
+    "stall": Law(constants=("stall_seconds",), files=("megatron_training",), ask=_stall, start=framework_named),
     "serving": Law(
         constants=("round_seconds", "row_seconds", "start_share"),
         files=("serving_points",),

@@ -84,3 +84,25 @@ def test_a_slow_host_decides_only_for_small_layers(gpt3: Iteration, a100s: Calla
     small = replace(gpt3, model=replace(gpt3.model, hidden_size=1024, ffn_size=4096, num_heads=16, num_kv_heads=16))
     assert amount(replace(gpt3, framework=slow), a100s(8), "layers") == amount(gpt3, a100s(8), "layers")
     assert amount(replace(small, framework=slow), a100s(8), "layers") > 2 * amount(small, a100s(8), "layers")
+
+
+@pytest.mark.parametrize(
+    ("layout", "further_replicas"),
+    [("tp2,pp4,dp16", 3), ("tp4,pp4,dp16", 1), ("tp8,pp4,dp16", 0), ("tp1,pp4,dp16", 0), ("tp2,pp4,dp8", 0)],
+)
+def test_scattered_messages_stall_for_further_replicas_on_a_node_where_there_are_many(
+    gpt3: Iteration, a100s: Callable[[int], Cluster], layout: str, further_replicas: int
+) -> None:
+    spread = Layout.parse(layout)
+    framework = framework_named("megatron-deepspeed")
+    asked = replace(gpt3, layout=spread, batch_size=16 * spread.dp, framework=framework)
+    cluster = a100s(spread.num_ranks // 8)
+    messages_in_a_row = 2 * (16 + 4 - 1)
+    expected = messages_in_a_row * further_replicas * framework.stall_seconds
+    assert amount(asked, cluster, "stalled messages") == pytest.approx(expected)
+    assert amount(replace(asked, framework=framework_named("megatron-2021")), cluster, "stalled messages") == 0
+
+
+def test_one_pipeline_stage_has_no_messages_that_could_stall(gpt3: Iteration, a100s: Callable[[int], Cluster]) -> None:
+    asked = replace(gpt3, layout=Layout.parse("tp2,dp16"), framework=framework_named("megatron-deepspeed"))
+    assert amount(asked, a100s(4), "stalled messages") == 0
