@@ -33,46 +33,29 @@ class Kernels:
         self, device: Device, efficiency: Efficiency, *, flops_per_second: float, weight_bytes: float, size: float
     ) -> None:
         self._efficiency = efficiency
+        gemm, grouped = efficiency.gemm, efficiency.grouped
         self._processors = device.num_processors
         self._flops = flops_per_second / device.num_processors
-        self._bandwidth = device.memory_bytes_per_second
+        self._bandwidth, self._size = device.memory_bytes_per_second, size
         self._start = efficiency.kernel_seconds
-        self._prologue, self._split, self._ridge = (
-            efficiency.gemm_prologue,
-            efficiency.gemm_split,
-            efficiency.gemm_ridge,
-        )
-        byte = 1 / (self._bandwidth * efficiency.gemm_bytes)
+        self._prologue, self._split, self._ridge = gemm.prologue, gemm.split, gemm.ridge
+        byte = 1 / (self._bandwidth * gemm.bytes)
         self._weight_seconds, self._element_seconds = weight_bytes * byte, size * byte
-        self._edge = math.gcd(*(rows for rows, _ in efficiency.gemm_tiles))
+        self._edge = math.gcd(*(rows for rows, _ in gemm.tiles))
         self._tiles = [
-            (rows // self._edge, columns, self._tile_seconds(rows, columns, efficiency.gemm_flops))
-            for rows, columns in efficiency.gemm_tiles
+            (rows // self._edge, columns, self._tile_seconds(rows, columns, gemm.flops)) for rows, columns in gemm.tiles
         ]
-        self._grouped_tiles = [
-            (*tile, self._tile_seconds(*tile, efficiency.grouped_flops)) for tile in efficiency.gemm_tiles
-        ]
-        byte = 1 / (self._bandwidth * efficiency.grouped_bytes)
+        self._grouped_tiles = [(*tile, self._tile_seconds(*tile, grouped.flops)) for tile in gemm.tiles]
+        byte = 1 / (self._bandwidth * grouped.bytes)
         self._grouped_weight, self._grouped_element = weight_bytes * byte, size * byte
-        self._grouped_prologue, self._grouped_ridge = efficiency.grouped_prologue, efficiency.grouped_ridge
         self._columns: dict[float, list[tuple[int, int, float]]] = {}
-        self._attention_flops = self._flops * efficiency.attention_flops
-        self._attention_element = size / (self._bandwidth * efficiency.attention_bytes)
-        self._cached_byte = 1 / (self._bandwidth * efficiency.decoding_bytes)
-        self._decoding_start, self._decoding_block = efficiency.decoding_seconds, efficiency.decoding_block
-        self._decoding_saturation = efficiency.decoding_saturation
-        self._decoding_join, self._decoding_group = efficiency.decoding_join_seconds, efficiency.decoding_group
-        self._decoding_ridge = efficiency.decoding_ridge
-        self._key_head_seconds = efficiency.decoding_row_seconds
-        self._query_head_seconds = efficiency.decoding_head_seconds
-        self._elementwise_byte = 1 / (self._bandwidth * efficiency.elementwise_bytes)
 
     def _tile_seconds(self, rows: int, columns: int, share: float) -> float:
         """Seconds of one element of the inner dimension of an output tile on one processor at this share of its peak.
 
         Small tiles read more operands per product (CUTLASS docs, efficient GEMM).
         """
-        feeding = 1 + self._efficiency.gemm_tile_cost * _TILE_EDGE * (1 / rows + 1 / columns)
+        feeding = 1 + self._efficiency.gemm.tile_cost * _TILE_EDGE * (1 / rows + 1 / columns)
         return 2 * rows * columns * feeding / (self._flops * share)
 
     def gemm(self, rows: float, inner: float, outer: float) -> float:
@@ -114,7 +97,7 @@ class Kernels:
         """Seconds of whole output tiles over the processors, for rows that fill so many edges.
 
         Tiles that leave processors idle split the inner dimension (stream-K: Osama et al., arXiv:2301.03598); each
-        piece pays a prologue of `gemm_prologue` elements.
+        piece pays a prologue of `gemm.prologue` elements.
         """
         kinds = self._columns.get(outer)
         if kinds is None:
@@ -142,9 +125,9 @@ class Kernels:
             waves = (high if high > groups else groups) * -(-outer // columns) / processors
             found = seconds * (waves if waves > 1 else 1)
             computing = found if found < computing else computing
-        computing *= inner + self._grouped_prologue
+        computing *= inner + self._efficiency.grouped.prologue
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _joined(computing, memory, self._grouped_ridge)
+        return _joined(computing, memory, self._efficiency.grouped.ridge)
 
     def grouped_gradient(self, rows: float, groups: float, inner: float, outer: float) -> float:
         """Seconds of one kernel that finds the gradients of those weights: each is a product over the group's rows."""
@@ -153,9 +136,9 @@ class Kernels:
             waves = groups * -(-inner // edge) * -(-outer // columns) / processors
             found = seconds * (waves if waves > 1 else 1)
             computing = found if found < computing else computing
-        computing *= rows / groups + self._grouped_prologue
+        computing *= rows / groups + self._efficiency.grouped.prologue
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _joined(computing, memory, self._grouped_ridge)
+        return _joined(computing, memory, self._efficiency.grouped.ridge)
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
         """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves.
@@ -165,31 +148,30 @@ class Kernels:
         """
         if tokens == 1 and context:
             return self.decoding(heads, cache_bytes)(rows, context)
-        queries, keys, size = heads
-        efficiency = self._efficiency
-        edge = efficiency.attention_block
+        (queries, keys, size), known = heads, self._efficiency.attention
+        edge = known.block
         per_head = math.ceil(tokens / (2 * edge))
-        waves = rows * queries * per_head / self._processors + efficiency.attention_tail
-        seen = context + (tokens + efficiency.attention_tile) / 2
-        block = 4 * (math.ceil(tokens / edge) * edge / per_head) * seen * size / self._attention_flops
+        waves = rows * queries * per_head / self._processors + known.tail
+        seen = context + (tokens + known.tile) / 2
+        flops = self._flops * known.flops
+        block = 4 * (math.ceil(tokens / edge) * edge / per_head) * seen * size / flops
         elements = rows * size * (2 * tokens * queries + 2 * (context + tokens) * keys)
-        computing, moving = (waves if waves > 1 else 1) * block, elements * self._attention_element
-        return efficiency.attention_seconds + _joined(computing, moving, efficiency.attention_ridge)
+        moving = elements * self._size / (self._bandwidth * known.bytes)
+        return known.seconds + _joined((waves if waves > 1 else 1) * block, moving, known.ridge)
 
     def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
         """Seconds by rows and cached tokens of attention of one new token a row.
 
         The cache is read once: blocks of it spread over the processors and are joined (flash-decoding), at full
         bandwidth when enough are busy, beside the work for each row's key heads and for each query head. Kernels for
-        fewer query heads a key head than `decoding_group` leave the cache of a key head to one processor.
+        fewer query heads a key head than `decoding.group` leave the cache of a key head to one processor.
         """
-        (queries, keys, size), processors, block = heads, self._processors, self._decoding_block
-        start, power, root = self._decoding_start, self._decoding_ridge, 1 / self._decoding_ridge
-        per_token = 2 * keys * size * cache_bytes * self._cached_byte
-        per_row = (self._key_head_seconds * keys + self._query_head_seconds * queries) / processors
-        if queries < self._decoding_group * keys:
-            block = math.inf
-        joined, saturating = start + self._decoding_join, processors * self._decoding_saturation
+        (queries, keys, size), processors, known = heads, self._processors, self._efficiency.decoding
+        start, power, root = known.seconds, known.ridge, 1 / known.ridge
+        per_token = 2 * keys * size * cache_bytes / (self._bandwidth * known.bytes)
+        per_row = (known.row_seconds * keys + known.head_seconds * queries) / processors
+        block = math.inf if queries < known.group * keys else known.block
+        joined, saturating = start + known.join_seconds, processors * known.saturation
 
         def seconds(rows: float, context: float) -> float:
             blocks = rows * keys * (math.ceil((context + 1) / block) or 1)
@@ -207,7 +189,7 @@ class Kernels:
 
     def elementwise(self, num_bytes: float) -> float:
         """Seconds to read and write this much."""
-        return num_bytes * self._elementwise_byte
+        return num_bytes / (self._bandwidth * self._efficiency.elementwise_bytes)
 
 
 def _joined(one: float, other: float, power: float) -> float:

@@ -33,7 +33,7 @@ class Mixture:
         size: float,
     ) -> None:
         self.experts = experts
-        self._kernels, self._ep, self._start = kernels, ep, efficiency.grouped_seconds
+        self._kernels, self._ep, self._start = kernels, ep, efficiency.grouped.seconds
         self._copy_seconds = kernels.elementwise(size * (_WIDTHS * experts.ffn_size + _MOVES * hidden_size))
         self._shapes = (hidden_size, 2 * experts.ffn_size), (experts.ffn_size, hidden_size)
 

@@ -27,39 +27,61 @@ class Multicast(Document):
     link_bytes: float = Field(gt=0, le=1)
 
 
+class Gemm(Document):
+    """Matrix products."""
+
+    flops: float = Field(gt=0, le=1.5, description="share of peak that a full output tile reaches")
+    bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when weights are read for few tokens")
+    tiles: tuple[tuple[int, int], ...] = Field(min_length=1, description="output tiles that a library chooses among")
+    prologue: float = Field(ge=0, description="elements of the inner dimension that filling a tile costs")
+    split: float = Field(gt=0, description="shortest piece of a split inner dimension, in elements")
+    tile_cost: float = Field(ge=0, description="extra work of feeding a tile, relative, at an edge of 64")
+    ridge: float = Field(ge=1, description="power that joins compute and memory time; infinite is a roofline")
+
+
+class Grouped(Document):
+    """Products of experts in one kernel, on the tiles of a single product."""
+
+    flops: float = Field(gt=0, le=1.5, description="share of peak that a full output tile reaches")
+    bytes: float = Field(gt=0, le=1, description="of memory bandwidth")
+    prologue: float = Field(ge=0, description="elements of the inner dimension that filling a tile costs")
+    ridge: float = Field(ge=1, description="power that joins compute and memory time")
+    seconds: float = Field(ge=0, description="start of the experts of a layer, with what sorts tokens for them")
+
+
+class Attention(Document):
+    """Attention of many new tokens a row."""
+
+    flops: float = Field(gt=0, le=1, description="share of peak")
+    block: int = Field(gt=0, description="query rows that are computed together")
+    tile: float = Field(ge=0, description="keys that a block computes beyond the causal triangle")
+    tail: float = Field(ge=0, description="waves by which the last blocks are late")
+    bytes: float = Field(gt=0, le=1, description="of memory bandwidth, reading and writing heads")
+    ridge: float = Field(ge=0.5, description="power that joins compute and memory time")
+    seconds: float = Field(ge=0, description="start of a call, which is more than one kernel")
+
+
+class Decoding(Document):
+    """Attention of one new token a row on a KV cache."""
+
+    bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when the cache is read")
+    block: float = Field(gt=0, description="cached tokens that one processor reads for one key head")
+    row_seconds: float = Field(ge=0, description="per row and key head on one processor")
+    head_seconds: float = Field(ge=0, description="per query head on one processor")
+    seconds: float = Field(ge=0, description="start of a call")
+    join_seconds: float = Field(ge=0, description="of joining the blocks of a row, where it has several")
+    group: int = Field(ge=1, description="fewest query heads a key head whose cache is spread over processors")
+    saturation: float = Field(gt=0, le=1, description="share of processors that fill the memory")
+    ridge: float = Field(ge=0.5, description="power that joins the time of reading and of work")
+
+
 class Efficiency(Document):
     """Constants of the laws in `cost_models.kernels`, `compute` and `collectives`, which say how each is used."""
 
-    gemm_flops: float = Field(gt=0, le=1.5, description="share of peak that a full output tile reaches")
-    gemm_bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when weights are read for few tokens")
-    gemm_tiles: tuple[tuple[int, int], ...] = Field(
-        min_length=1, description="output tiles that a library chooses among"
-    )
-    gemm_prologue: float = Field(ge=0, description="elements of the inner dimension that filling a tile costs")
-    gemm_split: float = Field(gt=0, description="shortest piece of a split inner dimension, in elements")
-    gemm_tile_cost: float = Field(ge=0, description="extra work of feeding a tile, relative, at an edge of 64")
-    gemm_ridge: float = Field(ge=1, description="power that joins compute and memory time; infinite is a roofline")
-    grouped_flops: float = Field(gt=0, le=1.5, description="as gemm_flops, of the products of experts in one kernel")
-    grouped_bytes: float = Field(gt=0, le=1, description="as gemm_bytes")
-    grouped_prologue: float = Field(ge=0, description="as gemm_prologue")
-    grouped_ridge: float = Field(ge=1, description="as gemm_ridge")
-    grouped_seconds: float = Field(ge=0, description="start of the experts of a layer, with what sorts tokens for them")
-    attention_flops: float = Field(gt=0, le=1)
-    attention_block: int = Field(gt=0, description="query rows that are computed together")
-    attention_tile: float = Field(ge=0, description="keys that a block computes beyond the causal triangle")
-    attention_tail: float = Field(ge=0, description="waves by which the last blocks are late")
-    attention_bytes: float = Field(gt=0, le=1, description="of memory bandwidth, reading and writing heads")
-    attention_ridge: float = Field(ge=0.5)
-    attention_seconds: float = Field(ge=0, description="start of an attention call, which is more than one kernel")
-    decoding_bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when a KV cache is read")
-    decoding_block: float = Field(gt=0, description="cached tokens that one processor reads for one key head")
-    decoding_row_seconds: float = Field(ge=0, description="per row and key head on one processor")
-    decoding_head_seconds: float = Field(ge=0, description="per query head on one processor")
-    decoding_seconds: float = Field(ge=0, description="start of an attention call on a cache")
-    decoding_join_seconds: float = Field(ge=0, description="of joining the blocks of a row, where it has several")
-    decoding_group: int = Field(ge=1, description="fewest query heads a key head whose cache is spread over processors")
-    decoding_saturation: float = Field(gt=0, le=1, description="share of processors that fill the memory")
-    decoding_ridge: float = Field(ge=0.5)
+    gemm: Gemm
+    grouped: Grouped
+    attention: Attention
+    decoding: Decoding
     sustained: float = Field(gt=0, le=1, description="of the speed of a product alone, when products follow each other")
     elementwise_bytes: float = Field(gt=0, le=1)
     kernel_seconds: float = Field(ge=0, description="start and end of one kernel on the device")

@@ -224,61 +224,47 @@ class Law:
         return tuple(dict.fromkeys(name.format(device) for device in devices for name in self.files))
 
 
-_PROTOCOLS = tuple(f"protocols.{i}.{name}" for i in range(3) for name in ("start_seconds", "step", "link_bytes"))
+def _of(part: str, names: str) -> tuple[str, ...]:
+    """Constants of one part of a document."""
+    return tuple(f"{part}.{name}" for name in names.split())
+
+
+_PROTOCOLS = tuple(name for i in range(3) for name in _of(f"protocols.{i}", "start_seconds step link_bytes"))
 _TRAINING = ("megatron_training", "megatron_training_vtrain_single_node")
 LAWS = {
     "gemm": Law(
-        constants=(
-            *("gemm_flops", "gemm_bytes", "gemm_prologue", "gemm_split", "gemm_tile_cost", "gemm_ridge"),
-            "kernel_seconds",
-        ),
+        constants=(*_of("gemm", "flops bytes prologue split tile_cost ridge"), "kernel_seconds"),
         files=("primitives/{}_gemm_bf16",),
         ask=_gemm,
     ),
     "grouped": Law(
-        constants=tuple(f"grouped_{name}" for name in ("flops", "bytes", "prologue", "ridge", "seconds")),
+        constants=_of("grouped", "flops bytes prologue ridge seconds"),
         files=(EXPERTS,),
         ask=_grouped,
     ),
     "attention": Law(
-        constants=tuple(f"attention_{name}" for name in ("flops", "tile", "tail", "bytes", "ridge", "seconds")),
+        constants=_of("attention", "flops tile tail bytes ridge seconds"),
         files=("primitives/{}_attention_context_bf16",),
         ask=_attention,
     ),
     "decoding": Law(
-        constants=tuple(
-            f"decoding_{name}"
-            for name in (
-                "bytes",
-                "block",
-                "row_seconds",
-                "head_seconds",
-                "ridge",
-                "seconds",
-                "join_seconds",
-                "saturation",
-            )
-        ),
+        constants=_of("decoding", "bytes block row_seconds head_seconds ridge seconds join_seconds saturation"),
         files=("primitives/{}_attention_generation_bf16",),
         ask=_attention,
     ),
     "collectives": Law(constants=_PROTOCOLS, files=("primitives/{}_comm",), ask=_collective),
-    "switch": Law(
-        constants=("multicast.start_seconds", "multicast.link_bytes"), files=("primitives/{}_comm",), ask=_switch
-    ),
-    "peer": Law(
-        constants=("peer.start_seconds", "peer.step", "peer.link_bytes"), files=("primitives/{}_comm",), ask=_peer
-    ),
+    "switch": Law(constants=_of("multicast", "start_seconds link_bytes"), files=("primitives/{}_comm",), ask=_switch),
+    "peer": Law(constants=_of("peer", "start_seconds step link_bytes"), files=("primitives/{}_comm",), ask=_peer),
     **{
         f"message {gpu}": Law(
-            constants=("message.start_seconds", "message.link_bytes"),
+            constants=_of("message", "start_seconds link_bytes"),
             files=("primitives/vidur_network",),
             ask=_message(f"{gpu.upper()} DGX"),
         )
         for gpu in ("a100", "h100")
     },
     "without peers": Law(
-        constants=("protocols.1.start_seconds", "protocols.1.link_bytes"), files=("inference",), ask=_without_peers
+        constants=_of("protocols.1", "start_seconds link_bytes"), files=("inference",), ask=_without_peers
     ),
     "weak scaling": Law(constants=("sustained",), files=("megatron_training",), ask=_weak),
     "training": Law(

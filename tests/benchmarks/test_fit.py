@@ -20,16 +20,17 @@ def test_the_simplex_finds_the_bottom_of_a_bowl() -> None:
 
 def test_constants_that_made_the_rows_are_found_again() -> None:
     start = efficiency_of("cuda", "h200")
-    truth = start.model_copy(update={"gemm_flops": 0.7, "gemm_bytes": 0.6})
+    truth = start.model_copy(update={"gemm": start.gemm.model_copy(update={"flops": 0.7, "bytes": 0.6})})
     rows: list[Row] = [{"m": str(m), "n": "8192", "k": str(k)} for m in (1, 64, 4096) for k in (1024, 8192)]
 
     def asked(row: Row) -> tuple[Predict, float]:
         measured = gemm_seconds(kernels_of("H200", truth), row)
         return lambda efficiency: gemm_seconds(kernels_of("H200", efficiency), row), measured
 
-    found = fit(("gemm_flops", "gemm_bytes"), [asked(row) for row in rows], start, rounds=80)
-    assert (found.gemm_flops, found.gemm_bytes) == pytest.approx((0.7, 0.6), rel=0.01)
-    assert found.model_copy(update={"gemm_flops": start.gemm_flops, "gemm_bytes": start.gemm_bytes}) == start
+    found = fit(("gemm.flops", "gemm.bytes"), [asked(row) for row in rows], start, rounds=80)
+    assert (found.gemm.flops, found.gemm.bytes) == pytest.approx((0.7, 0.6), rel=0.01)
+    others = {"flops": start.gemm.flops, "bytes": start.gemm.bytes}
+    assert found.model_copy(update={"gemm": found.gemm.model_copy(update=others)}) == start
 
 
 def test_a_nested_constant_is_fitted_in_its_place() -> None:
@@ -50,9 +51,9 @@ def test_constants_of_experts_are_fitted_to_what_the_package_carries() -> None:
     rows = [
         law.ask(stem, row) for stem in law.stems("ampere") for row in rows_of(stem, {}) if row["ep"] == row["tp"] == "1"
     ]
-    slow = start.model_copy(update={"grouped_flops": 0.3})
-    found = fit(("grouped_flops",), rows, slow, rounds=20)
-    assert found.grouped_flops == pytest.approx(start.grouped_flops, rel=0.1)
+    slow = start.model_copy(update={"grouped": start.grouped.model_copy(update={"flops": 0.3})})
+    found = fit(("grouped.flops",), rows, slow, rounds=20)
+    assert found.grouped.flops == pytest.approx(start.grouped.flops, rel=0.1)
     assert error(rows, found) < error(rows, slow)
 
 

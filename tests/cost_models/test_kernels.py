@@ -29,7 +29,7 @@ def test_a_large_product_is_bound_by_its_flops(name: str) -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_product_with_one_row_reads_its_weights(name: str) -> None:
     made, efficiency, _, bandwidth = kernels(name)
-    read = 2 * 8192 * 8192 / (bandwidth * efficiency.gemm_bytes)
+    read = 2 * 8192 * 8192 / (bandwidth * efficiency.gemm.bytes)
     assert read < made.gemm(1, 8192, 8192) - efficiency.kernel_seconds < 1.5 * read
 
 
@@ -53,33 +53,33 @@ def test_products_that_follow_each_other_take_what_they_take_alone(name: str) ->
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_long_cache_is_read_at_the_bandwidth_of_memory(name: str) -> None:
     made, efficiency, _, bandwidth = kernels(name)
-    read = 2 * 64 * 16384 * 8 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
+    read = 2 * 64 * 16384 * 8 * 128 * 2 / (bandwidth * efficiency.decoding.bytes)
     assert made.attention(64, 1, 16383, HEADS, cache_bytes=2) == pytest.approx(read, rel=0.1)
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_one_short_cache_leaves_processors_idle(name: str) -> None:
     made, efficiency, _, bandwidth = kernels(name)
-    read = 2 * 1024 * 8 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
-    assert made.attention(1, 1, 1023, HEADS, cache_bytes=2) - efficiency.decoding_seconds > 1.5 * read
+    read = 2 * 1024 * 8 * 128 * 2 / (bandwidth * efficiency.decoding.bytes)
+    assert made.attention(1, 1, 1023, HEADS, cache_bytes=2) - efficiency.decoding.seconds > 1.5 * read
 
 
 def test_a_cache_that_is_not_spread_is_read_by_one_processor_for_each_key_head() -> None:
     made, efficiency, _, bandwidth = kernels("a100-80gb")
-    assert efficiency.decoding_group == 2
-    read = 2 * 8192 * 128 * 2 / (bandwidth * efficiency.decoding_bytes)
+    assert efficiency.decoding.group == 2
+    read = 2 * 8192 * 128 * 2 / (bandwidth * efficiency.decoding.bytes)
     alone, spread = (made.attention(1, 1, 8191, Heads(queries, 1, 128), cache_bytes=2) for queries in (1, 2))
-    filling = efficiency.decoding_saturation * device_named("a100-80gb")[0].num_processors
-    assert alone - efficiency.decoding_seconds == pytest.approx(filling * read, rel=0.01)
+    filling = efficiency.decoding.saturation * device_named("a100-80gb")[0].num_processors
+    assert alone - efficiency.decoding.seconds == pytest.approx(filling * read, rel=0.01)
     assert spread < alone / 5
     assert made.attention(8, 1, 8191, Heads(1, 1, 128), cache_bytes=2) == pytest.approx(alone, rel=0.01)
 
 
 def test_joining_the_blocks_of_a_row_begins_with_the_second() -> None:
     made, efficiency, _, _ = kernels("a100-80gb")
-    block = int(efficiency.decoding_block)
+    block = int(efficiency.decoding.block)
     one, two = (made.attention(512, 1, context, Heads(8, 1, 128), cache_bytes=2) for context in (block - 1, block))
-    assert two - one == pytest.approx(efficiency.decoding_join_seconds, rel=0.1)
+    assert two - one == pytest.approx(efficiency.decoding.join_seconds, rel=0.1)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -92,7 +92,7 @@ def test_attention_grows_with_the_square_of_the_prompt(name: str) -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_grouped_product_of_few_rows_reads_each_weight_once(name: str) -> None:
     made, efficiency, _, bandwidth = kernels(name)
-    read = 2 * 64 * 4096 * 2048 / (bandwidth * efficiency.grouped_bytes)
+    read = 2 * 64 * 4096 * 2048 / (bandwidth * efficiency.grouped.bytes)
     assert read < made.grouped(64, 64, 4096, 2048) < 1.6 * read
 
 
@@ -100,7 +100,7 @@ def test_a_grouped_product_of_few_rows_reads_each_weight_once(name: str) -> None
 def test_a_grouped_product_of_many_rows_is_bound_by_its_flops(name: str) -> None:
     made, efficiency, peak, _ = kernels(name)
     share = 2 * 2**17 * 4096 * 2048 / peak / made.grouped(2**17, 64, 4096, 2048)
-    assert 0.7 * efficiency.grouped_flops < share < efficiency.grouped_flops
+    assert 0.7 * efficiency.grouped.flops < share < efficiency.grouped.flops
 
 
 @pytest.mark.parametrize("name", DEVICES)

@@ -58,7 +58,7 @@ def test_many_tokens_take_longer_than_a_dense_model_of_the_active_width_by_what_
     dense, known = replace(llama, ffn_size=llama.ffn_size // 2), efficiency_of("cuda", "a100-80gb")
     for body in (Body.FORWARD, Body.TRAIN):
         ratio = time(mixture, body, 16, 1024) / time(dense, body, 16, 1024)
-        assert 1.2 < ratio < known.gemm_flops / known.grouped_flops
+        assert 1.2 < ratio < known.gemm.flops / known.grouped.flops
 
 
 def test_a_token_alone_takes_the_launches_of_its_layer_of_what_routes_it_and_of_experts_that_run_one_by_one(
