@@ -277,10 +277,13 @@ class AnalyticShard(Shard):
         return forward + gemm(count, outer, inner) + gemm(inner, count, outer) if trains else forward
 
     def _stored_attention(self, rows: float, tokens: float) -> tuple[float, float]:
-        """Forward and backward seconds when all scores are computed, stored, and read again."""
+        """Forward and backward seconds when all scores are computed, stored, and read again.
+
+        Products move little but scores, whose traffic is counted once, in bytes per score.
+        """
         batch, heads = rows * self._heads.queries, self._heads
         scores = batch * tokens * tokens
-        product = self._kernels.gemm(batch * tokens, heads.size, tokens)
+        product = self._kernels.computing(batch * tokens, heads.size, tokens)
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
         return forward, 4 * product + self._kernels.elementwise(_SCORE_BACKWARD_BYTES * scores)
 

@@ -63,6 +63,10 @@ class Kernels:
         memory = inner * outer * self._weight_seconds + rows * (inner + outer) * self._element_seconds
         return self._start + _joined(self._computing(math.ceil(rows / self._edge), inner, outer), memory, self._ridge)
 
+    def computing(self, rows: float, inner: float, outer: float) -> float:
+        """Seconds of [rows, inner] x [inner, outer] whose reading and writing are counted elsewhere."""
+        return self._start + self._computing(math.ceil(rows / self._edge), inner, outer)
+
     def products(self, shapes: Sequence[tuple[float, float]]) -> Callable[[float], float]:
         """Seconds by rows of one product after the other, [rows, inner] x [inner, outer]: the sum of `gemm`.
 

@@ -7,6 +7,7 @@ from meshwright.cost_models.precision import element_bytes
 from meshwright.profiles.cluster import Cluster, Device
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body
 
@@ -94,3 +95,15 @@ def test_an_unknown_precision_is_refused(llama: ModelSpec, a100s: Callable[[int]
     device = a100s(1).device.model_copy(update={"flops_per_second": {"fp32": 1e12}})
     with pytest.raises(BadInput, match=r"has no peak for bf16; give flops_per_second\.bf16"):
         AnalyticShard(llama, device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
+
+
+def test_scores_that_are_stored_are_written_and_read_once_where_computing_takes_no_time(
+    llama: ModelSpec, a100s: Callable[[int], Cluster]
+) -> None:
+    device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
+    quick = device.model_copy(update={"flops_per_second": {"bf16": 1e30}})
+    stored = AnalyticShard(llama, quick, "bf16", efficiency, 1.0, framework=framework_named("megatron-2021"))
+    rows, tokens = 4, 2048
+    num_scores, starts = rows * 32 * tokens**2, 2 * efficiency.kernel_seconds
+    bandwidth = device.memory_bytes_per_second * efficiency.elementwise_bytes
+    assert stored.attention(rows, tokens) == pytest.approx(starts + 13 * num_scores / bandwidth, rel=1e-6)
