@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # it loads OR-Tools
 _GIB = 2**30
 _MIB = 2**20
 
+_LEAST_SHARE = 0.01
+"""What takes a smaller share of a step has no error beside it: it would say nothing of the plan."""
+
 
 def plan(found: Plan, path: Path) -> None:
     """The plan as a table, and how good it is."""
@@ -67,8 +70,9 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
     for heading in ("", "predicted s", "measured s", "error"):
         table.add_column(heading, justify="right" if heading else "left")
+    least = _LEAST_SHARE * max(row.measured_seconds for row in summary.comparisons)
     for row in summary.comparisons:
-        difference = f"{row.error:+.0%}" if row.measured_seconds else ""
+        difference = f"{row.error:+.0%}" if row.measured_seconds > least else ""
         table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", difference)
     console.print(table)
     console.print(
@@ -77,6 +81,10 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     )
     if summary.memory:
         console.print(_memory(summary.memory))
+        console.print(
+            "memory is that of the fullest rank: planned for rows of the greatest length, measured without what a "
+            "process uses before it has models"
+        )
     if summary.overhead is not None:
         console.print(
             f"{summary.overhead:.1%} of a step is neither stages nor messages (worst rank, median over steps)"
@@ -102,12 +110,11 @@ def run_summary(summary: RunSummary, out: Path) -> None:
 
 def _memory(uses: Sequence[MemoryUse]) -> Table:
     """Planned beside measured bytes while each stage runs."""
-    table = Table(title="memory of the fullest rank while a stage runs", box=box.SIMPLE)
-    for heading in ("", "planned", "measured"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = Table("memory while it runs", box=box.SIMPLE)
+    for heading in ("planned", "measured"):
+        table.add_column(heading, justify="right")
     for use in uses:
         table.add_row(use.stage, size(use.planned_bytes), size(use.measured_bytes))
-    table.caption = "measured without what a process uses before it has models"
     return table
 
 
