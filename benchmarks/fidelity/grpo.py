@@ -145,9 +145,14 @@ def _job_of(row: Row) -> _Job:
     if row["precision"].upper() != "BF16":
         raise Skip(f"precision {row['precision']} is not priced in training")
     degrees = [int(part) for part in config[3].split(",") if part.strip().isdigit()]
+    if len(degrees) < 4:
+        raise Skip("layouts not stated")
     tp, cp, ep, pp = degrees[0], degrees[1], degrees[2], degrees[-1] if len(degrees) > 4 else degrees[3]
     nemo, longest = assumed().nemo_rl, int(notes[3])
-    mean = float(row["response_len_tok"].split()[0]) - nemo.prompt_tokens
+    drawn = number({"response_len_tok": row["response_len_tok"].partition(" ")[0]}, "response_len_tok")
+    mean = drawn - nemo.prompt_tokens
+    if not 0 < mean < longest - nemo.prompt_tokens:
+        raise Skip("the mean length lies beyond the longest")
     workload = Workload(
         batch_size=int(notes[1]),
         prompt=LengthSpec(max=nemo.prompt_tokens, fixed=nemo.prompt_tokens),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.hardware import cluster_of
-from benchmarks.fidelity.rows import Row, Skip, count, number
+from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number, stated
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.cost import Cost
@@ -114,10 +114,10 @@ def is_dense_hopper(row: Row) -> bool:
 
 
 def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:
-    gpu = row.get("gpu") or row["system"]
+    gpu = stated(row, "gpu", "system")
     if row["precision"] not in _PRECISIONS:
         raise Skip(f"precision {row['precision']} is not known")
-    model = model_named(row.get("model") or row["model_path"])
+    model = model_named(stated(row, "model", "model_path"))
     cluster = cluster_of(gpu, tp * pp)
     try:
         model.shard(tp)
@@ -132,8 +132,8 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
         model=model,
         layout=Layout(tp=tp, pp=pp),
         cluster=cluster,
-        precision=_PRECISIONS[row["precision"]],
-        framework=framework_named(_ENGINES[row.get("backend") or row["engine"].split()[0]]),
+        precision=looked_up(_PRECISIONS, row["precision"], "precision"),
+        framework=framework_named(looked_up(_ENGINES, stated(row, "backend", "engine").partition(" ")[0], "engine")),
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,
         fresh_prompts_per_second=fresh,
@@ -151,5 +151,5 @@ def _answer(row: Row, serving: Serving, *, measured: float, predicted: float, co
 
 
 def _label(row: Row, serving: Serving, rows: object) -> str:
-    gpu = row.get("gpu") or row["system"]
+    gpu = stated(row, "gpu", "system")
     return f"{serving.model.name} {gpu} {serving.layout} {serving.prompt_tokens}+{serving.response_tokens} x {rows}"

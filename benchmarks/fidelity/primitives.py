@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from benchmarks.fidelity.hardware import cluster_of
-from benchmarks.fidelity.rows import Row, Skip, count, number
+from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
 from meshwright.cost_models.collectives import Group, Network
 from meshwright.cost_models.kernels import Heads, Kernels
@@ -45,7 +45,7 @@ def attention(stem: str, row: Row) -> Answer:
 
 
 def attention_seconds(kernels: Kernels, row: Row) -> float:
-    rows, tokens, step = count(row, "batch_size"), count(row, "isl"), count(row, "step")
+    rows, tokens, step = count(row, "batch_size"), count(row, "isl"), count(row, "step", zero=True)
     heads = Heads(count(row, "num_heads"), count(row, "num_key_value_heads"), count(row, "head_dim"))
     return kernels.attention(rows, tokens, step, heads, cache_bytes=2)
 
@@ -62,8 +62,9 @@ def is_small(row: Row) -> bool:
 
 def group_of(row: Row) -> Group:
     """The ranks of an NCCL collective in one node; skips those of other libraries and operations."""
-    if row.get("backend", "NCCL").split()[0] != "NCCL":
-        raise Skip(f"{row['backend'].split()[0]} is not NCCL")
+    library = row.get("backend", "NCCL").partition(" ")[0]
+    if library != "NCCL":
+        raise Skip(f"{library} is not NCCL")
     if row["op_name"] not in OPERATIONS:
         raise Skip(f"{row['op_name']} is not among the operations here")
     return Group(count(row, "num_gpus"), count(row, "num_gpus"))
@@ -72,7 +73,7 @@ def group_of(row: Row) -> Group:
 def message_bytes(row: Row) -> int:
     if "bytes" in row:
         return count(row, "bytes")
-    return _ELEMENT_BYTES[row["nccl_dtype"]] * count(row, "message_size")
+    return looked_up(_ELEMENT_BYTES, row["nccl_dtype"], "data type") * count(row, "message_size")
 
 
 def vidur_collective(_stem: str, row: Row) -> Answer:
@@ -88,11 +89,16 @@ def framework_exchange(row: Row) -> tuple[str, Group, int, float]:
         raise Skip("less than 64 KiB")
     if num_ranks > per_node:
         raise Skip("the fabric between the nodes is not stated")
-    return _VIDUR_GPUS[row["gpu"]], Group(num_ranks, num_ranks), num_bytes, number(row, "median_ms") / 1e3
+    return (
+        looked_up(_VIDUR_GPUS, row["gpu"], "device"),
+        Group(num_ranks, num_ranks),
+        num_bytes,
+        number(row, "median_ms") / 1e3,
+    )
 
 
 def _exchange(gpu: str, operation: str, group: Group, num_bytes: int, *, measured: float) -> Answer:
-    seconds, _ = _network(gpu).seconds(OPERATIONS[operation], group, num_bytes)
+    seconds, _ = _network(gpu).seconds(looked_up(OPERATIONS, operation, "operation"), group, num_bytes)
     return Answer(
         label=f"{gpu} {operation} of {group.size}, {group.per_node} a node, {num_bytes} bytes",
         measured=measured,
@@ -110,11 +116,13 @@ def latency(row: Row) -> float:
 
 
 @cache
-def kernels_of(gpu: str, efficiency: Efficiency | None = None) -> Kernels:
-    """Kernels in bf16, with other constants than the family's when they are given."""
+def kernels_of(gpu: str, efficiency: Efficiency | None = None, *, sustained: bool = False) -> Kernels:
+    """Kernels in bf16, with other constants than the family's when they are given; each alone, or one of many in
+    succession."""
     device = cluster_of(gpu, 8).device
     found = efficiency or efficiency_of(device.kind, device.name)
-    return Kernels(device, found, flops_per_second=device.flops_per_second["bf16"], weight_bytes=2, size=2)
+    flops = device.flops_per_second["bf16"] * (found.sustained if sustained else 1)
+    return Kernels(device, found, flops_per_second=flops, weight_bytes=2, size=2)
 
 
 @cache

@@ -13,13 +13,15 @@ from benchmarks.fidelity.grpo import grpo_step
 from benchmarks.fidelity.imported import imported_point
 from benchmarks.fidelity.inference import engine, is_dense_hopper, rate_per_gpu, time_per_token
 from benchmarks.fidelity.installed import EXPERTS, installed_stems, rows_of
+from benchmarks.fidelity.layers import is_busy, layer_products
 from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
 from benchmarks.fidelity.primitives import attention, collective, gemm, is_small, vidur_collective
 from benchmarks.fidelity.realhf import real_heuristic
-from benchmarks.fidelity.rows import Row, Skip, refuse_unknown, row_files
+from benchmarks.fidelity.rows import MissingColumn, Row, Skip, matching, number, refuse_unknown, row_files
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.shapes import has_experts
 from benchmarks.fidelity.training import iteration
+from meshwright.profiles.errors import BadInput
 
 _TRAINING = "megatron_training"
 _EVEN, _UNEVEN = "even", "power law"
@@ -28,7 +30,8 @@ _EVEN, _UNEVEN = "even", "power law"
 
 @dataclass(frozen=True, kw_only=True)
 class RowSet:
-    """Rows of one kind: the files that hold them, which of their rows, and the answer to a row of a file.
+    """Rows of one kind: the files that hold them (a * in a name stands for anything), which of their rows, and the
+    answer to a row of a file.
 
     `joined` may put rows together before they are answered.
     """
@@ -177,8 +180,8 @@ SETS = (
         )
         for device in ("a100", "h100", "h200")
         for what, where, bar in (
-            ("m >= 64", lambda row: float(row["m"]) >= 64, Bar(mean=0.12)),
-            ("m < 64", lambda row: float(row["m"]) < 64, Bar()),
+            ("m >= 64", lambda row: number(row, "m") >= 64, Bar(mean=0.12)),
+            ("m < 64", lambda row: number(row, "m") < 64, Bar()),
         )
     ),
     *(
@@ -190,6 +193,16 @@ SETS = (
         )
         for device in ("a100", "h100", "h200")
         for kind in ("context", "generation")
+    ),
+    *(
+        RowSet(
+            name=f"products of a layer {device.upper()}, {what}",
+            files=(f"primitives/{device}_*_mlp",),
+            answer=layer_products,
+            where=where,
+        )
+        for device in ("a100", "h100")
+        for what, where in ((">= 64 tokens", is_busy), ("< 64 tokens", lambda row: not is_busy(row)))
     ),
     RowSet(
         name="collectives, one node, >= 64 KiB",
@@ -212,14 +225,7 @@ SETS = (
     RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
 )
 
-_READ_BY_NONE = (
-    "verl_param_sync_seconds",
-    *(
-        f"primitives/a100_{name}_mlp"
-        for name in ("Llama-2-70b-hf", "Llama-2-7b-hf", "Meta-Llama-3-70B", "Meta-Llama-3-8B")
-    ),
-    *(f"primitives/h100_{name}_mlp" for name in ("Llama-2-70b-hf", "Llama-2-7b-hf", "Qwen-72B")),
-)
+_READ_BY_NONE = ("verl_param_sync_seconds",)
 """Files of the format that no set is made of."""
 
 
@@ -231,19 +237,33 @@ def scores_of(directory: Path, names: Sequence[str] | None = None, *, installed:
     """The scores of the sets whose files are in the folder, and of those that are installed where these are asked for.
     Raises BadInput for a rows file that is not known."""
     files = row_files(directory)
-    refuse_unknown(files, {stem for known in SETS for stem in known.files} | set(_READ_BY_NONE))
+    refuse_unknown(files, sorted({stem for known in SETS for stem in known.files} | set(_READ_BY_NONE)))
     there = set(files) | (installed_stems() if installed else set())
     chosen = [known for known in SETS if names is None or known.name in names]
-    return [_score(known, files) for known in chosen if any(stem in there for stem in known.files)]
+    return [_score(known, stems, files) for known in chosen if (stems := matching(there, known.files))]
 
 
-def _score(known: RowSet, files: dict[str, Path]) -> Score:
+def _score(known: RowSet, stems: Sequence[str], files: dict[str, Path]) -> Score:
+    """A row that the cost model refuses is skipped like one that asks something else, with the reason."""
     answers: list[Answer] = []
     skipped: Counter[str] = Counter()
-    stated = ((stem, row) for stem in known.files for row in rows_of(stem, files))
-    for stem, row in known.joined((stem, row) for stem, row in stated if known.where(row)):
+    stated = ((stem, row) for stem in stems for row in rows_of(stem, files))
+    for stem, row in known.joined((stem, row) for stem, row in stated if _may_be(known, row)):
         try:
-            answers.append(known.answer(stem, row))
-        except Skip as reason:
+            answer = known.answer(stem, row)
+            if answer.measured <= 0:
+                raise Skip("nothing measured")
+            answers.append(answer)
+        except MissingColumn:
+            raise
+        except (Skip, BadInput) as reason:
             skipped[str(reason)] += 1
     return Score(name=known.name, bar=known.bar, answers=tuple(answers), skipped=skipped)
+
+
+def _may_be(known: RowSet, row: Row) -> bool:
+    """Whether a row is of a set; one that does not tell is, and is skipped there."""
+    try:
+        return known.where(row)
+    except Skip:
+        return True

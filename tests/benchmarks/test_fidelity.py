@@ -156,3 +156,50 @@ def test_rows_of_experts_are_read_from_the_package_that_carries_them_when_asked(
         return
     assert found[0].used > 500
     assert found[0].mean < 0.1
+
+
+TRAINING_COLUMNS = (
+    "dataset,model,hidden,layers,heads,seq_len,vocab,gpu,num_gpus,TP,PP,VPP,CP,DP,EP,FSDP,mbs,gbs,precision"
+    ",recompute,tokens_per_s_per_gpu,TFLOPs_per_gpu,iter_time_s\n"
+)
+
+
+def multi_node(folder: Path, *rows: str) -> Score:
+    (folder / "megatron_training.csv").write_text(TRAINING_COLUMNS + "\n".join(rows), encoding="utf-8")
+    return next(s for s in scores_of(folder) if s.name == "vTrain multi-node")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("vtrain_multi,GPT,1024,4,16,1024,,A100,3,3,1,,,1,,,1,2,bf16,full,,,0.1", "tp=3 does not divide num_heads"),
+        ("vtrain_multi,GPT,1024,4,0,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,0.1", "heads of 0"),
+        ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,0,1,,,2,,,1,2,bf16,full,,,0.1", "TP of 0"),
+        ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,nan", "iter_time_s of nan"),
+        ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,-0.1", "iter_time_s of -0.1"),
+        ("vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2", "precision  is not priced"),
+    ],
+)
+def test_a_row_that_cannot_be_answered_is_skipped_with_the_reason(tmp_path: Path, row: str, reason: str) -> None:
+    honest = "vtrain_multi,GPT,1024,4,16,1024,,A100,2,1,1,,,2,,,1,2,bf16,full,,,0.1"
+    found = multi_node(tmp_path, honest, row)
+    assert found.used == 1
+    assert sum(found.skipped.values()) == 1
+    assert reason in next(iter(found.skipped))
+
+
+def test_a_file_without_a_column_of_its_format_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "megatron_training.csv").write_text("dataset,layers\nvtrain_multi,4\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"megatron_training.csv has no column \w+; give a file in the format"):
+        scores_of(tmp_path)
+
+
+def test_the_products_of_any_models_layers_are_read(tmp_path: Path) -> None:
+    (tmp_path / "primitives").mkdir()
+    columns = "attn_pre_proj_ms,attn_post_proj_ms,mlp_up_proj_ms,mlp_down_proj_ms,n_head,n_kv_head,n_embd"
+    columns += ",n_expanded_embd,use_gated_mlp,num_tokens,num_tensor_parallel_workers\n"
+    rows = "1.9,0.6,3.4,1.6,32,32,4096,11008,True,4096,1\n0.07,0.03,0.13,0.08,32,32,4096,11008,True,8,1\n"
+    (tmp_path / "primitives" / "a100_Some-7B_mlp.csv").write_text(columns + rows, encoding="utf-8")
+    found = {score.name: score for score in scores_of(tmp_path)}
+    assert set(found) == {"products of a layer A100, >= 64 tokens", "products of a layer A100, < 64 tokens"}
+    assert all(score.used == 1 and score.mean < 0.25 for score in found.values())
