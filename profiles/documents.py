@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -36,6 +37,10 @@ class Document(BaseModel):
 
 D = TypeVar("D", bound=Document)
 
+_PLAIN = str | int | float | None
+_DEEPEST = 32
+"""Levels of a document; one that holds itself has no end."""
+
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML in which 25e9 is a number, as in YAML 1.2; https://github.com/yaml/pyyaml/issues/173."""
@@ -61,15 +66,33 @@ def read_yaml(kind: type[D], path: Path, what: str) -> D:
     text = read_text(path, what)
     try:
         value = yaml.load(text, Loader=_Loader)
-        encoded = json.dumps(value, allow_nan=False)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
         raise BadInput(f"{what} {path} is not YAML{where}: {problem}.") from None
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{what} {path} holds a value that is not plain data: {error}.") from None
-    return parse(kind, encoded, f"{what} {path}")
+    except ValueError as error:  # of a date that is none
+        raise BadInput(f"{what} {path} is not YAML: {error}.") from None
+    for key, odd in _odd_values(value):
+        raise BadInput(f"{what} {path}: {key} is {odd}, which is no text and no finite number; write one of these.")
+    return parse(kind, json.dumps(value), f"{what} {path}")
+
+
+def _odd_values(value: Any, *keys: str) -> Iterator[tuple[str, Any]]:
+    """What JSON has no form for, with where it stands."""
+    where = ".".join(keys) or "the document"
+    if isinstance(value, dict | list) and len(keys) == _DEEPEST:
+        yield f"{where[:20]}...", "nested too deep"
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            if not isinstance(key, _PLAIN):
+                yield f"a key of {where}", key
+            yield from _odd_values(member, *keys, str(key))
+    elif isinstance(value, list):
+        for index, member in enumerate(value):
+            yield from _odd_values(member, *keys, str(index))
+    elif not isinstance(value, _PLAIN) or (isinstance(value, float) and not math.isfinite(value)):
+        yield where, value
 
 
 def read_json(kind: type[D], path: Path, what: str) -> D:

@@ -64,9 +64,14 @@ def test_a_number_in_yaml_may_have_an_exponent(tmp_path: Path, number: str) -> N
         ("wheels: []", "missing key 'name'; add it."),
         ("name: a\nwheels: [{spokes: '3'}]", "wheels.0.spokes is '3': input should be a valid integer."),
         ("name: a\nwheels: [{spokes: 0}]", "wheels.0.spokes is 0: input should be greater than 0."),
-        ("name: a\nspare: {spokes: 3, metres: .nan}", "holds a value that is not plain data"),
+        ("name: a\nspare: {spokes: 3, metres: .nan}", "spare.metres is nan, which is no text and no finite number"),
         ("name: [", "is not YAML at line 1"),
-        ("name: 2020-01-01", "holds a value that is not plain data"),
+        ("name: 2020-01-01", "name is 2020-01-01, which is no text and no finite number"),
+        ("name: 2020-13-01", "month must be in 1..12"),
+        ("name: a\nspare: [{1: !!set {x}}]", "spare.0.1 is {'x'}, which is no text"),
+        ("? [a, b]\n: c", "is not YAML"),
+        ("2020-01-01: c", "a key of the document is 2020-01-01, which is no text"),
+        ("name: &a [*a]", "name.0.0.0.0.0.0.0.0... is nested too deep"),
     ],
 )
 def test_a_wrong_document_is_refused_in_one_sentence_that_names_the_place(tmp_path: Path, text: str, says: str) -> None:
