@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from benchmarks.fidelity.installed import rows_of
 from benchmarks.fidelity.laws import LAWS, Asked, Law
-from benchmarks.fidelity.rows import Row, Skip, row_files
+from benchmarks.fidelity.rows import MissingColumn, Row, Skip, row_files
 from benchmarks.fidelity.simplex import minimise
 from meshwright.profiles.documents import Document
 from meshwright.profiles.errors import BadInput
@@ -117,7 +117,9 @@ def _asked(law: Law, owner: str, directory: Path) -> Iterator[tuple[Row, Asked]]
     for stem_of_row, row in law.joined(stated):
         try:
             yield row, law.ask(stem_of_row, row)
-        except Skip:
+        except MissingColumn:
+            raise
+        except (Skip, BadInput):
             continue
 
 

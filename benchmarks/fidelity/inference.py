@@ -115,8 +115,7 @@ def is_dense_hopper(row: Row) -> bool:
 
 def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: int) -> Serving:
     gpu = stated(row, "gpu", "system")
-    if row["precision"] not in _PRECISIONS:
-        raise Skip(f"precision {row['precision']} is not known")
+    precision = looked_up(_PRECISIONS, row["precision"], "precision")
     model = model_named(stated(row, "model", "model_path"))
     cluster = cluster_of(gpu, tp * pp)
     try:
@@ -132,7 +131,7 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
         model=model,
         layout=Layout(tp=tp, pp=pp),
         cluster=cluster,
-        precision=looked_up(_PRECISIONS, row["precision"], "precision"),
+        precision=precision,
         framework=framework_named(looked_up(_ENGINES, stated(row, "backend", "engine").partition(" ")[0], "engine")),
         prompt_tokens=prompt_tokens,
         response_tokens=response_tokens,

@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0, help="time to profile, at most, in each round")
     parser.add_argument("--steps", type=int, default=8, help="PPO steps of each run; the first is left out")
     asked = parser.parse_args()
+    if asked.rounds < 1:
+        parser.error(f"--rounds of {asked.rounds} measures nothing; give 1 or more")
     out: Path = asked.out.resolve()
     subprocess.run([sys.executable, TINY / "make.py", "--out", out / "build"], check=True, stdout=subprocess.DEVNULL)
     rounds: list[list[Row]] = []
