@@ -14,7 +14,7 @@ from rich.table import Table
 from meshwright.planner.calibrate import Calibration
 from meshwright.planner.evaluate import fullest_rank, items
 from meshwright.planner.plan import Plan, Refit, Solver
-from meshwright.profiles.schedule import Recompute, Schedule
+from meshwright.planner.report.words import schedule
 from meshwright.runtime.record import RunSummary
 from meshwright.runtime.use import MemoryUse
 
@@ -35,16 +35,20 @@ def plan(found: Plan, path: Path) -> None:
     table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule"):
         is_number = heading in ("start s", "seconds")
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
+        table.add_column(
+            heading, justify="right" if is_number else "left", no_wrap=heading != "schedule", overflow="fold"
+        )
     for item in sorted(items(found), key=lambda item: item.start_seconds):
         timing = (f"{item.start_seconds:.3f}", f"{item.cost.total:.3f}")
         if isinstance(item, Refit):
-            table.add_row(*timing, f"refit {item.target}", "", "", f"from {item.source}")
+            table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
             continue
         ranks = found.pool(item.pool).ranks
         names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-        table.add_row(*timing, item.stage, names, str(item.layout), schedule_of(item.schedule))
-    table.caption = "rows: of a micro-batch; selective, full: what the backward pass computes again"
+        told = schedule(item.schedule) + (f", {item.lead} ahead" if item.lead else "")
+        table.add_row(*timing, item.stage, names, str(item.layout), told)
+    ahead = "; ahead: steps before the training" if any(found.leads.values()) else ""
+    table.caption = f"rows: of a micro-batch{ahead}"
     console.print(table)
     console.print(_proof(found))
     rank = fullest_rank(cluster, found.peak_bytes_per_rank)
@@ -134,14 +138,6 @@ def calibration(found: Calibration, path: Path) -> None:
             f"a response had {found.response_tokens:.0f} tokens, the plan expects {found.expected_response_tokens:.0f}"
         )
     console.print(f"written to {path}")
-
-
-def schedule_of(schedule: Schedule) -> str:
-    """A schedule in a few words."""
-    if schedule.generation_slots:
-        return f"{schedule.generation_slots} slots"
-    recompute = "" if schedule.recompute is Recompute.NONE else f", {schedule.recompute}"
-    return f"{schedule.micro_batch_size} rows{recompute}"
 
 
 def _proof(found: Plan) -> str:

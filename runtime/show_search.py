@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.planner.explain import Explanation
+from meshwright.planner.report.words import schedule
 from meshwright.profiles.stages import STAGES
-from meshwright.runtime.show import schedule_of, size
+from meshwright.runtime.show import size
 
 if TYPE_CHECKING:  # OR-Tools loads only when a search begins
     from meshwright.planner.alternatives import Considered
@@ -107,7 +108,7 @@ def _pools(found: Explanation) -> Table:
 def _held_back(rows: Sequence[HeldBack]) -> Table:
     table = _table("what memory binds", "stage", "could be", "faster by s>", "needs more on a rank>")
     for row in rows:
-        choice = f"{row.layout}, {schedule_of(row.schedule)}"
+        choice = f"{row.layout}, {schedule(row.schedule)}"
         table.add_row(row.stage, choice, f"{row.gain_seconds:.3f}", size(row.lacking_bytes))
     table.caption = "the smallest faster choice of a stage on its ranks; every other stage is bound by time"
     return table

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.compare import Comparison
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.record import RunSummary
-from meshwright.runtime.show import run_summary
+from meshwright.runtime.show import plan, run_summary
 from meshwright.runtime.use import MemoryUse
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
 
 
 def printed(capsys: pytest.CaptureFixture[str], *comparisons: Comparison) -> str:
@@ -44,3 +47,32 @@ def test_planned_memory_says_that_it_is_for_the_longest_rows(capsys: pytest.Capt
     text = printed(capsys)
     assert ["actor_train", "1.00", "GiB", "512", "MiB"] in [line.split() for line in text.splitlines()]
     assert "planned for rows of the greatest length" in " ".join(text.split())
+
+
+SCHEDULES = {
+    "actor_generate": Schedule(generation_slots=64, batches_in_flight=3),
+    "reward_score": Schedule(micro_batch_size=8, chunk_tokens=32),
+    "ref_logprob": Schedule(micro_batch_size=8, offload=Offload.WEIGHTS),
+    "actor_train": Schedule(micro_batch_size=2, recompute=Recompute.SELECTIVE, offload=Offload.OPTIMIZER),
+}
+
+
+def test_a_plan_says_all_that_its_stages_do_and_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
+    found = random_plan(1, small_facts(memory_bytes=2**50))
+    placements = tuple(
+        p.model_copy(update={"schedule": SCHEDULES.get(p.stage, p.schedule), "lead": int(p.stage == "actor_generate")})
+        for p in found.placements
+    )
+    plan(found.model_copy(update={"placements": placements}), Path("plan.json"))
+    lines = capsys.readouterr().out.splitlines()
+    place = next(line.index("schedule") for line in lines if "schedule" in line)
+    schedules = " ".join(" ".join(line[place:].split()) for line in lines)
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
+    for told in (
+        "64 slots, 3 batches in flight, 1 ahead",
+        "8 rows, chunks of 32 tokens",
+        "8 rows, weights offloaded",
+        "2 rows, selective recomputation, optimizer offloaded",
+    ):
+        assert told in schedules
+    assert any("ahead: steps before the training" in line for line in lines)
