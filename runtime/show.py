@@ -14,15 +14,12 @@ from rich.table import Table
 from meshwright.planner.calibrate import Calibration
 from meshwright.planner.evaluate import fullest_rank, items
 from meshwright.planner.plan import Plan, Refit, Solver
-from meshwright.planner.report.words import schedule
+from meshwright.planner.report.words import schedule, size
 from meshwright.runtime.record import RunSummary
 from meshwright.runtime.use import MemoryUse
 
 if TYPE_CHECKING:  # it loads OR-Tools
     from meshwright.planner.refusal import NoPlan
-
-_GIB = 2**30
-_MIB = 2**20
 
 _LEAST_SHARE = 0.01
 """What takes a smaller share of a step has no error beside it: it would say nothing of the plan."""
@@ -34,10 +31,8 @@ def plan(found: Plan, path: Path) -> None:
     cluster = found.facts.cluster
     table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule"):
-        is_number = heading in ("start s", "seconds")
-        table.add_column(
-            heading, justify="right" if is_number else "left", no_wrap=heading != "schedule", overflow="fold"
-        )
+        table.add_column(heading, no_wrap=heading != "schedule", overflow="fold")
+    table.columns[0].justify = table.columns[1].justify = "right"
     for item in sorted(items(found), key=lambda item: item.start_seconds):
         timing = (f"{item.start_seconds:.3f}", f"{item.cost.total:.3f}")
         if isinstance(item, Refit):
@@ -148,8 +143,3 @@ def _proof(found: Plan) -> str:
         f"step {found.period_seconds:.3f} s; {solver.status}: no plan in the space is faster than "
         f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%})\ncosts: {named}"
     )
-
-
-def size(num_bytes: float) -> str:
-    """Bytes as a person reads them."""
-    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.0f} MiB"

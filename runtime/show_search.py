@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.planner.explain import Explanation
-from meshwright.planner.report.words import schedule
+from meshwright.planner.report.words import schedule, size
 from meshwright.profiles.stages import STAGES
-from meshwright.runtime.show import size
 
 if TYPE_CHECKING:  # OR-Tools loads only when a search begins
     from meshwright.planner.alternatives import Considered

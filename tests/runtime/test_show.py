@@ -45,7 +45,7 @@ def test_what_takes_next_to_nothing_of_a_step_has_no_error_beside_it(capsys: pyt
 
 def test_planned_memory_says_that_it_is_for_the_longest_rows(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys)
-    assert ["actor_train", "1.00", "GiB", "512", "MiB"] in [line.split() for line in text.splitlines()]
+    assert ["actor_train", "1.00", "GiB", "512.0", "MiB"] in [line.split() for line in text.splitlines()]
     assert "planned for rows of the greatest length" in " ".join(text.split())
 
 
