@@ -23,6 +23,9 @@ from meshwright.cost_models.rounds import Rounds, Window
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.table import Body
 
+RECOMPUTATION = "cache recomputation"
+"""The term of what a turn computes anew of sequences in flight."""
+
 _DRAWN_BYTES = 16
 """A sampled token and its log-probability, both sent in fp64."""
 
@@ -64,6 +67,15 @@ class Generation:
             self._add(tally, body, load)
         tally.add("scheduling", work.visits * framework.round_seconds + work.drawn * framework.row_seconds)
         return tally.cost()
+
+    def recomputation(self, rows: float, tokens: float, num_groups: int) -> Cost:
+        """Keys and values of `rows` sequences of `tokens` on average, computed anew: one packed prefill of each group
+        (Fu et al., AReaL, arXiv:2505.24298, section 4.1: interruptible generation). A single term."""
+        parts, whole, pp = Tally(), Tally(), self.call.layout.pp
+        self._add(parts, Body.PREFILL, _load([(num_groups + pp - 1, rows / num_groups, tokens, 0.0)]))
+        for term in parts.cost().terms:
+            whole.add(RECOMPUTATION, term.amount, term.source)
+        return whole.cost()
 
     def _add(self, tally: Tally, body: Body, load: Load) -> None:
         """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""

@@ -21,7 +21,8 @@ class Call:
     """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them.
 
     `max_deferral` counts the turns beyond its first that a sequence may take when the schedule overcommits; `part` is
-    the position of the cluster's part that the ranks are in.
+    the position of the cluster's part that the ranks are in. With `recomputes_cache`, generation computes the keys and
+    values of sequences in flight anew in every turn.
     """
 
     stage: Stage
@@ -30,6 +31,7 @@ class Call:
     schedule: Schedule
     max_deferral: int = 0
     part: int = 0
+    recomputes_cache: bool = False
 
     def __hash__(self) -> int:
         return self._hash

@@ -132,7 +132,17 @@ class StageModel:
             return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp)
 
         generation = self._once((call.model, call.layout), lambda: self._generation(call))
-        return generation.seconds(self._once(("work", num_rows, num_slots, overlap, pp), work))
+        cost = generation.seconds(self._once(("work", num_rows, num_slots, overlap, pp), work))
+        carried = min(overlap.in_flight(num_rows) - num_rows, num_slots)
+        if not (call.recomputes_cache and carried):
+            return cost
+        return cost + generation.recomputation(carried, self._tokens_in_flight(), min(pp, num_slots))
+
+    def _tokens_in_flight(self) -> float:
+        """Of a sequence that is met under way: it is long in proportion to its length, and half of it is there."""
+        lengths = self._workload.response_lengths
+        square = sum(p * n * n for n, p in zip(lengths.tokens, lengths.probabilities, strict=True))
+        return self._workload.prompt_lengths.mean + square / lengths.mean / 2
 
     def _generation(self, call: Call) -> Generation:
         """The same for every schedule of a layout."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost_models.replicas import bounds_of
 from meshwright.cost_models.rounds import (
     NUM_ORDERS,
     Batch,
@@ -37,6 +38,12 @@ from meshwright.profiles.workload import Workload
 
 _NUM_SEQUENCES, _FEWEST_TURNS, _MOST_TURNS = 8192, 8, 64
 """The slowest replica is looked for among about so many sequences, in a number of turns within these bounds."""
+
+_MOST_SEQUENCES = 65536
+"""Of a turn, that are played; what more replicas would take follows from those."""
+
+_SIDE_BY_SIDE = 16
+"""So many replicas are played faster side by side, as arrays, than one by one."""
 
 _OVERCOMMIT_STEPS = 8
 """Overcommit counts in whole eighths of a replica's rows, rounded down."""
@@ -108,7 +115,7 @@ class Turns:
         if fewest.num_rounds <= dealt.total / num_slots:
             return fewest
         alone = _steady(self._workload, dealt, num_slots, overlap)
-        own = _stretched(alone, _slowest_rounds(dealt.shares, num_slots, overlap))
+        own = _stretched(alone, self._slowest_rounds(num_rows, num_slots, overlap))
         return min(fewest, own, key=lambda rounds: rounds.num_rounds)
 
     def _synchronous(self, num_rows: int, num_slots: int) -> Rounds:
@@ -117,7 +124,11 @@ class Turns:
         rounds = rounds_of(self._workload, num_rows, num_slots)
         if num_slots == num_rows:
             return rounds
-        return _stretched(rounds, _slowest_rounds(self._dealt_of(num_rows).shares, num_slots, Overlap()))
+        return _stretched(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
+
+    def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap) -> float:
+        num_replicas = self._workload.batch_size // num_rows
+        return _slowest_rounds(self._dealt_of(num_rows).shares, num_replicas, num_slots, overlap)
 
     def _dealt_of(self, num_rows: int) -> _Dealt:
         if num_rows not in self._dealt:
@@ -173,8 +184,8 @@ def _steady(workload: Workload, dealt: _Dealt, num_slots: int, overlap: Overlap)
 
 def shares_of(workload: Workload, num_rows: int) -> Integers:
     """Responses of several batches, [batch, replica, row]: equally likely parts of their distribution, dealt at random
-    from a fixed seed. Batches and replicas differ as drawn ones do."""
-    batch_size = workload.batch_size // num_rows * num_rows
+    from a fixed seed. Batches and replicas differ as drawn ones do; of very many replicas some stand for all."""
+    batch_size = min(workload.batch_size, max(_MOST_SEQUENCES, num_rows)) // num_rows * num_rows
     num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
     responses = np.array(workload.response_lengths.strata(num_batches * batch_size))
     dealt: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, -1, num_rows)
@@ -190,18 +201,41 @@ def _dealt(workload: Workload, num_rows: int) -> _Dealt:
     return _Dealt(shares, batches[:1] if alike else batches, total)
 
 
-def _slowest_rounds(shares: Integers, num_slots: int, overlap: Overlap) -> float:
-    """Rounds of the slowest replica's turn, on average over the turns; 0 for a replica that is alone."""
-    num_batches, num_replicas, _ = shares.shape
-    if num_replicas == 1:
+def _slowest_rounds(shares: Integers, num_replicas: int, num_slots: int, overlap: Overlap) -> float:
+    """Rounds of the slowest of so many replicas' turns, on average over the turns; 0 for a replica that is alone, and
+    for those whose responses are all alike.
+
+    Where fewer are played they are a sample of all: of N turns, x_1 <= ... <= x_N, the longest of R others is expected
+    to take sum_i x_i ((i/N)^R - ((i-1)/N)^R) rounds (David and Nagaraja, Order Statistics, section 2.1, at the
+    empirical distribution).
+    """
+    if num_replicas == 1 or np.ptp(shares) == 0:
         return 0.0
+    rounds = np.diff(_played_bounds(shares, num_slots, overlap))
+    if num_replicas == shares.shape[1]:
+        return float(rounds.max(axis=0).mean())
+    reached = np.linspace(0, 1, rounds.size + 1) ** num_replicas
+    return float(np.sort(rounds, axis=None) @ np.diff(reached))
+
+
+def _played_bounds(shares: Integers, num_slots: int, overlap: Overlap) -> Integers:
+    """The rounds between which the turns of each replica lie, [replica, turn], after a warm-up."""
+    num_batches, num_replicas, num_rows = shares.shape
     warm_up = 2 * overlap.num_turns
     num_turns = warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
-    bounds = [
-        play(tuple(Batch(rows, rows) for rows in shares[:, replica]), num_slots, num_turns, overlap).bounds[warm_up:]
-        for replica in range(num_replicas)
-    ]
-    return float(np.diff(bounds).max(axis=0).mean())
+    if num_replicas < _SIDE_BY_SIDE:
+        replicas = (tuple(Batch(rows, rows) for rows in shares[:, replica]) for replica in range(num_replicas))
+        return np.array([play(batches, num_slots, num_turns, overlap).bounds[warm_up:] for batches in replicas])
+    in_flight = overlap.in_flight(num_rows)
+    repeats = -(-(in_flight // num_rows + 1 + num_turns) // num_batches)
+    return bounds_of(
+        np.tile(shares.swapaxes(0, 1).reshape(num_replicas, -1), repeats),
+        num_slots=num_slots,
+        num_rows=num_rows,
+        in_flight=in_flight,
+        num_turns=num_turns,
+        max_deferral=overlap.max_deferral if overlap.overcommit else None,
+    )[:, warm_up:]
 
 
 def _stretched(rounds: Rounds, num_rounds: float) -> Rounds:

@@ -20,12 +20,13 @@ from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import Origin, Pick, assemble
 from meshwright.planner.edges import Handover, handovers
 from meshwright.planner.frontier import Frontier, frontier
+from meshwright.planner.hurry import Hurried, OutOfTimeError
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import Leads, Scope, patterns, scopes
 from meshwright.planner.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan import Plan, Solver
 from meshwright.planner.pose import Posed, pose
-from meshwright.planner.refusal import NoPlan, refuse
+from meshwright.planner.refusal import NoPlan, refuse, unexplained
 from meshwright.planner.side_by_side import side_by_side
 from meshwright.planner.solver.bounds import least_makespan
 from meshwright.planner.solver.result import Answer, Limits, Result
@@ -63,7 +64,15 @@ def compile_plan(
     found = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress)
     if isinstance(found, Plan):
         return found
-    return refuse(facts, model, pins=fixed, status=found, limits=limits, remodel=remodel)
+    try:
+        return refuse(facts, _until(limits, model), pins=fixed, status=found, limits=limits, remodel=remodel)
+    except OutOfTimeError:
+        return unexplained()
+
+
+def _until(limits: Limits, model: CostModel) -> CostModel:
+    """The model, answering until the deadline where there is one."""
+    return model if limits.deadline is None else Hurried(model, limits.deadline)
 
 
 def best_plan(
@@ -82,16 +91,18 @@ def best_plan(
     """
     limits = limits or Limits()
     allowed = patterns(facts.staleness) if leads is None else leads
-    asked = _Asked(facts=facts, model=model, pins=pins, leads=allowed, limits=limits, progress=progress)
-    searched = asked.search_all()
+    hurried = _until(limits, model)
+    asked = _Asked(facts=facts, model=hurried, pins=pins, leads=allowed, limits=limits, progress=progress)
+    searched = asked.search_all() if limits.deadline is None else asked.search_in_time()
     answered = [one for one in searched if one.result.answer is not None]
     if not answered:
-        return "out_of_limit" if any(one.result.status == "out_of_limit" for one in searched) else "infeasible"
+        unknown = asked.left_out or any(one.result.status == "out_of_limit" for one in searched)
+        return "out_of_limit" if unknown else "infeasible"
     best = min(answered, key=lambda one: one.objective_seconds)
     origin = Origin(
         digests={**facts.digests(), **(digests or {})},
         pins=tuple(str(pin) for pin in pins),
-        solver=_record(searched, limits),
+        solver=_record(searched, limits, is_whole=not asked.left_out),
     )
     assert best.result.answer is not None
     picks, order = _picks(best.posed, best.result.answer), _order(best.posed, best.result.answer)
@@ -148,6 +159,7 @@ class _Asked:
     limits: Limits
     progress: Progress | None
     known: dict[tuple[str, tuple[bool, bool, int, bool]], Frontier] = field(default_factory=dict)
+    left_out: list[Scope] = field(default_factory=list)
 
     def search_all(self) -> list[_Searched]:
         """Every pattern of leads, offload included: state that waits in the host makes room for what is faster.
@@ -165,6 +177,19 @@ class _Asked:
             early = self.search(asked[likeliest], self._shorter(early, searched))
         searched.append(early)
         for one in asked[likeliest + 1 :]:
+            searched.append(self.search(one, self._shorter(one, searched)))
+        return searched
+
+    def search_in_time(self) -> list[_Searched]:
+        """One pattern of leads after the other until the deadline; those after it are left out, and then no bound is
+        known."""
+        searched: list[_Searched] = []
+        for scope in [scope for leads in self.leads for scope in scopes(leads, self.facts.staleness)]:
+            try:
+                one = self.pose(scope)
+            except OutOfTimeError:
+                self.left_out.append(scope)
+                continue
             searched.append(self.search(one, self._shorter(one, searched)))
         return searched
 
@@ -228,10 +253,10 @@ def _order(posed: Posed, answer: Answer) -> tuple[str, ...]:
     return tuple(sorted(position, key=lambda name: (answer.starts[name], position[name])))
 
 
-def _record(searched: Sequence[_Searched], limits: Limits) -> Solver:
+def _record(searched: Sequence[_Searched], limits: Limits, *, is_whole: bool) -> Solver:
     """How the answer was found; objective and gap follow when the plan has been timed.
 
-    A bound on every scope is one on all plans.
+    A bound on every scope is one on all plans; where some were left out there is none but 0.
     """
     from meshwright.planner.solver.model import NAME, VERSION
 
@@ -243,9 +268,9 @@ def _record(searched: Sequence[_Searched], limits: Limits) -> Solver:
         seed=limits.seed,
         num_workers=limits.num_workers,
         max_deterministic_time=limits.max_deterministic_time,
-        status="optimal" if all(one.result.status in exact for one in possible) else "feasible",
+        status="optimal" if is_whole and all(one.result.status in exact for one in possible) else "feasible",
         objective_seconds=0.0,
-        bound_seconds=min(one.bound_seconds for one in possible),
+        bound_seconds=min(one.bound_seconds for one in possible) if is_whole else 0.0,
         gap=0.0,
     )
 

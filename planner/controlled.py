@@ -59,7 +59,7 @@ class Controlled:
         turn = self._first + len(self._known)
         for step in self._controllers.needs(turn):
             seconds = self.plan_in(self._known[step - self._first]).period_seconds
-            self._controllers.observe(Observation(step=step, seconds=seconds, reward=assumed_reward(step)))
+            self._controllers.observe(Observation(step=step, seconds=seconds, begun=((1, assumed_reward(step)),)))
         return self._controllers.setting(turn)
 
     def _shortened(self, placement: Placement, size: int) -> Placement:

@@ -70,15 +70,17 @@ class ChunkTuner:
 class OvercommitTuner:
     """Overcommits `increment` prompts more while rewards rise, else as many fewer, between 0 and `largest`.
 
-    The slope is that of a straight line through the mean rewards of `window` steps. `increment` is a multiple of the
-    replicas, which have equal shares. Raises BadInput for a window that has no slope and an increment of nothing.
+    The slope is that of a straight line through the mean rewards of `window` steps, each of the sequences that were
+    begun in it and not of those that were delivered: which of them are delivered late is decided by their length, and
+    the score may depend on it, so that a batch's mean moves with the overcommit itself. `increment` is a multiple of
+    the replicas, which have equal shares. Raises BadInput for a window that has no slope and an increment of nothing.
     """
 
     increment: int
     largest: int
     overcommit: int = 0
     window: int = 10
-    rewards: tuple[float, ...] = ()  # mean of each step since the last decision
+    rewards: tuple[float, ...] = ()  # mean of what was begun in each step since the last decision
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.increment < 1:
@@ -88,7 +90,7 @@ class OvercommitTuner:
             )
 
     def after(self, mean_reward: float) -> OvercommitTuner:
-        """The tuner after a step whose rewards had this mean."""
+        """The tuner after the rewards of all that was begun in a step are known to have this mean."""
         rewards = (*self.rewards, mean_reward)
         if len(rewards) < self.window:
             return replace(self, rewards=rewards)
@@ -103,7 +105,8 @@ class Observation:
 
     step: int
     seconds: float
-    reward: float  # mean of the batch
+    begun: tuple[tuple[int, float], ...] = ()
+    """Of the batch's sequences that the policy of so many steps before has begun: how many, and their mean score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,9 @@ class Controllers:
             chunk_tokens=max(_chunk_sizes(plan), default=0), overcommit=plan.placement(GENERATE).schedule.overcommit
         )
         self._known: dict[int, Observation] = {}
+        self._bound = plan.staleness
+        self._begun: dict[int, tuple[int, float]] = {}
+        """By the policy's version that began them: sequences that were delivered, and the sum of their scores."""
         self._next = 0
         """The first step that has not been taken into account."""
 
@@ -165,7 +171,15 @@ class Controllers:
         if self._chunks:
             self._chunks = self._chunks.after(observation.step, observation.seconds)
         if self._overcommit:
-            self._overcommit = self._overcommit.after(observation.reward)
+            self._overcommit = self._follow(self._overcommit, observation)
+
+    def _follow(self, tuner: OvercommitTuner, observation: Observation) -> OvercommitTuner:
+        """What a version began is known whole when the bound on staleness lets nothing of it come any more."""
+        for age, (number, mean) in enumerate(observation.begun):
+            known, total = self._begun.get(observation.step - age, (0, 0.0))
+            self._begun[observation.step - age] = known + number, total + number * mean
+        number, total = self._begun.pop(observation.step - self._bound, (0, 0.0))
+        return tuner.after(total / number) if number else tuner
 
 
 def _chunk_sizes(plan: Plan) -> set[int]:

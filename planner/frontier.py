@@ -261,4 +261,5 @@ def call_of(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: 
         schedule=choice.schedule,
         max_deferral=deferral if choice.schedule.overcommit else 0,
         part=part,
+        recomputes_cache=stage.generates and facts.cache_after_refit == "recompute",
     )

@@ -14,6 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost_models.generation import RECOMPUTATION
+from meshwright.planner.deferral import held_back
 from meshwright.planner.flight import Delivery, Drawn, FirstEnded, Flight, Turn, WholeStep
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.pace import Pace
@@ -86,6 +88,8 @@ class CarriedOver:
         self._num_admitted = 0  # of each replica
         self._flights = [Flight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
         self._paces = [Pace(plan) for _ in range(layout.dp)]
+        self._recomputing = sum(t.amount for t in placement.cost.terms if t.name == RECOMPUTATION)
+        """Seconds in every turn but the first, which finds nothing in flight; as the plan counts them."""
         self._played: list[Generated] = []
 
     def of_step(self, step: int) -> Generated:
@@ -101,7 +105,7 @@ class CarriedOver:
         return Generated(
             prompts=np.array([one.prompt_tokens for one in delivered]),
             responses=np.array([one.response_tokens for one in delivered]),
-            seconds=tuple(self._level * turn.seconds for turn in turns),
+            seconds=tuple(self._level * turn.seconds + self._recomputing * (step > 0) for turn in turns),
             live=tuple(turn.live for turn in turns),
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
@@ -115,8 +119,10 @@ class CarriedOver:
 
     def _admitted(self, step: int) -> range:
         """The next prompts of each replica, of its shares of the batches laid end to end."""
-        ahead = self._overcommit_of(step) // self._num_replicas if self._overcommits else self._batches_ahead
-        first = self._num_admitted
+        first, ahead = self._num_admitted, self._batches_ahead
+        if self._overcommits:
+            most = self._overcommit_of(step) // self._num_replicas
+            ahead = held_back(step, first - step * self._per_step, most, self._per_step)
         self._num_admitted = max(first, (step + 1) * self._per_step + ahead)
         return range(first, self._num_admitted)
 

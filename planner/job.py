@@ -9,10 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
 
+from meshwright.planner.limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
+from meshwright.planner.model_files import require_heads, require_one_tokenizer
+from meshwright.planner.ppo_settings import PPO
 from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, MixedCluster
 from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
+from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model import ModelSpec, read_model
@@ -22,7 +26,15 @@ from meshwright.profiles.workload import Workload
 _SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
 _GIB = 2**30
 _CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
+_LONG_PROMPTS = "one of more than workload.prompt.max tokens: left out, cut to its last tokens, or the job is refused"
+_CACHE = (
+    "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
+    "recompute them with the new ones before the next token (AReaL, arXiv:2505.24298)"
+)
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous PPO"
+
+
+CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
 
 class ModelSource(Document):
@@ -48,8 +60,10 @@ class ClusterSpec(Document):
     """Devices by name or typed in, and the network between nodes. `local` is this machine, or `nodes` like it."""
 
     device: str | Device = Field(default="local", description="a device's name, its facts, or local")
-    nodes: int = Field(default=1, gt=0)
-    ranks_per_node: int | None = Field(default=None, gt=0, description="default: one per core on local, else 8")
+    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
+    ranks_per_node: int | None = Field(
+        default=None, gt=0, le=MOST_RANKS_PER_NODE, description="default: one per core on local, else 8"
+    )
     network: str | Link = Field(default="ib-hdr-200", description="fabric between nodes, by name or typed in")
     host_memory_gib: float = Field(default=1024.0, gt=0, description="memory of one host, in GiB; not used by local")
 
@@ -107,61 +121,43 @@ def _typed(device: Device) -> tuple[Device, Link, Link]:
     return device, intra_node, host
 
 
-StopString = Annotated[str, Field(min_length=1)]
-
-
-class PPO(Document):
-    """Settings of the algorithm; equations and sources in `runtime.ppo`."""
-
-    actor_learning_rate: float = Field(default=1e-6, gt=0)
-    critic_learning_rate: float = Field(default=5e-6, gt=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip_ratio: float = Field(default=0.2, gt=0)
-    value_clip: float = Field(default=0.2, gt=0)
-    kl_coefficient: float = Field(default=0.05, ge=0, description="KL penalty per token, inside the reward")
-    gamma: float = Field(default=1.0, gt=0, le=1)
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    entropy_coefficient: float = Field(default=0.0, ge=0)
-    whiten_advantages: bool = True
-    importance_cap: float = Field(default=2.0, gt=0, description="of the importance weight of a stale token")
-    temperature: float = Field(default=1.0, gt=0, description="of the sampled distribution")
-    top_k: int = Field(default=0, ge=0, description="sample from the k likeliest tokens only; 0 is all")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="sample from the likeliest tokens that reach p only")
-    stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
-    seed: int = Field(default=0, ge=0)
-
-
 class Data(Document):
     """JSON-lines files of {"id", "prompt"} and the tokenizer that reads them; relative to the job file."""
 
     prompts: str
     held_out: str | None = None
     tokenizer: str
+    long_prompts: Literal["filter", "cut", "refuse"] = Field(default="filter", description=_LONG_PROMPTS)
+
+
+class Evaluation(Document):
+    """Held-out prompts under the policy: before the first step, behind the last, and in between as asked here."""
+
+    every_steps: int = Field(default=0, ge=0, description="steps between evaluations; 0 is none in between")
 
 
 def _spec_of(value: Any) -> str:
     if isinstance(value, dict):
         return MixedSpec.__name__ if "parts" in value else ClusterSpec.__name__
-    return type(value).__name__ if isinstance(value, Document) else "Local"
+    return type(value).__name__ if isinstance(value, Document) else "Name"
 
 
 _AnySpec: TypeAlias = Annotated[
-    Annotated[Literal["local"], Tag("Local")]
-    | Annotated[ClusterSpec, Tag("ClusterSpec")]
-    | Annotated[MixedSpec, Tag("MixedSpec")],
+    Annotated[str, Tag("Name")] | Annotated[ClusterSpec, Tag("ClusterSpec")] | Annotated[MixedSpec, Tag("MixedSpec")],
     Discriminator(_spec_of),
 ]
 
 
 class Job(Document):
     models: Models
-    cluster: _AnySpec = "local"
+    cluster: _AnySpec = Field(default="local", description="local, a device's name, or what the cluster is made of")
     precision: Literal["fp32", "bf16"] = "bf16"
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
+    cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     ppo: PPO = PPO()
+    evaluation: Evaluation = Evaluation()
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
 
@@ -188,6 +184,16 @@ class Facts(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
 
+    cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans of jobs that keep the cache are written as they were before there was a choice."""
+        found: dict[str, Any] = written(self)
+        if self.cache_after_refit == "keep":
+            del found["cache_after_refit"]
+        return found
+
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
         return {
@@ -204,33 +210,36 @@ def read_job(path: Path) -> Job:
 
 def resolve(job: Job, directory: Path) -> Facts:
     """The facts of a job whose relative paths start at `directory`. Raises BadInput for what cannot be looked up."""
-    specs = {
-        role.value: read_model(directory / job.models.source(role).path, scalar_head=_SCALAR_HEADS[role])
-        for role in Role
-    }
-    if len({spec.vocab_size for spec in specs.values()}) > 1:
-        sizes = ", ".join(f"{role} {spec.vocab_size}" for role, spec in specs.items())
-        raise BadInput(f"models have different vocabularies ({sizes}); the four models must share one tokenizer.")
-    longest = min(specs.values(), key=lambda spec: spec.max_positions)
-    if job.workload.max_tokens > longest.max_positions:
-        raise BadInput(
-            f"workload: prompt.max + response.max = {job.workload.max_tokens} exceeds the {longest.max_positions} "
-            f"positions of {longest.name}; shorten response.max to {longest.max_positions - job.workload.prompt.max}."
-        )
-    cluster = ClusterSpec().resolve() if job.cluster == "local" else job.cluster.resolve()
+    directories = {role: directory / job.models.source(role).path for role in Role}
+    specs = {role: read_model(directories[role], scalar_head=_SCALAR_HEADS[role]) for role in Role}
+    require_heads(specs, directories)
+    require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
+    cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
+    by_name = {role.value: spec for role, spec in specs.items()}
+    require_possible(by_name, cluster, job.workload, "job")
+    for sentence in position_violations(by_name, job.workload):
+        raise BadInput(f"workload: {sentence}")
     return Facts(
-        models=RoleModels(**specs),
+        models=RoleModels(**by_name),
         cluster=cluster,
         precision=job.precision,
         workload=job.workload,
         staleness=job.staleness,
         controllers=job.controllers,
+        cache_after_refit=job.cache_after_refit,
     )
 
 
 def require_job(planned: Facts, job: Job, directory: Path) -> None:
-    """Raises BadInput unless the facts of a plan are those of this job. The cluster may be another of its kind."""
+    """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
+    or lowered included. The cluster may be another of its kind, for the plan says what it runs on."""
     facts = resolve(job, directory)
-    for part in ("models", "workload", "precision", "controllers"):
-        if getattr(facts, part) != getattr(planned, part):
-            raise BadInput(f"the plan was made for another job: its {part} differ; plan this job again.")
+    if facts.cluster.kind != planned.cluster.kind:
+        raise BadInput(
+            f"the plan was made for another job: it is for a {planned.cluster.kind} cluster and the job's cluster is "
+            f"{facts.cluster.kind}; plan this job again."
+        )
+    for found in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
+        raise BadInput(
+            f"the plan was made for another job: {found.between('the plan', 'the job')}; plan this job again."
+        )

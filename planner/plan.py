@@ -10,19 +10,20 @@ Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from meshwright.cost_models.cost import Cost
 from meshwright.planner.job import Facts
-from meshwright.profiles.documents import Document, canonical_json, read_json, read_text, write_atomically
+from meshwright.planner.limits import require_possible
+from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Role
+from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
 
 SCHEMA_VERSION = 1
 
@@ -145,8 +146,11 @@ class Plan(Document):
 
 def read_plan(path: Path) -> Plan:
     """The plan in a JSON file. Raises BadInput for another schema version and for anything malformed."""
-    _refuse_other_versions(path)
-    return read_json(Plan, path, "plan")
+    text = read_text(path, "plan", MOST_JSON_BYTES)
+    _refuse_other_versions(path, json_value(text, f"plan {path}"))
+    plan = parse(Plan, text, f"plan {path}")
+    require_possible(dict(plan.facts.models), plan.facts.cluster, plan.facts.workload, f"plan {path}")
+    return plan
 
 
 def write_plan(path: Path, plan: Plan) -> None:
@@ -154,12 +158,8 @@ def write_plan(path: Path, plan: Plan) -> None:
     write_atomically(path, canonical_json(plan))
 
 
-def _refuse_other_versions(path: Path) -> None:
+def _refuse_other_versions(path: Path, value: Any) -> None:
     """A plan of another schema version is refused in words that say so, before its keys are read."""
-    try:
-        value = json.loads(read_text(path, "plan"))
-    except ValueError:
-        return  # the reader that follows says what is wrong with the text
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version is not None and version != SCHEMA_VERSION:
         raise BadInput(

@@ -12,6 +12,7 @@ from meshwright.planner.evaluate import evaluate
 from meshwright.planner.frontier import costed_choice
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Scope
+from meshwright.planner.limits import position_violations
 from meshwright.planner.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
 from meshwright.planner.space import Choice
@@ -24,13 +25,7 @@ def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
 
 
 def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
-    workload = facts.workload
-    for role, spec in facts.models:
-        if workload.max_tokens > spec.max_positions:
-            yield (
-                f"prompt.max + response.max = {workload.max_tokens} exceeds the {spec.max_positions} positions of "
-                f"{role}; shorten response.max to {spec.max_positions - workload.prompt.max}."
-            )
+    yield from position_violations(dict(facts.models), facts.workload)
     for pool in plan.pools:
         for sentence in pool_violations(facts.cluster, pool.first_rank, pool.num_ranks):
             yield f"pool {pool.name!r}: {sentence}"

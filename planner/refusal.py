@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.edges import handovers
 from meshwright.planner.frontier import Frontier, frontiers
 from meshwright.planner.job import Facts
+from meshwright.planner.leads import PLAIN, Scope
 from meshwright.planner.pins import Pin
 from meshwright.planner.pose import BLOCK_BYTES, pose
 from meshwright.planner.settings import with_setting
@@ -87,7 +88,7 @@ def refuse(
 ) -> NoPlan:
     """Why this job has no plan. Without `remodel`, only more memory is looked for."""
     if status == "out_of_limit":
-        sentence = f"no plan was found within max_deterministic_time={limits.max_deterministic_time}; allow more."
+        sentence = f"no plan was found in {limits.max_deterministic_time:g} s; give more with --time-limit."
         return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
     need = _need(facts, model, pins, limits)
     changes = list(_more_memory(facts, need))
@@ -102,8 +103,20 @@ def refuse(
     )
 
 
+def unexplained() -> NoPlan:
+    """No plan fits, and the time was over before it was known why."""
+    sentence = "no plan fits, and the time was over before it was known why; give more with --time-limit."
+    return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
+
+
+def _scope(pins: Sequence[Pin]) -> Scope:
+    """The plainest in which there is what the pins fix."""
+    fixed = {pin.key for pin in pins if not pin.forbids}
+    return replace(PLAIN, offload="offload" in fixed, runs_on=bool(fixed & {"batches_in_flight", "overcommit"}))
+
+
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
-    found = frontiers(facts, model, pins, is_limited=False)
+    found = frontiers(facts, model, pins, is_limited=False, scope=_scope(pins))
     from meshwright.planner.solver.solve import least_memory
 
     blocks = least_memory(pose(facts, model, found, handovers(facts, model)).problem, limits)
@@ -128,6 +141,11 @@ def _limits_alone(facts: Facts, found: Frontier) -> Iterator[Limit]:
     if not found.smallest:
         reasons = "; ".join(sentence.rstrip(".") for sentence, _ in found.rejected.most_common(3))
         yield Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.")
+        return
+    if not any(found.candidates.values()):
+        yield Limit(
+            stage=name, sentence=f"{name} has no choice whose offloaded state fits its part of the host's memory."
+        )
         return
     lacking = {part: one.peak_bytes - _usable_on(facts, part) for part, one in found.smallest.items()}
     nearest = min(lacking, key=lambda part: lacking[part])

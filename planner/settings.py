@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from meshwright.planner.job import Facts
+from meshwright.planner.limits import require_possible
 from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
@@ -24,6 +26,7 @@ Setting: TypeAlias = Mapping[str, Value]
 
 _LINKS = ("intra_node", "inter_node", "between")
 _MOST_NAMES = 3
+_MOST_SETTINGS = 1000
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
@@ -40,6 +43,9 @@ def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
         if path in ranges:
             raise BadInput(f"--set {path} is given twice; separate several values by commas.")
         ranges[path] = _values(values)
+    number = math.prod(map(len, ranges.values()))
+    if number > _MOST_SETTINGS:
+        raise BadInput(f"--set asks for {number} combinations of values; give {_MOST_SETTINGS} at most.")
     return tuple(dict(zip(ranges, combination, strict=True)) for combination in itertools.product(*ranges.values()))
 
 
@@ -51,11 +57,14 @@ def _values(text: str) -> tuple[Value, ...]:
 
 
 def _value(text: str) -> Value:
-    """The JSON value, else the text itself."""
+    """The JSON value, else the text itself. Raises BadInput for a number that is none."""
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return text
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"--set: {text} is no finite number; write one.")
+    return value
 
 
 def with_setting(facts: Facts, setting: Setting) -> Facts:
@@ -67,7 +76,9 @@ def with_setting(facts: Facts, setting: Setting) -> Facts:
             raise BadInput(f"--set {path}: the plan's facts have no such field; {_nearest(path, known)}")
         _assign(tree, path, value)
     told = ", ".join(f"{path}={value}" for path, value in setting.items())
-    return parse(Facts, json.dumps(tree), f"--set {told}")
+    found = parse(Facts, json.dumps(tree), f"--set {told}")
+    require_possible(dict(found.models), found.cluster, found.workload, f"--set {told}")
+    return found
 
 
 def _assign(tree: dict[str, Any], path: str, value: Value) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeVar
+
+from meshwright.planner.parent import end_with
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -41,10 +44,12 @@ def _shared(work: Callable[[int], Found], count: int, prepare: Callable[[], None
     os.write(give, bytes(range(count)))
     os.close(give)
     answer, tell = os.pipe()
+    first = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of idle threads of linear algebra, from Python 3.12 on
         second = os.fork()
     if not second:
+        end_with(first)
         os.close(answer)
         _tell(tell, work, left)
     os.close(tell)
@@ -53,6 +58,9 @@ def _shared(work: Callable[[int], Found], count: int, prepare: Callable[[], None
             prepare()
             mine = {index: work(index) for index in _taken(left)}
             theirs = told.read()
+    except BaseException:
+        os.kill(second, signal.SIGKILL)
+        raise
     finally:
         os.close(left)
         _, status = os.waitpid(second, 0)

@@ -11,15 +11,21 @@ from itertools import pairwise
 
 from meshwright.planner.check_program import require_sound
 from meshwright.planner.controllers import Setting, facts_of
+from meshwright.planner.deferral import steps_to_grow
 from meshwright.planner.durations import Durations, Planned, StepWork, lags_of
 from meshwright.planner.evaluate import resident_bytes
 from meshwright.planner.events import Record, Replica, Score, play, score
+from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
-from meshwright.planner.program import Receive, RunStage, lower
+from meshwright.planner.program import Program, Receive, RunStage, lower
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
 
 CLOCK = "simulated"
+
+_MOST_SPANS = 500_000
+"""Kept in memory and drawn: a GiB or so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +103,16 @@ def simulate(
 ) -> Simulation:
     """Runs `warm_up` + `steps` steps and reports the last `steps` of them; spans only when `traced`.
 
-    Unless told otherwise, one step passes first, and two more for each step that a sequence may be stale.
+    Unless told otherwise, one step passes first, two more for each step that a sequence may be stale, and those in
+    which the overcommit grows.
     Where stages work ahead, as many steps follow as they are ahead, so that every turn that is reported is full.
     Raises BadInput when the plan's program is not sound.
     """
     durations = durations or Planned(plan)
     program = lower(plan)
     require_sound(program)
+    if traced:
+        _require_few_spans(program, steps)
     begin = first_step(plan) if warm_up is None else warm_up
     kept = range(begin, begin + steps)
     works = [durations.of_step(step) for step in range(kept.stop + program.max_lead)]
@@ -132,9 +141,19 @@ def simulate(
     )
 
 
+def _require_few_spans(program: Program, steps: int) -> None:
+    """Raises BadInput for a timeline that would take a machine's memory."""
+    a_step = sum(len(instruction.ranks) for instruction in program.instructions)
+    if steps * a_step > _MOST_SPANS:
+        most = max(1, _MOST_SPANS // a_step)
+        raise BadInput(f"a timeline of {steps} steps has {steps * a_step} spans; give --steps {most} at most.")
+
+
 def first_step(plan: Plan) -> int:
     """The first step that a simulation reports: the ones before it fill what is in flight."""
-    return 1 + 2 * plan.staleness
+    placement = plan.placement(GENERATE)
+    num_rows = max(1, plan.facts.workload.batch_size // placement.layout.dp)
+    return 1 + 2 * plan.staleness + steps_to_grow(placement.schedule.overcommit // placement.layout.dp, num_rows)
 
 
 def _staleness(works: Iterable[StepWork]) -> tuple[Stale, ...]:

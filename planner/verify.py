@@ -11,7 +11,7 @@ from meshwright.planner.leads import GENERATE, lead_violations, staleness_of
 from meshwright.planner.pins import Ranks, parse_pin
 from meshwright.planner.plan import Plan
 from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE
 
@@ -63,6 +63,13 @@ def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
             yield f"the edge {producer} -> {consumer} must carry {', '.join(fields)}."
     for producer, consumer in given.keys() - expected.keys():
         yield f"the edge {producer} -> {consumer} carries nothing that {consumer} reads; remove it."
+
+
+def _refits_name_stages(plan: Plan) -> Iterator[str]:
+    for refit in plan.refits:
+        for end in (refit.source, refit.target):
+            if end not in STAGE_BY_NAME:
+                yield f"the refit {refit.source} -> {refit.target} names {end!r}; {suggestion(end, STAGE_BY_NAME)}"
 
 
 def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
@@ -250,7 +257,9 @@ def _the_period_is_that_of_the_times(plan: Plan) -> Iterator[str]:
 
 def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
     objective, bound = plan.solver.objective_seconds, plan.solver.bound_seconds
-    if abs(plan.solver.gap - (objective - bound) / objective) > _TOLERANCE:
+    if objective <= 0:
+        yield f"the objective is {objective:.6g} s; a turn takes more than 0."
+    elif abs(plan.solver.gap - (objective - bound) / objective) > _TOLERANCE:
         expected = (objective - bound) / objective
         yield f"gap={plan.solver.gap:.3g} is not (objective - bound) / objective = {expected:.3g}."
 
@@ -267,6 +276,7 @@ _NAMES: tuple[Check, ...] = (
     _stages_are_complete,
     _pools_are_named_once,
     _edges_are_the_stage_graph,
+    _refits_name_stages,
     _digests_match_the_facts,
 )
 _CHOICES: tuple[Check, ...] = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import Source
 from meshwright.planner.evaluate import free_bytes, items, name_of, ranks_of
 from meshwright.planner.job import Facts
+from meshwright.planner.limits import position_violations
 from meshwright.planner.plan import Plan
 from meshwright.planner.probe import Remodel
 from meshwright.planner.recost import illegal_under, recost
@@ -143,6 +144,8 @@ def _replanned(
     from meshwright.planner.compile import compile_plan
     from meshwright.planner.refusal import NoPlan
 
+    if too_long := position_violations(dict(facts.models), facts.workload):
+        return too_long, None
     found = compile_plan(facts, remodel(facts), pins=plan.pins, limits=limits)
     if isinstance(found, NoPlan):
         return tuple(limit.sentence for limit in found.limits) or ("no plan was found in time.",), None

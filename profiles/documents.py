@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.values import MOST_JSON_BYTES, MOST_YAML_BYTES, json_value, yaml_value
+from meshwright.profiles.values import read_text as read_text  # noqa: PLC0414 - told on
 
 
 class Document(BaseModel):
@@ -37,71 +37,20 @@ class Document(BaseModel):
 
 D = TypeVar("D", bound=Document)
 
-_PLAIN = str | int | float | None
-_DEEPEST = 32
-"""Levels of a document; one that holds itself has no end."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 25e9 is a number, as in YAML 1.2; https://github.com/yaml/pyyaml/issues/173."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def read_text(path: Path, what: str) -> str:
-    """The text of the file; raises BadInput naming `what` when it is missing or unreadable."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInput(f"{what} {path} does not exist; check the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{what} {path} cannot be read: {error}.") from None
+_LONGEST_NAME = 40
+"""Characters of a file's name that a partial one beside it has as well."""
 
 
 def read_yaml(kind: type[D], path: Path, what: str) -> D:
     """The document in a YAML file. Raises BadInput for text that is not YAML or not this document."""
-    text = read_text(path, what)
-    try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise BadInput(f"{what} {path} is not YAML{where}: {problem}.") from None
-    except ValueError as error:  # of a date that is none
-        raise BadInput(f"{what} {path} is not YAML: {error}.") from None
-    for key, odd in _odd_values(value):
-        raise BadInput(f"{what} {path}: {key} is {odd}, which is no text and no finite number; write one of these.")
-    return parse(kind, json.dumps(value), f"{what} {path}")
-
-
-def _odd_values(value: Any, *keys: str) -> Iterator[tuple[str, Any]]:
-    """What JSON has no form for, with where it stands."""
-    where = ".".join(keys) or "the document"
-    if isinstance(value, dict | list) and len(keys) == _DEEPEST:
-        yield f"{where[:20]}...", "nested too deep"
-    elif isinstance(value, dict):
-        for key, member in value.items():
-            if not isinstance(key, _PLAIN):
-                yield f"a key of {where}", key
-            yield from _odd_values(member, *keys, str(key))
-    elif isinstance(value, list):
-        for index, member in enumerate(value):
-            yield from _odd_values(member, *keys, str(index))
-    elif not isinstance(value, _PLAIN) or (isinstance(value, float) and not math.isfinite(value)):
-        yield where, value
+    told = f"{what} {path}"
+    return parse(kind, json.dumps(yaml_value(read_text(path, what, MOST_YAML_BYTES), told)), told)
 
 
 def read_json(kind: type[D], path: Path, what: str) -> D:
     """The document in a JSON file. Raises BadInput for text that is not JSON or not this document."""
-    text = read_text(path, what)
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"{what} {path} is not JSON: {error}.") from None
+    text = read_text(path, what, MOST_JSON_BYTES)
+    json_value(text, f"{what} {path}")
     return parse(kind, text, f"{what} {path}")
 
 
@@ -124,11 +73,23 @@ def digest(document: BaseModel) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes beside the target and renames, so that a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    """Writes beside the target and renames, so that a reader never sees half a file; a link stays one.
+
+    Raises BadInput, and leaves the target as it was, for one that is no file and for a disk that takes no more.
+    """
+    try:
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            raise BadInput(f"{path} is no file and is not replaced; name a file.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}; make room there or name another file.") from None
 
 
 def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:

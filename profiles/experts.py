@@ -12,6 +12,9 @@ from typing import Any
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.routing import routing
 
+_LARGEST, _LARGEST_NUMBER = 2**40, 1e30
+"""Sizes of a model, and other numbers of a config, are below."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
@@ -139,4 +142,19 @@ def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a positive integer.")
+    if value > _LARGEST:
+        raise BadInput(f"model {name}: config key {key!r} is above {_LARGEST}; no model is so large.")
     return value
+
+
+def size_or(config: Mapping[str, Any], key: str, otherwise: int, name: str) -> int:
+    """A size that a config may leave out; raises BadInput for one that is none."""
+    return required_size(config, key, name) if config.get(key) else otherwise
+
+
+def number_or(config: Mapping[str, Any], key: str, otherwise: float | None, name: str) -> float:
+    """A number that a config may leave out if there is another for it; raises BadInput for one that is none."""
+    value = config.get(key) or otherwise
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST_NUMBER:
+        raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a number.")
+    return float(value)

@@ -5,7 +5,6 @@ This file knows no weights and no parallelism. It refuses architectures it does 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,8 +19,11 @@ from meshwright.profiles.experts import (
     LatentAttention,
     experts_from_config,
     latent_from_config,
+    number_or,
     required_size,
+    size_or,
 )
+from meshwright.profiles.values import json_value, read_text
 
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to this multiple so that every tp up to it divides them."""
@@ -237,14 +239,9 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
     Raises BadInput when the file is missing, is not JSON, or describes a shape that is not known here.
     """
     config_path = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(
-            f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"model config {config_path} cannot be read: {error}.") from None
+    if not config_path.exists():
+        raise BadInput(f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json.")
+    config = json_value(read_text(config_path, "model config", 2**20), f"model config {config_path}")
     if not isinstance(config, dict):
         raise BadInput(f"model config {config_path} holds {type(config).__name__}; a JSON object is needed.")
     name = path.name if path.is_dir() else path.parent.name or path.stem
@@ -272,7 +269,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     rope_theta, rope_scaling = _rope(config, name, costed_only=costed_only)
     experts = experts_from_config(config, family, name) if family in EXPERT_FAMILIES else None
     latent = latent_from_config(config, name) if family in _LATENT else None
-    head_dim = latent.nope_dim + latent.rope_dim if latent else config.get("head_dim") or hidden // heads
+    head_dim = latent.nope_dim + latent.rope_dim if latent else size_or(config, "head_dim", hidden // heads, name)
     return ModelSpec(
         name=name,
         architecture=architecture,
@@ -280,13 +277,13 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         hidden_size=hidden,
         ffn_size=experts.ffn_size if experts and not experts.num_dense_layers else need("intermediate_size"),
         num_heads=heads,
-        num_kv_heads=heads if latent else config.get("num_key_value_heads") or heads,
+        num_kv_heads=heads if latent else size_or(config, "num_key_value_heads", heads, name),
         head_dim=head_dim,
         vocab_size=need("vocab_size"),
         max_positions=need("max_position_embeddings"),
         tied_embeddings=bool(config.get("tie_word_embeddings", family == "Gemma")),
         activation=_ACTIVATIONS[activation],
-        norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+        norm_epsilon=number_or(config, "rms_norm_eps", 1e-6, name),
         norm_offset=1.0 if family == "Gemma" else 0.0,
         embedding_scale=float(hidden) ** 0.5 if family == "Gemma" else 1.0,
         rope_theta=rope_theta,
@@ -323,16 +320,21 @@ def _rope(config: Mapping[str, Any], name: str, *, costed_only: bool) -> tuple[f
 
     Of a model that is costed and not run only the base is kept, for no cost depends on the scaling.
     """
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    theta = float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0)
+    rope: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        found = config.get(key) or {}
+        if not isinstance(found, dict):
+            raise BadInput(f"model {name}: config key {key!r} is {found!r}; it must be an object.")
+        rope |= found
+    theta = number_or(config, "rope_theta", 0.0, name) or number_or(rope, "rope_theta", 10000.0, name)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default" or costed_only:
         return theta, None
     if kind != "llama3":
         raise BadInput(f"model {name}: rope type {kind!r} is not known; known: default, llama3.")
     return theta, RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_positions=int(rope["original_max_position_embeddings"]),
+        factor=number_or(rope, "factor", None, name),
+        low_freq_factor=number_or(rope, "low_freq_factor", None, name),
+        high_freq_factor=number_or(rope, "high_freq_factor", None, name),
+        original_max_positions=required_size(rope, "original_max_position_embeddings", name),
     )

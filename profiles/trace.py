@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import require_file
 
 MEMORY, RESIDENT = "memory_bytes", "resident_bytes"
 """Facts of a stage's span: bytes on its rank while it runs, and those that stay when it has ended."""
@@ -16,8 +18,14 @@ MEMORY, RESIDENT = "memory_bytes", "resident_bytes"
 NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
 """Facts of a generation that controllers decided about: its turn's longest chunks, and sequences beyond a batch."""
 
+NUM_DRAWN, NUM_DRAWN_TOKENS = "num_drawn", "num_drawn_tokens"
+"""Facts of a generation that overcommits: responses to the prompt batches that it has made whole, and their tokens."""
+
 LIVE = "num_live_sequences"
 """Fact of a span: sequences in flight on its rank's replica, on average over the span."""
+
+_MOST_BYTES = 2**29
+"""Of a trace: some millions of spans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +73,27 @@ def write_spans(path: Path, spans: Iterable[Span]) -> None:
 
 def read_spans(path: Path) -> tuple[Span, ...]:
     """The spans of a file written by `write_spans`. Raises BadInput naming the first line that is not a span."""
-    spans = []
-    for number, line in enumerate(read_text(path, "trace").splitlines(), start=1):
+    require_file(path, "trace", _MOST_BYTES)
+    spans, number = [], 0
+    with path.open(encoding="utf-8") as file:
         try:
-            spans.append(Span(**json.loads(line)))
-        except (ValueError, TypeError):
+            for number, line in enumerate(file, start=1):  # noqa: B007 - told when a line is wrong
+                spans.append(_span(json.loads(line)))
+        except (ValueError, TypeError, RecursionError):
             raise BadInput(
                 f"trace {path} line {number} is not a span; if the file was cut short, delete that line."
             ) from None
     return tuple(spans)
+
+
+def _span(value: Any) -> Span:
+    """Raises TypeError or ValueError for what is no span."""
+    span = Span(**value)
+    texts = span.instruction, span.kind, span.clock
+    numbers = span.start_seconds, span.end_seconds, *span.facts.values()
+    if not all(isinstance(text, str) for text in texts) or not all(map(math.isfinite, numbers)):
+        raise ValueError
+    # Turns before the first step, in which stages only work ahead, count down from -1.
+    if not all(isinstance(whole, int) for whole in (span.step, span.rank)) or span.rank < 0:
+        raise ValueError
+    return span

@@ -11,9 +11,8 @@ from torch import Tensor
 from meshwright.planner.job import Job
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan
-from meshwright.planner.program import version_of_generation
 from meshwright.planner.rules import in_flight
-from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Stage
 from meshwright.runtime.batch import Batch
 from meshwright.runtime.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.chunked import ChunkedStage
@@ -24,10 +23,11 @@ from meshwright.runtime.experience import even_share, micro_batches
 from meshwright.runtime.generating import Generating
 from meshwright.runtime.learning import Learning, minibatches, training_loss
 from meshwright.runtime.offload import HostMemory
-from meshwright.runtime.ppo import final_metrics
+from meshwright.runtime.ppo import final_metrics, within_target
 from meshwright.runtime.scoring import ChunkScorer
 from meshwright.runtime.streaming import Streaming
 from meshwright.runtime.underway import Drawing
+from meshwright.runtime.versions import cache_gap, generator_gap, scores_by_age, staleness
 
 
 class Actions:
@@ -53,7 +53,6 @@ class Actions:
         self._generating = (
             Generating(plan, job, data, generation, steps=steps, streaming=streaming) if generation.model else None
         )
-        self._version = steps.start
         self._turn, self._done = steps.start, range(0)
         self._chunked = {
             stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
@@ -72,8 +71,7 @@ class Actions:
             self._generating.resume(drawing)
 
     def begin(self, turn: int) -> None:
-        """A turn begins: it generates with this policy, and as controllers decide."""
-        self._version = version_of_generation(self._plan, turn, self._steps.start)
+        """A turn begins, which generates as controllers decide."""
         self._turn = turn
         if self._generating:
             self._generating.begin(self._control.setting(turn))
@@ -89,7 +87,9 @@ class Actions:
     def _run(self, kind: Stage, batch: Batch) -> dict[str, float]:
         if kind.generates:
             assert self._generating is not None
-            return self._generating.run(batch, self._version)
+            return self._generating.run(batch)
+        if kind.role in TRAIN_STAGE:
+            self._copies[kind.name].version.require(kind.name, batch.step)
         if kind.trains:
             return self._train(kind, batch)
         if kind.name in self._chunked and not batch.held_out:
@@ -134,12 +134,16 @@ class Actions:
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
     def _train(self, stage: Stage, batch: Batch) -> dict[str, float]:
-        """One update for each minibatch of each epoch; metrics are means over the updates."""
+        """One update for each minibatch of each epoch, as long as the policy stays near; metrics are means over the
+        updates that were computed."""
         copy, workload, ppo = self._copies[stage.name], self._plan.facts.workload, self._job.ppo
         assert copy.trainer is not None
-        staleness = 0 if copy.spec.scalar_head else self._plan.staleness
-        learning = Learning(ppo, batch, max_staleness=staleness)
+        measured = _versions(batch, self._plan)
+        learning = Learning(ppo, batch, max_staleness=0 if copy.spec.scalar_head else self._plan.staleness)
         updates, lengths = [], batch.lengths()
+        learning_rate = ppo.learning_rate(stage.role, batch.step)
+        copy.trainer.set_learning_rate(learning_rate)
+        condition, num_done = functools.partial(within_target, settings=ppo), 0
         for rows in minibatches(
             batch.rows,
             step=batch.step,
@@ -151,15 +155,41 @@ class Actions:
             groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
             num_tokens = learning.num_tokens(rows)
             loss = training_loss(copy.spec, copy.mesh, ppo, num_tokens)
-            sums = copy.trainer.train_step([learning.block(group) for group in groups], loss)
+            blocks = [learning.block(group) for group in groups]
+            sums = copy.trainer.train_step(blocks, loss, condition=condition)
             updates.append(final_metrics(sums))
+            if not condition(sums):
+                break
+            num_done += 1
+        copy.version.rise()
         metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
-        return metrics if copy.spec.scalar_head else metrics | learning.metrics()
+        metrics[f"{stage.role}_grad_norm"] = metrics.pop("grad_norm")
+        metrics[f"{stage.role}_learning_rate"] = learning_rate
+        if copy.spec.scalar_head:
+            return metrics
+        skipped = workload.num_epochs * workload.num_minibatches - num_done
+        return metrics | {"skipped_updates": float(skipped)} | learning.metrics() | measured
 
     def _mine(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
         """The rows of this rank's replica."""
         mesh = self._copies[stage.name].mesh
         return even_share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
+
+
+def _versions(batch: Batch, plan: Plan) -> dict[str, float]:
+    """What is reported of the versions that drew a batch, whose step is the version that is trained.
+
+    Raises RunFailed if the plan does not allow them.
+    """
+    found = staleness(batch, batch.step, plan.staleness).double()
+    defers = plan.placement(GENERATE).schedule.overcommit > 0
+    return {
+        "staleness": float(found.mean()),
+        "max_staleness": float(found.max()),
+        **generator_gap(batch, batch.rows, batch.step).metrics("generator_gap"),
+        **cache_gap(batch, batch.rows, batch.step).metrics("cache_gap"),
+        **(scores_by_age(batch, batch.step, plan.staleness) if defers else {}),
+    }
 
 
 def _put_answers(batch: Batch, stage: Stage, row: int, values: Tensor) -> None:

@@ -7,11 +7,13 @@ sequence it has begun.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from meshwright.planner.deferral import held_back
 from meshwright.planner.pace import Pace
 from meshwright.planner.plan import Plan
+from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS
 from meshwright.runtime.data import PromptData
 from meshwright.runtime.experience import share
 from meshwright.runtime.slots import Prompt, Response
@@ -36,11 +38,13 @@ class Admission:
         self._num_replicas = placement.layout.dp
         self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
         self.overcommit = placement.schedule.overcommit
-        """Sequences over all replicas beyond a batch; at most the plan's, and none where that has none."""
+        """Sequences over all replicas beyond a batch, once so many are held back; at most the plan's."""
         self._max_deferral = plan.staleness - placement.lead
         self._per_step = data.batch_size // self._num_replicas
         self._num_admitted = 0
         self._pace = Pace(plan)
+        self._batches: dict[int, tuple[int, int]] = {}
+        """Of prompt batches that are not delivered whole: how many of this replica's are, and their tokens."""
 
     @property
     def num_admitted(self) -> int:
@@ -52,23 +56,44 @@ class Admission:
         """Of what was delivered lately."""
         return self._pace.mean_tokens
 
-    def resume(self, num_admitted: int, mean_response_tokens: float) -> None:
+    @property
+    def batches_in_part(self) -> tuple[tuple[int, int, int], ...]:
+        """Prompt batches that are not delivered whole: step, how many of this replica's are, and their tokens."""
+        return tuple((step, *found) for step, found in self._batches.items())
+
+    def resume(
+        self, num_admitted: int, mean_response_tokens: float, batches_in_part: Iterable[tuple[int, int, int]] = ()
+    ) -> None:
         """Goes on from where another one stood."""
         self._num_admitted = num_admitted - self._steps.start * self._per_step
         self._pace.mean_tokens = mean_response_tokens
+        self._batches = {step: (count, tokens) for step, count, tokens in batches_in_part}
 
     def of(self, step: int) -> Admitted:
         """What is admitted when `step` is to be delivered; steps are asked for in their order."""
-        ahead = self.overcommit // self._num_replicas if self._overcommits else (self._in_flight - 1) * self._per_step
-        wanted = (step - self._steps.start + 1) * self._per_step + ahead
+        delivered = (step - self._steps.start) * self._per_step
+        ahead = (self._in_flight - 1) * self._per_step
+        if self._overcommits:
+            most = self.overcommit // self._num_replicas
+            ahead = held_back(step, self._num_admitted - delivered, most, self._per_step)
+        wanted = delivered + self._per_step + ahead
         last = max(self._num_admitted, min(wanted, len(self._steps) * self._per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))
         self._num_admitted = last
         return Admitted(prompts, self._delivery(step), self._pace.least_rounds)
 
-    def delivered(self, responses: Sequence[Response]) -> None:
-        """The turn has delivered these."""
+    def delivered(self, responses: Sequence[Response]) -> dict[str, float]:
+        """The turn has delivered these. Of the prompt batches that are now delivered whole, this replica's share: what
+        was drawn for a prompt batch is known when its longest response is."""
         self._pace.delivered([len(response.tokens) for response in responses])
+        for response in responses:
+            count, tokens = self._batches.get(response.step, (0, 0))
+            self._batches[response.step] = count + 1, tokens + len(response.tokens)
+        whole = [step for step, (count, _) in self._batches.items() if count == self._per_step]
+        found = [self._batches.pop(step) for step in whole]
+        if not found:
+            return {}
+        return {NUM_DRAWN: float(sum(n for n, _ in found)), NUM_DRAWN_TOKENS: float(sum(n for _, n in found))}
 
     def rows(self, responses: Sequence[Response]) -> tuple[int, ...]:
         """The rows of the batch that responses fill: their own, or this replica's when they are of several steps."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meshwright.planner.ppo_settings import PPO
+
 _VARIANCE_FLOOR = 1e-8
 """Keeps whitening finite when every advantage is the same."""
 
@@ -29,12 +31,33 @@ def ends_response(mask: Tensor) -> Tensor:
     return mask & ~_shift_left(mask)
 
 
+def paid_scores(scores: Tensor, truncated: Tensor, settings: PPO) -> Tensor:
+    """What each row is paid at its last token [B], from what the reward model said [B] and which rows were cut [B].
+
+    A response that ended is paid its score, times `reward_scale` and then held within `reward_clip` of zero. So is one
+    that was cut while `truncation` is terminal, unless the settings give a missing end a score of its own or a penalty
+    (`missing_eos_penalty` of TRL), which are neither scaled nor clipped. With bootstrap it is paid 0: what it would
+    have earned is left to the critic, and nothing is paid twice.
+    """
+    paid = scores * settings.reward_scale
+    if settings.reward_clip is not None:
+        paid = paid.clamp(-settings.reward_clip, settings.reward_clip)
+    if settings.truncation == "bootstrap":
+        cut = torch.zeros_like(paid)
+    elif settings.missing_end_score is not None:
+        cut = torch.full_like(paid, settings.missing_end_score)
+    else:
+        cut = paid - settings.missing_end_penalty
+    return torch.where(truncated.bool(), cut, paid)
+
+
 def token_rewards(
     scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coefficient: float
 ) -> Tensor:
     """The reward of each token [B, S]: r_i = -beta (log pi(i) - log ref(i)), plus the row's score at its last token.
 
-    `scores` is [B]; `logprobs` and `ref_logprobs` are [B, S] from the sampled distribution; beta is `kl_coefficient`.
+    `scores` is [B], as `paid_scores` says; `logprobs` and `ref_logprobs` are [B, S], of policies at the temperature of
+    sampling over all tokens; beta is `kl_coefficient`.
     The penalty is part of the reward and of no loss (InstructGPT, arXiv:2203.02155, equation 2, per token).
     """
     penalty = -kl_coefficient * (logprobs - ref_logprobs)
@@ -43,18 +66,23 @@ def token_rewards(
 
 
 def generalized_advantages(
-    rewards: Tensor, values: Tensor, mask: Tensor, truncated: Tensor, *, gamma: float, gae_lambda: float
+    rewards: Tensor, values: Tensor, mask: Tensor, bootstrapped: Tensor, *, gamma: float, gae_lambda: float
 ) -> Tensor:
     """Advantages [B, S], zero outside the mask (GAE, arXiv:1506.02438, equations 11, 12 and 16).
 
         delta_i = r_i + gamma V_{i+1} - V_i        A_i = delta_i + gamma lambda A_{i+1}
 
-    After the last response token A is zero, and V is zero when the row ended by itself. A row that is `truncated` [B]
-    was cut by length: there V is what the critic said after its last token. Returns, the critic's targets, are A + V.
+    After the last response token A is zero, and so is V, but for rows that are `bootstrapped` [B]: there V is what the
+    critic said after the last token. Returns, the critic's targets, are A + V.
+
+    A response that was cut by length ends there by default, as in TRL's, verl's and OpenRLHF's PPO: its score was given
+    to it as it stands, so nothing is left to come. Bootstrapping is for a cut that is no end (Pardo et al., Time Limits
+    in Reinforcement Learning, arXiv:1712.00378), and for rewards without a score there. The value after a cut is never
+    itself a target: it is as good as the critic generalises to lengths that it has not seen.
     """
     mask = mask.bool()
-    bootstrap = torch.where(truncated.bool()[:, None], _shift_left(values), 0.0)
-    following = torch.where(ends_response(mask), bootstrap, _shift_left(values))
+    after = torch.where(bootstrapped.bool()[:, None], _shift_left(values), 0.0)
+    following = torch.where(ends_response(mask), after, _shift_left(values))
     deltas = torch.where(mask, rewards + gamma * following - values, 0.0)
     advantages = torch.zeros_like(deltas)
     running = torch.zeros_like(deltas[:, 0])

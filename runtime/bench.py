@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.job import PPO
+from meshwright.planner.ppo_settings import PPO
 from meshwright.profiles.harness import Conditions, Sample, failure, measure, record
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.table import Body, Measurement, Point
@@ -144,7 +144,7 @@ class Bench:
             num_slots=num_slots,
             max_tokens=max_tokens,
             max_response=max_tokens,
-            eos_token=-1,
+            eos_tokens=frozenset(),
             temperature=1.0,
             seed=0,
         )

@@ -27,7 +27,7 @@ from meshwright.runtime.lockstep import Lockstep
 from meshwright.runtime.logprobs import token_logprobs
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Decoder, Held, pieces_of
-from meshwright.runtime.optimizers import clip_gradients, distributed_optimizers
+from meshwright.runtime.optimizers import clip_gradients, distributed_optimizers, set_learning_rate
 from meshwright.runtime.parts import num_tokens_of_rank, padding_behind, parts_of
 from meshwright.runtime.ppo import Share
 
@@ -157,6 +157,9 @@ Loss = Callable[[Tensor, MicroBatch], Share]
 """The share that this rank's tokens of a micro-batch have in the loss, already divided by a denominator that every rank
 knows, and in the metrics."""
 
+Condition = Callable[[Mapping[str, float]], bool]
+"""Whether an update is done, from its metrics over all micro-batches and replicas."""
+
 
 class Trainer:
     """A model with AdamW, its moments and fp32 weights cut over the ranks that hold the same weights.
@@ -204,15 +207,22 @@ class Trainer:
         model.config.finalize_model_grads_func = self._finalize
         self._clear_gradients()
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> dict[str, float]:
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """For the updates to come."""
+        set_learning_rate(self.optimizers, learning_rate)
+
+    def train_step(
+        self, micro_batches: Sequence[MicroBatch], loss: Loss, *, condition: Condition = lambda _: True
+    ) -> dict[str, float]:
         """One update from this replica's micro-batches, of which there may be none while other replicas have some, but
         not where they hold experts together: those have as many each.
 
         Returns the metrics summed over micro-batches and replicas, and `grad_norm` before clipping; the same on every
-        rank. Raises RunFailed, with the weights untouched, if the gradient is not finite.
+        rank. Where the `condition` refuses these metrics the weights stay as they are. Raises RunFailed, with the
+        weights untouched, if the gradient is not finite.
         """
-        shares = self.accumulate(micro_batches, loss)
-        return self._sum(shares) | {"grad_norm": self.update()}
+        sums = self._sum(self.accumulate(micro_batches, loss))
+        return sums | {"grad_norm": self.update() if condition(sums) else self._discard()}
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
         """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's losses."""
@@ -226,6 +236,19 @@ class Trainer:
 
         Raises RunFailed, with the weights untouched, if the gradient is not finite.
         """
+        grad_norm = self._clip()
+        for optimizer in self.optimizers:
+            optimizer.step_with_ready_grads()
+        self._clear_gradients()
+        return grad_norm
+
+    def _discard(self) -> float:
+        """As an update without its step."""
+        grad_norm = self._clip()
+        self._clear_gradients()
+        return grad_norm
+
+    def _clip(self) -> float:
         for optimizer in self.optimizers:
             optimizer.prepare_grads()
         grad_norm = clip_gradients(self.optimizers)
@@ -234,9 +257,6 @@ class Trainer:
                 f"the gradient norm of {self.model.spec.name} is {grad_norm}; the weights were left as they were, "
                 "look at the rewards and losses of this step."
             )
-        for optimizer in self.optimizers:
-            optimizer.step_with_ready_grads()
-        self._clear_gradients()
         return grad_norm
 
     def _clear_gradients(self) -> None:

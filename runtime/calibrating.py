@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import read_table, write_table
 from meshwright.runtime import show
 from meshwright.runtime.options import AsJson, PlanPath, Profile
+from meshwright.runtime.outputs import Kind, Output, require_outputs
 
 EXAMPLE = "Example: meshwright calibrate plan.json run --profile table.json -o table2.json"
 
@@ -30,8 +32,9 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Correct a table by what a run measured; the measurements stay, the corrections and their origin are added."""
-    if output.exists():
+    if os.path.lexists(output):
         raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
+    require_outputs(Output("-o", output, Kind.TABLE))
     document = read_plan(plan)
     for sentence in verify(document):
         raise BadInput(f"plan: {sentence}")

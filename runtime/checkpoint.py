@@ -5,6 +5,7 @@ The parts that are not tensors are pickles: read checkpoints of your own runs on
 
 from __future__ import annotations
 
+import logging
 import queue
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,14 +15,19 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject
-from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
 
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime import host
 from meshwright.runtime.bodies import Trainer
 from meshwright.runtime.models import pieces_of
+
+_ANY = (Exception, CheckpointException)
+"""The latter, torch's, is no Exception."""
+
+_WAY_OUT = "it was cut short or is of another job, so remove it, or begin again in another directory"
 
 
 def save_trainers(
@@ -46,7 +52,12 @@ def save_trainers(
     # What a rank has written it tells itself; megatron would start a server on every rank for that, which takes 4 s.
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing/strategies/filesystem_async.py#L51
     vars(filesystem_async)["_results_queue"] = queue.SimpleQueue()
-    dist_checkpointing.save(state, str(partial))
+    # What goes wrong is raised as well.
+    logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
+    try:
+        dist_checkpointing.save(state, str(partial))
+    except _ANY as error:
+        raise RunFailed(f"checkpoint {partial} cannot be written: {_reason(error)}; is its disk full?") from error
     beside(partial)
     dist.barrier()
     if dist.get_rank() == 0:
@@ -65,14 +76,22 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     wanted = {name: _state(name, trainer, is_loading=True) for name, trainer in trainers.items()}
     try:
         loaded = dist_checkpointing.load(wanted, str(directory))
-    except CheckpointingException as error:
-        raise BadInput(f"checkpoint {directory} cannot be read: {error}.") from error
+    except _ANY as error:  # megatron, torch and pickle raise what they like at a file that was cut or is foreign
+        raise BadInput(f"checkpoint {directory} cannot be read: {_reason(error)}; {_WAY_OUT}.") from error
     for name, trainer in trainers.items():
         for number, piece in enumerate(pieces_of(trainer.model)):
             state = loaded[name][f"model{number}"]
             piece.load_state_dict({key.removeprefix(f"{name}."): value for key, value in state.items()})
         for number, optimizer in enumerate(trainer.optimizers):
             _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error; of one that gathers those of all ranks, of the first of these."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}{f': {said[0][:200]}' if said else ''}".rstrip(".")
 
 
 def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
@@ -95,13 +114,16 @@ def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
 
 
 def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:
-    """Megatron's loading, but for the count of updates of torch's AdamW.
+    """Megatron's loading, but for learning rates and the like, which are the job's, and for the count of updates.
 
-    It looks for the count among the tensors, where it did not save it, and gives all parameters one tensor to count
-    in, so that each update would count once per parameter:
+    It takes the former from the checkpoint. It looks for the count of torch's AdamW among the tensors, where it did not
+    save it, and gives all parameters one tensor to count in, so that each update would count once per parameter:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L818
     """
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(settings)
+    for group, kept in zip(optimizer.param_groups, own, strict=True):
+        group.update(kept)
     of_parameters = optimizer.optimizer.state.values()
     counts = [state.pop("step") for state in of_parameters]
     optimizer.load_parameter_state_from_fully_reshardable(param_state)

@@ -6,6 +6,7 @@ Commands that compute import torch when they are called, so that planning starts
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -15,36 +16,53 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.exceptions import TyperException
 
 from meshwright.planner.durations import Durations, Planned
-from meshwright.planner.job import Job, read_job
+from meshwright.planner.evaluate import items, name_of
+from meshwright.planner.job import Job
 from meshwright.planner.plan import Plan, read_plan
 from meshwright.planner.sampled import Sampled
 from meshwright.planner.simulate import simulate as simulation
 from meshwright.planner.verify import verify as violations
 from meshwright.profiles.documents import Document, write_atomically
-from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
+from meshwright.profiles.errors import BadInput, MeshwrightError
 from meshwright.profiles.table import Table
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans
-from meshwright.runtime import calibrating, explaining, exporting, planning, profile_command, reporting, show, show_time
+from meshwright.runtime import (
+    calibrating,
+    explaining,
+    exporting,
+    planning,
+    profile_command,
+    reporting,
+    running,
+    show_time,
+)
+from meshwright.runtime.allowance import within_memory
 from meshwright.runtime.options import (
     AsJson,
     DurationsFrom,
     From,
-    JobPath,
+    Gap,
     PlanPath,
+    Price,
     Profile,
     SchemaOf,
     Seed,
     Steps,
     TracePath,
+    finite,
 )
+from meshwright.runtime.outputs import Kind, Output, require_outputs
 from meshwright.runtime.tables import remodel, table_in
+
+_INTERRUPTED = 130
+"""What a shell makes of Ctrl-C."""
 
 app = typer.Typer(
     help="Plans, proves and runs PPO-RLHF jobs on Megatron-core.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -94,9 +112,10 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
+    require_outputs(_timeline(trace), inputs=(plan, profile, *(beside or ())))
     document = read_plan(plan)
     _require_valid(document)
-    others = [_run(read_spans(path), document, path.resolve().parent.name) for path in beside or ()]
+    others = [_beside(path, document) for path in beside or ()]
     work = _durations(durations, document, profile, seed)
     found = simulation(document, work, steps=steps, traced=trace is not None)
     if trace:
@@ -113,10 +132,16 @@ def rehearse(
     steps: Steps = 3,
     speed: Annotated[
         float | None,
-        typer.Option(help="Waits are the predicted seconds times this; by default enough for waits to dominate."),
+        typer.Option(
+            min=1e-6,
+            max=1e6,
+            callback=finite,
+            help="Waits are the predicted seconds times this; by default enough for waits to dominate.",
+        ),
     ] = None,
     ranks_per_process: Annotated[
-        int | None, typer.Option(min=1, help="Ranks that a process hosts; by default as many as leave 16 processes.")
+        int | None,
+        typer.Option(min=1, max=2**20, help="Ranks that a process hosts; by default as many as leave 16 processes."),
     ] = None,
     durations: From = DurationsFrom.PLANNED,
     seed: Seed = 0,
@@ -130,6 +155,7 @@ def rehearse(
     """Follow the plan with real processes and messages, waiting where a device would compute."""
     from meshwright.runtime.rehearse import rehearse as rehearsal
 
+    require_outputs(_timeline(trace), inputs=(plan, profile))
     document = read_plan(plan)
     _require_valid(document)
     if out:
@@ -157,11 +183,9 @@ def whatif(
     replan: Annotated[
         bool, typer.Option(help="Search for the best plan each time, instead of costing this one.")
     ] = False,
-    gap: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Stop a new search when it is proven to be so near to the best.")
-    ] = 0.01,
+    gap: Gap = 0.01,
     profile: Profile = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Of one GPU-hour, in any currency.")] = None,
+    price: Price = None,
     plot: Annotated[
         Path | None, typer.Option(help="An HTML page of step time and tokens/s against the first field with a range.")
     ] = None,
@@ -173,13 +197,15 @@ def whatif(
     from meshwright.planner.solver.result import Limits
     from meshwright.planner.whatif import whatif as answers
 
+    require_outputs(Output("--plot", plot, Kind.PAGE) if plot else None, inputs=(plan, profile))
     document = read_plan(plan)
     _require_valid(document)
     settings = parse_settings(setting)
     if plot:
         reporting.require_plot(plot, settings)
     model_of, limits = remodel(table_in(profile)), Limits(gap=gap)
-    found = answers(document, settings, model_of, replan=replan, price=price, limits=limits)
+    with within_memory():
+        found = answers(document, settings, model_of, replan=replan, price=price, limits=limits)
     if plot:
         write_atomically(plot, sweep(found))
     if as_json:
@@ -188,47 +214,29 @@ def whatif(
         show_time.whatif(found, plot)
 
 
-@app.command(epilog="Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run")
-def run(
-    plan: PlanPath,
-    job: JobPath,
-    steps: Annotated[int, typer.Option(min=1, help="PPO steps in all, those before a resume included.")],
-    out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
-    resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0 keeps the last only.")] = 0,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
-    rendezvous: Annotated[
-        str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
-    ] = "127.0.0.1:0",
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
-    ] = None,
-) -> None:
-    """Train with PPO as the plan says, and compare measured with predicted times.
-
-    Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
-    """
-    from meshwright.runtime.rendezvous import Rendezvous
-    from meshwright.runtime.request import RunRequest
-    from meshwright.runtime.train import run_plan
-
-    request = RunRequest(
-        plan=read_plan(plan),
-        job=read_job(job),
-        directory=job.parent.resolve(),
-        out=out.resolve(),
-        steps=steps,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-    )
-    summary = run_plan(request, Rendezvous.parse(rendezvous, nodes, node_rank))
-    if summary is not None:
-        show.run_summary(summary, out)
-
-
+app.command(epilog=running.EXAMPLE)(running.run)
 app.command(epilog=calibrating.EXAMPLE)(calibrating.calibrate)
 app.command(epilog=reporting.EXAMPLE)(reporting.report)
 app.command(epilog=exporting.EXAMPLES)(exporting.export)
+
+
+def _beside(path: Path, plan: Plan) -> Run:
+    """Raises BadInput for the trace of another plan, as far as can be told where no plan lies beside it."""
+    spans, planned = read_spans(path), path.with_name("plan.json")
+    if planned.exists() and read_plan(planned) != plan:
+        raise BadInput(f"--beside {path} is of another plan; simulate the plan.json that lies beside it.")
+    names = {name_of(item) for item in items(plan)} | {edge.producer for edge in plan.edges}
+    for span in spans:
+        if span.rank >= plan.facts.cluster.num_ranks or (span.kind == "stage" and span.instruction not in names):
+            raise BadInput(
+                f"--beside {path} is of another plan: it has {span.instruction} on rank {span.rank}, which this plan "
+                "has not; give a trace of this plan."
+            )
+    return _run(spans, plan, path.resolve().parent.name)
+
+
+def _timeline(trace: Path | None) -> Output | None:
+    return Output("--trace", trace, Kind.TIMELINE) if trace else None
 
 
 def _require_valid(plan: Plan) -> None:
@@ -248,15 +256,34 @@ def _run(spans: Sequence[Span], plan: Plan, name: str = "") -> Run:
 def main() -> None:
     """Runs the command line; an error is one sentence and an exit code."""
     try:
-        app(standalone_mode=True)
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
     except MeshwrightError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(str(error))}")
-        sys.exit(error.exit_code)
+        code = _tell(error)
+    except TyperException as error:
+        code = _tell(BadInput(_of_usage(error)))
+    except BrokenPipeError:  # who reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except OSError as error:
         path = f" {error.filename}" if error.filename else ""
-        sentence = BadInput(f"cannot use{path}: {error.strerror}; check the path and its permissions.")
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {escape(str(sentence))}")
-        sys.exit(sentence.exit_code)
-    except KeyboardInterrupt:
+        code = _tell(BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions."))
+    except MemoryError:
+        code = _tell(BadInput("this takes more memory than there is; ask for less."))
+    if code == _INTERRUPTED:
         print("stopped by the user; what was written before stays.", file=sys.stderr)
-        sys.exit(RunFailed.exit_code)
+    sys.exit(code or 0)
+
+
+def _of_usage(error: TyperException) -> str:
+    """What is wrong with an option or an argument, and where they are listed."""
+    told = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{told[:1].lower()}{told[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
+
+
+def _tell(error: MeshwrightError) -> int:
+    """Prints the error on one line, whatever it names."""
+    told = " ".join(escape(str(error)).split("\n"))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {told}")
+    return error.exit_code

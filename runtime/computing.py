@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
-
 from meshwright.runtime import host
 from meshwright.runtime.actions import Actions
 from meshwright.runtime.batch import Batch
@@ -38,7 +36,7 @@ class Computing:
 
     def begin(self, turn: int) -> None:
         self._turn = turn
-        self._measures = torch.cuda.is_available() or turn == self._steps.start
+        self._measures = host.on_cuda() or turn == self._steps.start
         self._actions.begin(turn)
 
     def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:

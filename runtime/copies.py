@@ -6,7 +6,7 @@ The training stage's copy owns the weights and the optimizer; every other copy o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from meshwright.runtime.bodies import Trainer
 from meshwright.runtime.mesh import Mesh, build_mesh
 from meshwright.runtime.models import Decoder, Held, build_model
 from meshwright.runtime.refit import Refit
+from meshwright.runtime.versions import Version
 from meshwright.runtime.weights import load_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -29,10 +30,11 @@ class WeightCopy:
     """One copy as this rank sees it: `model` is None outside its mesh, `trainer` where it is not trained."""
 
     stage: str  # the stage that the copy is named for, Plan.copy_of
-    spec: ModelSpec
+    spec: ModelSpec  # whose vocabulary is what may be drawn
     mesh: Mesh
     model: Held | None
     trainer: Trainer | None
+    version: Version
 
     @property
     def decoder(self) -> Decoder:
@@ -41,17 +43,20 @@ class WeightCopy:
         return self.model
 
 
-def build_copies(plan: Plan, job: Job, directory: Path) -> dict[str, WeightCopy]:
+def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict[str, WeightCopy]:
     """Every copy of the plan by the stage it is named for, in the same order on every rank.
 
-    Copies that are refit at the start of a step are left with the weights they were built with.
+    Copies that are refit at the start of a step are left with the weights they were built with. A language model gives
+    its first `num_tokens` tokens all the probability that there is, in the generator and in the trainer alike: no
+    other model needs a row for the others, whose number differs from model to model.
     """
     names = {p.stage: plan.copy_of(p.stage) for p in plan.placements}
     refitted = {refit.target for refit in plan.refits}
     copies = {}
     for name in sorted(set(names.values())):
         placement = plan.placement(name)
-        spec = plan.facts.models.spec(placement.role)
+        stored = plan.facts.models.spec(placement.role)
+        spec = stored if stored.scalar_head else _drawing(stored, num_tokens)
         mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
         model, trainer = None, None
         if mesh.is_member:
@@ -64,11 +69,17 @@ def build_copies(plan: Plan, job: Job, directory: Path) -> dict[str, WeightCopy]
                 trainable=trained,
             )
             if name not in refitted:
-                load_weights(model, spec, mesh, directory / job.models.source(placement.role).path)
+                load_weights(model, stored, mesh, directory / job.models.source(placement.role).path)
             if trained:
                 trainer = _trainer(model, mesh, placement.role, job)
-        copies[name] = WeightCopy(stage=name, spec=spec, mesh=mesh, model=model, trainer=trainer)
+        version = Version(name, None if name in refitted else 0)
+        copies[name] = WeightCopy(stage=name, spec=spec, mesh=mesh, model=model, trainer=trainer, version=version)
     return copies
+
+
+def _drawing(spec: ModelSpec, num_tokens: int) -> ModelSpec:
+    """The model with the rows of its vocabulary behind the first `num_tokens` as padding."""
+    return replace(spec, vocab_size=num_tokens, vocab_multiple=spec.padded_vocab_size)
 
 
 def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str, str], Refit]:
@@ -76,16 +87,31 @@ def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str
     refits = {}
     for number, refit in enumerate(plan.refits):
         source, target = copies[refit.source], copies[refit.target]
-        refits[refit.source, refit.target] = Refit(source.model, source.mesh, target.model, target.mesh, number=number)
+        refits[refit.source, refit.target] = Refit(
+            source.model,
+            source.mesh,
+            target.model,
+            target.mesh,
+            number=number,
+            versions=(source.version, target.version),
+        )
     return refits
 
 
+def resume_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
+    """What is trained was restored as it was after `step` steps; refits bring the version to the other copies."""
+    for name, copy in copies.items():
+        if name in TRAIN_STAGE.values():
+            copy.version.number = step
+
+
 def _trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
-    rates = {Role.ACTOR: job.ppo.actor_learning_rate, Role.CRITIC: job.ppo.critic_learning_rate}
     return Trainer(
         model,
         mesh,
-        learning_rate=rates[role],
+        learning_rate=job.ppo.learning_rate(role, 0),
         weight_decay=job.ppo.weight_decay,
         max_grad_norm=job.ppo.max_grad_norm,
+        betas=(job.ppo.adam_beta1, job.ppo.adam_beta2),
+        epsilon=job.ppo.adam_eps,
     )

@@ -98,10 +98,10 @@ class Executor:
                 return self._device.run_stage(stage, self._batch_of(step))
             case Send():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
-                return {"num_bytes": float(self._courier.send(instruction, batch.experience, channel))}
+                return {"num_bytes": float(self._courier.send(instruction, batch.experience, channel, step))}
             case Receive():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
-                return {"num_bytes": float(self._courier.receive(instruction, batch.experience, channel))}
+                return {"num_bytes": float(self._courier.receive(instruction, batch.experience, channel, step))}
 
     def _now(self) -> float:
         self._device.synchronise()

@@ -15,11 +15,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from meshwright.planner.program import Receive, Send
+from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.packing import deal
 from meshwright.runtime.mail import Mail
 
 _ROWS = ".rows"
 """After the name of a field: its rows' numbers and lengths, [2, R]."""
+
+_STEP = "step"
+"""Beside the fields of a message: the step that it is of."""
 
 _DTYPES = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "F32": torch.float32, "F64": torch.float64}
 """By their names in safetensors."""
@@ -53,9 +57,9 @@ class Experience:
             block[index, : len(values)] = values
         return block
 
-    def pack(self, fields: Iterable[str]) -> Tensor:
-        """All rows held of these fields, as bytes."""
-        tensors = {}
+    def pack(self, fields: Iterable[str], step: int) -> Tensor:
+        """All rows held of these fields, as bytes that say of which step they are."""
+        tensors = {_STEP: torch.tensor([step])}
         for field in fields:
             if rows := self.rows(field):
                 parts = [self.get(field, row) for row in rows]
@@ -63,13 +67,15 @@ class Experience:
                 tensors[field + _ROWS] = torch.tensor([rows, [len(part) for part in parts]])
         return torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
 
-    def unpack(self, payload: Tensor) -> None:
-        """Puts every row of a packed message, which the rows share."""
+    def unpack(self, payload: Tensor) -> int:
+        """Puts every row of a packed message, which the rows share; the step that the message is of."""
         tensors = dict(_tensors(payload))
+        step = int(tensors.pop(_STEP))
         for field, values in tensors.items():
             if not field.endswith(_ROWS):
                 rows, lengths = tensors[field + _ROWS].view(2, -1).tolist()
                 self._rows.setdefault(field, {}).update(zip(rows, values.split(lengths), strict=True))
+        return step
 
 
 def _tensors(payload: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -86,12 +92,12 @@ class Courier:
     def __init__(self, mail: Mail) -> None:
         self._mail = mail
 
-    def send(self, instruction: Send, experience: Experience, tag: int) -> int:
-        """Sends what this owner holds to the other targets; returns the bytes sent."""
+    def send(self, instruction: Send, experience: Experience, tag: int, step: int) -> int:
+        """Sends what this owner holds of a step to the other targets; returns the bytes sent."""
         targets = [rank for rank in instruction.targets if rank != self._mail.rank]
         if not targets:
             return 0
-        payload = experience.pack(instruction.fields)
+        payload = experience.pack(instruction.fields, step)
         for rank in targets:
             self._mail.send(payload, rank, tag)
         return len(payload) * len(targets)
@@ -102,13 +108,22 @@ class Courier:
             if rank != self._mail.rank:
                 self._mail.expect(rank, tag)
 
-    def receive(self, instruction: Receive, experience: Experience, tag: int) -> int:
-        """Waits for what every other owner sends; returns the bytes received."""
+    def receive(self, instruction: Receive, experience: Experience, tag: int, step: int) -> int:
+        """Waits for what every other owner sends of a step; returns the bytes received.
+
+        Raises RunFailed for the experience of another step, which no rank would notice otherwise.
+        """
         received = 0
         for rank in instruction.owners:
             if rank != self._mail.rank:
                 payload = self._mail.receive(rank, tag)
-                experience.unpack(payload)
+                found = experience.unpack(payload)
+                if found != step:
+                    raise RunFailed(
+                        f"step {step}: rank {rank} handed over what {instruction.producer} wrote for step {found}; "
+                        "messages came in another order than they were sent: run again with --resume to go on from the "
+                        "last checkpoint."
+                    )
                 received += len(payload)
         return received
 

@@ -16,7 +16,8 @@ from meshwright.planner.plan import read_plan
 from meshwright.planner.verify import verify
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime import show_search
-from meshwright.runtime.options import AsJson, PlanPath, Profile
+from meshwright.runtime.options import AsJson, PlanPath, Price, Profile
+from meshwright.runtime.sizes import parse_sizes
 from meshwright.runtime.tables import remodel, table_in
 
 EXAMPLES = """Example: meshwright explain plan.json --profile table.json
@@ -37,7 +38,7 @@ def explain(
     sizes: Annotated[
         str | None, typer.Option(help="Numbers of ranks to plan the job on as well, as 8,16,32; each takes a search.")
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0, help="Of one GPU-hour, in any currency.")] = None,
+    price: Price = None,
     as_json: AsJson = False,
 ) -> None:
     """Say why a plan is as it is: what its turn waits for, what binds, what matters, what each choice buys."""
@@ -51,7 +52,7 @@ def explain(
     document = read_plan(plan)
     for sentence in verify(document):
         raise BadInput(f"plan: {sentence}")
-    wanted = _numbers(sizes) if sizes else ()
+    wanted = parse_sizes(sizes)
     model_of = remodel(table_in(profile))
     model = model_of(document.facts)
     found = show_search.Why(
@@ -71,13 +72,6 @@ def explain(
         typer.echo(json.dumps(asdict(found), indent=2))
     else:
         show_search.why(found)
-
-
-def _numbers(sizes: str) -> tuple[int, ...]:
-    try:
-        return tuple(dict.fromkeys(int(part) for part in sizes.split(",")))
-    except ValueError:
-        raise BadInput(f"--sizes {sizes!r} is not a list of whole numbers; write it like 8,16,32.") from None
 
 
 @contextmanager

@@ -57,12 +57,13 @@ class Generating:
         return Drawing(
             num_admitted=self._admission.num_admitted,
             mean_response_tokens=self._admission.mean_response_tokens,
+            batches_in_part=self._admission.batches_in_part,
             in_flight=self._generator.kept() if self._generator else None,
         )
 
     def resume(self, kept: Drawing) -> None:
         """Goes on from there. Stages that read what streams begin anew with every sequence in flight."""
-        self._admission.resume(kept.num_admitted, kept.mean_response_tokens)
+        self._admission.resume(kept.num_admitted, kept.mean_response_tokens, kept.batches_in_part)
         if kept.in_flight is None:
             return
         self._generator = self._new_generator()
@@ -72,15 +73,17 @@ class Generating:
             ended = kept.in_flight.ended
             sending.sender.send(Piece(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
 
-    def run(self, batch: Batch, version: int) -> dict[str, float]:
-        """Draws responses with policy `version` until this replica's rows are there; returns what is worth recording.
+    def run(self, batch: Batch) -> dict[str, float]:
+        """Draws responses with the weights that are here until this replica's rows are there; returns what is worth
+        recording.
 
-        Every rank of the replica then holds all of its rows.
+        Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
         """
+        mesh = self._copy.mesh
+        version = self._copy.version.of_replica(mesh, batch.step)
         if batch.held_out:
-            mesh = self._copy.mesh
             prompts = shared(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp)
-            responses = self._new_generator().generate(prompts)
+            responses = self._new_generator().generate(prompts, version=version)
             facts: dict[str, float] = {}
             rows = tuple(response.row for response in responses)
         else:
@@ -110,11 +113,11 @@ class Generating:
             least_rounds=admitted.least_rounds,
             stream=Listeners((*self._streams, rounds)),
         )
-        self._admission.delivered(responses)
+        drawn = self._admission.delivered(responses)
         self._generator = generator if generator.in_flight else None
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         live = {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
-        return responses, live | (facts_of(self._setting) if self._setting else {})
+        return responses, live | drawn | (facts_of(self._setting) if self._setting else {})
 
     def _new_generator(self) -> Generator:
         workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule
@@ -125,12 +128,13 @@ class Generating:
             num_slots=schedule.generation_slots,
             max_tokens=workload.max_tokens,
             max_response=workload.response.max,
-            eos_token=self._data.eos_token,
+            eos_tokens=frozenset(self._data.ends.tokens),
             temperature=self._job.ppo.temperature,
             top_k=self._job.ppo.top_k,
             top_p=self._job.ppo.top_p,
             stop_strings=self._data.stop,
             seed=self._data.seed,
+            recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
         )
 
     def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk]) -> None:

@@ -26,7 +26,7 @@ from meshwright.runtime.models import Decoder
 from meshwright.runtime.relay import Relay
 from meshwright.runtime.replay import Replayed, can_replay
 from meshwright.runtime.sampling import Sampling, uniforms
-from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots
+from meshwright.runtime.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots, packs
 from meshwright.runtime.stopping import Stopping, StopStrings
 from meshwright.runtime.stream import Listener
 from meshwright.runtime.turns import Delivery, Everything, Flight
@@ -48,20 +48,25 @@ class Generator:
         num_slots: int,
         max_tokens: int,
         max_response: int,
-        eos_token: int,
+        eos_tokens: frozenset[int],
         temperature: float,
         seed: int,
         top_k: int = 0,
         top_p: float = 1.0,
         stop_strings: StopStrings | None = None,
+        recomputes_cache: bool = False,
     ) -> None:
         """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt.
 
-        The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says.
+        The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
+        keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
+        get those of the new ones.
         """
+        self._recomputes_cache, self._cached_version = recomputes_cache, -1
+        self._most_packed = num_slots * max(1, max_tokens - max_response)
         parameter = next(model.parameters())
         self._model, self._spec, self._mesh = model, spec, mesh
-        self._stopping = Stopping(eos_token=eos_token, max_response=max_response, strings=stop_strings)
+        self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings)
         self._sampling, self._seed = Sampling(temperature=temperature, top_k=top_k, top_p=top_p), seed
         self._device, self._dtype = parameter.device, parameter.dtype
         self._flight = Flight(cut_slots(num_slots, min(mesh.layout.pp, num_slots)))
@@ -81,13 +86,13 @@ class Generator:
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
 
-    def generate(self, prompts: Sequence[Prompt]) -> tuple[Response, ...]:
-        """The responses in order of step and row, all drawn by policy version 0, with nothing else in flight.
+    def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
+        """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
 
         Every rank of the replica must call with the same prompts.
         """
         assert not self.in_flight, "a turn has left sequences in flight"
-        return self.turn(prompts, version=0, delivery=Everything())
+        return self.turn(prompts, version=version, delivery=Everything())
 
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
@@ -142,6 +147,9 @@ class Generator:
         """
         self._model.eval()
         self._step.begin_turn()
+        if self._recomputes_cache and version != self._cached_version:
+            self._recompute()
+        self._cached_version = version
         self._flight.begin(admitted, least_rounds)
         rotation = itertools.cycle(self._flight.groups)
         delivered = self._flight.deliver(delivery)
@@ -204,6 +212,21 @@ class Generator:
         tokens = torch.tensor(list(itertools.chain(*prompts)), device=self._device)
         output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
         return self._draw(output.squeeze(1) if self._mesh.is_last_stage else output, admitted)
+
+    @torch.no_grad()
+    def _recompute(self) -> None:
+        """Keys and values of all live sequences anew: packed prefills of their tokens, none of them of more tokens than
+        the prompts of all slots may have together, which memory was planned for."""
+        for pack in packs([(slot, one.num_cached) for slot, one in self._slots()], self._most_packed):
+            live = dict(self._slots())
+            texts = [(*live[slot].prompt.tokens, *live[slot].tokens)[first:end] for slot, first, end in pack]
+            rows = self._cache.continue_rows([s for s, _, _ in pack], [f for _, f, _ in pack], [len(t) for t in texts])
+            tokens = torch.tensor(list(itertools.chain(*texts)), device=self._device)
+            with self._lockstep.passes(1):
+                output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
+            if not self._mesh.is_last_stage:
+                self._relay.send_hidden(output)
+        self._relay.flush()
 
     @torch.no_grad()
     def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:

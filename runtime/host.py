@@ -1,11 +1,12 @@
-"""Where the tensors live, and what lets megatron-core run on a machine without CUDA.
+"""Where the tensors live, and what lets megatron-core run on the CPU.
 
-Megatron-core names CUDA in some two hundred places and needs it in none of those reached here. On a machine
-without CUDA its modules are given a `torch` of their own whose factories and `torch.cuda` answer with the CPU;
-`torch` itself is left as it is, so nothing outside megatron-core sees or pays for the stand-in. On a machine
-with CUDA nothing is replaced.
+The plan says what a process computes on, and `choose` is told once; whether there is a GPU decides nothing. A process
+on the CPU sees no GPU, and megatron-core, which names CUDA in some two hundred places and needs it in none of those
+reached here, gets a `torch` of its own whose factories and `torch.cuda` answer with the CPU. `torch` itself is left as
+it is, so nothing outside megatron-core sees or pays for the stand-in. In a process on CUDA nothing is replaced.
 
-This is the only file that knows of the stand-in. Each workaround carries the lines of megatron-core it answers.
+This is the only file that knows of the stand-in, and that asks torch for CUDA. Each workaround carries the lines of
+megatron-core it answers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from meshwright.profiles.errors import BadInput
 
 _MODULES = (
     "megatron.core.dist_checkpointing.strategies.torch",
@@ -53,26 +56,58 @@ _FACTORIES = (
 )
 
 
+_CPU = torch.device("cpu")
+_chosen = _CPU
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def choose(kind: str, index: int = 0) -> None:
+    """This process computes on the CPU, as it does before any choice, or on the CUDA device of this index.
+
+    Raises BadInput where there is no such device.
+    """
+    global _chosen  # noqa: PLW0603 - a process has one device
+    if kind == "cpu":
+        os.environ[_VISIBLE] = ""  # torch asks in places of its own whether there is CUDA
+        _chosen = _CPU
+        return
+    if num_cuda_devices() <= index:
+        raise BadInput(
+            f"the plan computes on CUDA device {index} of this machine, which has {num_cuda_devices()}; run it on such "
+            "a machine, or plan the job for `cluster: local`."
+        )
+    torch.cuda.set_device(index)
+    _chosen = torch.device("cuda", index)
+
+
 def device() -> torch.device:
     """Where the tensors of this process live."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return _chosen
+
+
+def on_cuda() -> bool:
+    """Whether this process computes on a CUDA device."""
+    return _chosen.type == "cuda"
 
 
 def backend() -> str:
     """The collective library for tensors on `device()`."""
-    return "nccl" if torch.cuda.is_available() else "gloo"
+    return "nccl" if on_cuda() else "gloo"
+
+
+def num_cuda_devices() -> int:
+    """How many this machine has, whatever this process computes on."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def synchronise() -> None:
     """Waits until the device has done everything asked of it."""
-    if torch.cuda.is_available():
+    if on_cuda():
         torch.cuda.synchronize()
 
 
 def install() -> None:
-    """Makes megatron-core run on this machine; without effect beyond imports where CUDA is available.
+    """Makes megatron-core run on the device of this process; without effect beyond imports where that is CUDA.
 
     May be called any number of times: a later call covers what was imported since.
     """
@@ -81,7 +116,7 @@ def install() -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     for name in _MODULES:
         importlib.import_module(name)
-    if torch.cuda.is_available():
+    if on_cuda():
         return
     _take_cpu_generator_for_cuda()
     _answer_tensor_methods()
@@ -123,6 +158,9 @@ def _cuda_for_megatron() -> ModuleType:
     """A copy of the `torch.cuda` namespace that answers for the CPU."""
     stand_in = _copy_of(torch.cuda)
     answers: dict[str, Any] = {
+        "is_available": lambda: False,
+        "is_initialized": lambda: False,
+        "device_count": lambda: 0,
         "current_device": lambda: torch.device("cpu"),
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,

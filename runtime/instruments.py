@@ -39,7 +39,7 @@ class Instruments:
 
 def instruments() -> Instruments:
     """Those of the device that this process computes on."""
-    on_cuda = torch.cuda.is_available()
+    on_cuda = host.on_cuda()
     return Instruments(
         timer=event_timer(_mark) if on_cuda else clock_timer(time.perf_counter, host.synchronise),
         reset_peak=memory.reset_peak,
@@ -99,7 +99,7 @@ def _mark() -> torch.cuda.Event:
 
 def _identity() -> str:
     """The device of this process by its own name, which CUDA_VISIBLE_DEVICES does not change; the first without one."""
-    if not torch.cuda.is_available():
+    if not host.num_cuda_devices():
         return "0"
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 

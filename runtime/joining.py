@@ -17,8 +17,10 @@ from typing import Any, Self, TypeVar
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from meshwright.planner.parent import end_with
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.runtime.launch import COMPUTING, take_part
+from meshwright.runtime.interruption import listen
+from meshwright.runtime.launch import Preparation, take_part
 from meshwright.runtime.rendezvous import Arrival, node_order
 
 T = TypeVar("T")
@@ -77,19 +79,24 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What the user has told this process: its node of the plan, a digest of its work, where a failure is kept."""
+    """What the user has told this process: what it computes on, its node of the plan, a digest of its work, and where a
+    failure is kept."""
 
+    preparation: Preparation
     node_rank: int | None
     work: str
     logs: Path
 
 
 def join(seat: Seat, place: Place, check: Callable[[], None], entry: Callable[..., T], *args: Any) -> dict[int, T]:
-    """Calls `check()` on the first rank of each node, then `entry(*args)` here, inside the group of all ranks.
+    """Calls `check()` on the first rank of each node, then `entry(*args)` here, inside the group of all ranks. This
+    process ends with the one that started it, and a signal to end asks it to stop.
 
     Returns the result under this rank's number in the plan. Raises the BadInput of this rank as it is, and RunFailed
     for anything else, whose traceback is kept.
     """
+    listen()
+    end_with(os.getppid())
     rank = seat.rank
     try:
         store = _store()
@@ -97,7 +104,7 @@ def join(seat: Seat, place: Place, check: Callable[[], None], entry: Callable[..
             check()
         rank = _agree(store, seat, place) * seat.ranks_per_node + seat.local_rank
         group = {"store": PrefixStore("group", store), "rank": rank, "world_size": seat.num_ranks}
-        return {rank: take_part(COMPUTING, entry, args, towards=seat.address, **group)}
+        return {rank: take_part(place.preparation, entry, args, towards=seat.address, **group)}
     except MeshwrightError:
         raise
     except Exception as error:

@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,14 +25,19 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from meshwright.planner.parent import end_with
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.gathering import BACKEND
+from meshwright.runtime.interruption import listen, passed_on
 from meshwright.runtime.rendezvous import Arrival, Rendezvous, address_towards, interface_of
 
 T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(minutes=15)
 """A collective that waits longer than this has lost a partner."""
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""What torch elastic ends the ranks for."""
 
 _STAY_SECONDS = 2.0
 """How long a rank that lost a partner stays, so that the partner's end is seen first."""
@@ -41,46 +47,47 @@ _STAY_SECONDS = 2.0
 class Preparation:
     """How a process becomes ready for its work."""
 
-    make_ready: Callable[[], str]
-    """Called in the process; answers the backend of its collectives."""
-    on_device: bool
-    """Whether it computes on the device: then it is not forked where that is CUDA, which a fork may not inherit."""
+    kind: str | None
+    """Of the device it computes on: cpu or cuda; None for a process that only sends messages."""
+
+    @property
+    def may_be_forked(self) -> bool:
+        """CUDA cannot be used in a fork of a process that has seen it."""
+        return self.kind != "cuda"
+
+    def make_ready(self) -> str:
+        """Called in the process; answers the backend of its collectives."""
+        if self.kind is None:
+            return "gloo"
+        from meshwright.runtime import host  # noqa: PLC0415 - it loads Megatron, and a rehearsal does without
+
+        host.choose(self.kind, int(os.environ["LOCAL_RANK"]))
+        host.install()
+        return host.backend()
 
 
-def _with_megatron() -> str:
-    from meshwright.runtime import host  # noqa: PLC0415 - it loads Megatron, and a rehearsal does without
-
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    host.install()
-    return host.backend()
-
-
-def _with_gloo() -> str:
-    return "gloo"
-
-
-COMPUTING = Preparation(_with_megatron, on_device=True)
-MESSAGES_ONLY = Preparation(_with_gloo, on_device=False)
+MESSAGES_ONLY = Preparation(None)
 
 
 def launch(
     entry: Callable[..., T],
     *args: Any,
     num_ranks: int,
+    preparation: Preparation,
     rendezvous: Rendezvous | None = None,
     logs: Path | None = None,
-    preparation: Preparation = COMPUTING,
     preload: str | None = None,
     work: str = "",
+    may_stop: bool = False,
 ) -> dict[int, T]:
     """Calls `entry(*args)` in `num_ranks` processes of this node, inside a process group over all nodes.
 
     Returns the results by global rank. `logs` keeps the traceback of a failure. Raises the BadInput of a rank as it is,
     and RunFailed for anything else. With `preload` the processes are forked from one that has imported that module,
-    unless they compute on CUDA. `work` is a digest of what is to be done, which must be the same on all nodes.
+    unless they compute on CUDA. `work` is a digest of what is to be done, which must be the same on all nodes. Where
+    the entry `may_stop` when it is asked to, the first signal to end asks it, here and in the ranks.
     """
-    are_forked = preload is not None and not (preparation.on_device and torch.cuda.is_available())
+    are_forked = preload is not None and preparation.may_be_forked
     if preload:
         multiprocessing.set_forkserver_preload([preload])
     rendezvous = rendezvous or Rendezvous()
@@ -90,6 +97,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
         failures = Path(scratch) / "failures"
         failures.mkdir()
+        mark = Path(scratch) / "stop" if may_stop else None
         config = LaunchConfig(
             min_nodes=rendezvous.nodes,
             max_nodes=rendezvous.nodes,
@@ -105,11 +113,12 @@ def launch(
             monitor_interval=0.05,
             start_method="forkserver" if are_forked else "spawn",
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            signals_to_handle="SIGHUP,SIGQUIT" if may_stop else _SIGNALS,
         )
+        launcher = _Launcher(os.getpid(), rendezvous.address, failures, mark)
         try:
-            results: dict[int, T] = elastic_launch(config, _rank_main)(
-                rendezvous.address, preparation, entry, args, str(failures)
-            )
+            with passed_on(mark) if mark else nullcontext():
+                results: dict[int, T] = elastic_launch(config, _rank_main)(launcher, preparation, entry, args)
         except SignalException:
             raise KeyboardInterrupt from None
         except ChildFailedError as error:
@@ -134,17 +143,31 @@ def take_part(
     return result
 
 
-def _rank_main(
-    towards: str, preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...], failures: str
-) -> T:
-    """What each process that was launched runs; a failure leaves its record.
+@dataclass(frozen=True)
+class _Launcher:
+    """What a rank knows of the process that started it."""
+
+    pid: int
+    towards: str
+    """The host that all nodes can reach."""
+    failures: Path
+    """Where a rank that fails leaves its record."""
+    mark: Path | None
+    """What appears when a run is asked to stop; None where it is then ended."""
+
+
+def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """What each process that was launched runs; it ends with its launcher, and a failure leaves its record.
 
     A collective whose partner has left raises a RuntimeError. Its rank may end before the partner's end is noticed, and
     one that was killed leaves no record: so it waits to be terminated.
     """
+    if launcher.mark:
+        listen(launcher.pid, launcher.mark)
+    end_with(launcher.pid)
     rank = int(os.environ["RANK"])
     try:
-        return take_part(preparation, entry, args, towards=towards)
+        return take_part(preparation, entry, args, towards=launcher.towards)
     except BaseException as error:
         record = {
             "at_ns": time.time_ns(),
@@ -152,7 +175,7 @@ def _rank_main(
             "is_bad_input": isinstance(error, BadInput),
             "traceback": traceback.format_exc(),
         }
-        Path(failures, f"{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+        (launcher.failures / f"{rank}.json").write_text(json.dumps(record), encoding="utf-8")
         if isinstance(error, RuntimeError):
             time.sleep(_STAY_SECONDS)
         raise

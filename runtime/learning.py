@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.job import PPO
-from meshwright.profiles.errors import RunFailed
+from meshwright.planner.ppo_settings import PPO
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.advantages import response_mask
 from meshwright.runtime.batch import Batch
@@ -29,7 +28,7 @@ class Learning:
     """Targets of one batch, [rows, width] each, and the micro-batches cut from it.
 
     With a bound on staleness above 0, tokens are weighted by how likely the policy before the update is to draw them
-    against the one that drew them. Raises RunFailed for a token that is more stale than the bound.
+    against the one that drew them.
     """
 
     def __init__(self, ppo: PPO, batch: Batch, *, max_staleness: int = 0) -> None:
@@ -55,10 +54,8 @@ class Learning:
             settings=ppo,
         )
         self._fields |= {"advantages": goals.advantages, "returns": goals.returns}
-        behaviour = experience.padded("behaviour_logprobs", rows, width)
-        self._gap = _generator_gap(batch, behaviour, self._fields["old_logprobs"], self._fields["mask"])
-        self._staleness = _staleness(batch, self._fields["mask"], max_staleness) if max_staleness else None
         if max_staleness:
+            behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=ppo.importance_cap)
 
@@ -66,14 +63,14 @@ class Learning:
         """What is reported of the batch, before any update."""
         fields = self._fields
         reported = experience_metrics(
-            self._scores, fields["old_logprobs"], fields["ref_logprobs"], fields["mask"], self._truncated
+            self._scores,
+            fields["old_logprobs"],
+            fields["ref_logprobs"],
+            fields["mask"],
+            self._truncated,
+            settings=self._ppo,
         )
-        if len(self._gap):
-            reported["generator_gap"] = float(self._gap.mean())
-            reported["max_generator_gap"] = float(self._gap.max())
-        if self._staleness is not None:
-            reported["staleness"] = float(self._staleness.double().mean())
-            reported["max_staleness"] = float(self._staleness.max())
+        if "weights" in fields:
             reported["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
         return reported
 
@@ -86,26 +83,6 @@ class Learning:
         ends = [(row, self._lengths[row]) for row in rows]
         fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
         return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
-
-
-def _staleness(batch: Batch, mask: Tensor, most: int) -> Tensor:
-    """Of every response token: the updates between the policy that drew it and the update that uses it."""
-    versions = batch.experience.padded("versions", batch.rows, mask.shape[1])
-    found = batch.step - versions[mask.bool()]
-    if int(found.max()) > most:
-        raise RunFailed(f"step {batch.step}: a token is {int(found.max())} updates old and the plan allows {most}.")
-    return found
-
-
-def _generator_gap(batch: Batch, behaviour: Tensor, proximal: Tensor, mask: Tensor) -> Tensor:
-    """Of the responses that the policy before the update drew: how far the log-probabilities of the generator and of
-    the trainer lie apart at each token.
-
-    A response that an older policy began is left out, for it goes on from keys and values that it has of that one.
-    """
-    versions = batch.experience.padded("versions", batch.rows, mask.shape[1])
-    fresh = (versions == batch.step) | ~mask.bool()
-    return (behaviour - proximal)[mask.bool() & fresh.all(dim=1, keepdim=True)].abs().double()
 
 
 def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], Share]:

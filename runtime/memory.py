@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from meshwright.runtime import host
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): resets the peak resident set size to the current one
@@ -21,7 +23,7 @@ _RESET_PEAK = "5"  # proc(5): resets the peak resident set size to the current o
 
 def reset_peak() -> int:
     """Forgets the peak so far; returns the bytes in use now."""
-    if torch.cuda.is_available():
+    if host.on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
     _libc().malloc_trim(0)
@@ -31,12 +33,12 @@ def reset_peak() -> int:
 
 def bytes_in_use() -> int:
     """What this process has on its device or, on a CPU, in its resident set."""
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else _resident("VmRSS") - _resident("RssFile")
+    return torch.cuda.memory_allocated() if host.on_cuda() else _resident("VmRSS") - _resident("RssFile")
 
 
 def peak_bytes() -> int:
     """The most bytes in use since the last reset; on a CPU less what has been mapped of files since they were."""
-    if torch.cuda.is_available():
+    if host.on_cuda():
         return torch.cuda.max_memory_allocated()
     return _resident("VmHWM") - _resident("RssFile")
 
@@ -44,7 +46,7 @@ def peak_bytes() -> int:
 def release() -> None:
     """Gives back to the device what the allocator keeps; after a failure for want of memory."""
     gc.collect()
-    if torch.cuda.is_available():
+    if host.on_cuda():
         torch.cuda.empty_cache()
     else:
         _libc().malloc_trim(0)

@@ -127,7 +127,7 @@ def _optimizer_state(trainer: Trainer) -> list[Tensor]:
 
 
 def _room_for(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", pin_memory=torch.cuda.is_available())
+    return torch.empty_like(tensor, device="cpu", pin_memory=host.on_cuda())
 
 
 def _write(tensors: Iterable[Tensor], kept: Iterable[Tensor]) -> int:

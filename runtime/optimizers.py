@@ -37,6 +37,13 @@ def clip_gradients(optimizers: Sequence[DistributedOptimizer]) -> float:
     return float(norm)
 
 
+def set_learning_rate(optimizers: Sequence[DistributedOptimizer], learning_rate: float) -> None:
+    """Gives all parameters this learning rate."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * group["lr_mult"]
+
+
 @dataclass(frozen=True)
 class _Shared:
     """Parameters that the same replicas hold, and the buffers of each piece in which they and their gradients lie."""

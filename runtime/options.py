@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+MOST_STEPS = 10_000
+"""Of a simulation or a rehearsal: their spans are kept in memory."""
+
+
+def finite(value: float | None) -> float | None:
+    """Refuses what is no number, and what no bound refuses: infinity."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
+
+
 JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, PPO, data.")]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by `meshwright plan`.")]
 Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Price = Annotated[float | None, typer.Option(min=0, max=1e9, callback=finite, help="Of one GPU-hour, in any currency.")]
+Gap = Annotated[
+    float,
+    typer.Option(min=0, max=0.99, callback=finite, help="Stop when the plan is proven to be so near to the best."),
+]
 
 
 class DurationsFrom(StrEnum):
@@ -22,8 +39,8 @@ class DurationsFrom(StrEnum):
 
 
 From = Annotated[DurationsFrom, typer.Option(help="Every step exactly as planned, or with drawn lengths.")]
-Steps = Annotated[int, typer.Option(min=1, help="Steps to report; one more is run before them.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the lengths drawn for each step.")]
+Steps = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Steps to report; one more is run before them.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the lengths drawn for each step.")]
 TracePath = Annotated[Path | None, typer.Option(help="Where a timeline for Perfetto goes.")]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +18,10 @@ from meshwright.planner.job import read_job, resolve
 from meshwright.planner.plan import Plan, write_plan
 from meshwright.profiles.documents import canonical_json, digest
 from meshwright.runtime import show, show_search
+from meshwright.runtime.allowance import within_memory
 from meshwright.runtime.importing import offer
-from meshwright.runtime.options import AsJson, JobPath, Profile
+from meshwright.runtime.options import AsJson, Gap, JobPath, Profile, finite
+from meshwright.runtime.outputs import Kind, Output, require_outputs
 from meshwright.runtime.tables import remodel, table_in
 
 if TYPE_CHECKING:  # OR-Tools loads only when a search begins
@@ -48,14 +51,21 @@ def plan(
     ] = None,
     top: Annotated[
         int,
-        typer.Option(min=1, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."),
+        typer.Option(
+            min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
+        ),
     ] = 1,
     time_limit: Annotated[
-        float, typer.Option(min=0.1, help="Deterministic seconds of each search; the best plan so far has its gap.")
-    ] = 60.0,
-    gap: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Stop when the plan is proven to be so near to the best.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=1e6,
+            callback=finite,
+            help="Seconds for all of it; the best plan so far is written with its gap. Without, a search ends by a "
+            "count of its own, so that every machine finds the same plan.",
+        ),
+    ] = None,
+    gap: Gap = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is."""
@@ -65,6 +75,8 @@ def plan(
     from meshwright.planner.solver.result import Limits
     from meshwright.planner.structures import NUM_SEARCHES, best_structures, ranked
 
+    began = time.monotonic()
+    require_outputs(*_outputs(output, top), inputs=(job, profile))
     gc.disable()  # choices are many and short-lived, and none is part of a cycle
     document = read_job(job)
     facts = resolve(document, job.parent)
@@ -73,8 +85,11 @@ def plan(
     model = model_of(facts)
     digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
     pins = (*(pin or ()), *map(forbidden, forbid or ()))
-    limits = Limits(max_deterministic_time=time_limit, gap=gap)
-    best = compile_plan(facts, model, pins=pins, digests=digests, limits=limits, remodel=model_of)
+    limits = Limits(gap=gap)
+    if time_limit is not None:
+        limits = Limits(max_deterministic_time=time_limit, gap=gap, deadline=began + time_limit)
+    with within_memory():
+        best = compile_plan(facts, model, pins=pins, digests=digests, limits=limits, remodel=model_of)
     if isinstance(best, NoPlan):
         if as_json:
             typer.echo(json.dumps(asdict(best), indent=2))
@@ -97,6 +112,13 @@ def plan(
         )
 
 
+def _outputs(output: Path, count: int) -> Iterator[Output]:
+    """The first plan where it was asked for, the others beside it."""
+    yield Output("-o", output, Kind.PLAN)
+    for place in range(2, count + 1):
+        yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), Kind.PLAN)
+
+
 def _write(output: Path, found: Plan, as_json: bool) -> None:
     write_plan(output, found)
     if as_json:
@@ -106,8 +128,7 @@ def _write(output: Path, found: Plan, as_json: bool) -> None:
 
 
 def _write_all(output: Path, rows: Sequence[Ranked], as_json: bool) -> None:
-    """The first where it was asked for, the others beside it."""
-    paths = [output, *(output.with_suffix(f".{place}{output.suffix}") for place in range(2, len(rows) + 1))]
+    paths = [one.path for one in _outputs(output, len(rows))]
     for path, row in zip(paths, rows, strict=True):
         write_plan(path, row.plan)
     if as_json:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.planner.job import PPO
-from meshwright.runtime.advantages import generalized_advantages, token_rewards, whiten
+from meshwright.planner.ppo_settings import PPO
+from meshwright.runtime.advantages import generalized_advantages, paid_scores, token_rewards, whiten
 
 
 class Targets(NamedTuple):
@@ -41,10 +41,16 @@ def targets(
     truncated: Tensor,
     settings: PPO,
 ) -> Targets:
-    """Advantages and returns of a whole batch: rewards, then GAE, then whitening. `scores` and `truncated` are [B]."""
-    rewards = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
+    """Advantages and returns of a whole batch: rewards, then GAE, then whitening.
+
+    `scores` [B] are the reward model's, and `truncated` [B] the rows that were cut by length; `settings.truncation`
+    says what that means.
+    """
+    paid = paid_scores(scores, truncated, settings)
+    rewards = token_rewards(paid, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
+    bootstrapped = truncated.bool() & (settings.truncation == "bootstrap")
     advantages = generalized_advantages(
-        rewards, values, mask, truncated, gamma=settings.gamma, gae_lambda=settings.gae_lambda
+        rewards, values, mask, bootstrapped, gamma=settings.gamma, gae_lambda=settings.gae_lambda
     )
     returns = torch.where(mask.bool(), advantages + values, 0.0)
     return Targets(whiten(advantages, mask) if settings.whiten_advantages else advantages, returns)
@@ -53,7 +59,8 @@ def targets(
 def importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
     """min(pi / mu, cap) [B, S], zero outside the mask: what corrects for tokens sampled by an older policy mu.
 
-    `logprobs` are the trainer's at the start of the update (the proximal policy), `behaviour_logprobs` the sampler's.
+    `logprobs` are the trainer's at the start of the update (the proximal policy), `behaviour_logprobs` the sampler's,
+    both over all tokens as `runtime.sampling` says: filters of sampling change no weight.
     """
     log_ratio = torch.where(mask.bool(), logprobs - behaviour_logprobs, 0.0)
     return torch.where(mask.bool(), log_ratio.exp().clamp(max=cap), 0.0)
@@ -124,6 +131,17 @@ def value_loss(
     return Share(loss, _detached(sums))
 
 
+def within_target(metrics: Mapping[str, float], settings: PPO) -> bool:
+    """Whether an update is done whose metrics over its whole minibatch are these, taken before its step.
+
+    Not where the policy is already further from that of the start of the step than 1.5 times `target_kl`: then neither
+    it nor the updates after it in the step are done, as in Spinning Up and Stable-Baselines3, whose estimator
+    `approx_kl` is. A critic's metrics have none.
+    https://github.com/DLR-RM/stable-baselines3/blob/v2.6.0/stable_baselines3/ppo/ppo.py
+    """
+    return settings.target_kl is None or metrics.get("approx_kl", 0.0) <= 1.5 * settings.target_kl
+
+
 def explained_variance(sums: Mapping[str, float]) -> float:
     """1 - Var(R - V) / Var(R), from the metrics of `value_loss` over a minibatch; 0 when returns are constant."""
     variance = sums["return_square"] - sums["return"] ** 2
@@ -145,16 +163,18 @@ def final_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def experience_metrics(
-    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, truncated: Tensor
+    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, truncated: Tensor, *, settings: PPO
 ) -> dict[str, float]:
     """What is reported of a whole batch of experience: means over its rows [B], the divergence also per token.
 
+    `score` is what the reward model said and `paid_score` what the rows were paid for it, see `paid_scores`.
     `kl_to_ref` is the k1 estimate log pi - log ref, summed over each row's response: what the reward is charged for.
     """
     log_ratio = torch.where(mask.bool(), logprobs - ref_logprobs, 0.0).double()
     num_tokens = mask.bool().sum()
     return {
         "score": float(scores.double().mean()),
+        "paid_score": float(paid_scores(scores, truncated, settings).double().mean()),
         "kl_to_ref": float(log_ratio.sum() / len(scores)),
         "kl_to_ref_per_token": float(log_ratio.sum() / num_tokens.clamp(min=1)),
         "response_tokens": float(num_tokens / len(scores)),

@@ -13,6 +13,8 @@ from meshwright.planner.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.importing import import_table
+from meshwright.runtime.options import finite
+from meshwright.runtime.outputs import Kind, Output, require_outputs
 
 EXAMPLE = "Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1"
 
@@ -44,10 +46,14 @@ def profile(
             "that the package names.",
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.05, help="Time to spend; what is left out is extrapolated.")] = 2.0,
+    minutes: Annotated[
+        float,
+        typer.Option(min=0.05, max=10_000, callback=finite, help="Time to spend; what is left out is extrapolated."),
+    ] = 2.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
 ) -> None:
     """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued."""
+    require_outputs(Output("-o", output, Kind.TABLE), inputs=(job,))
     if source is not None:
         _show(import_table(job, device, output, fresh=fresh), output)
         return
@@ -58,10 +64,13 @@ def profile(
             f"--device {device!r} is not cpu or cuda; the name of a device goes with --from aiconfigurator, which "
             "measures nothing here."
         )
-    from meshwright.runtime.profiling import profile_job  # noqa: PLC0415 - it loads torch
+    from meshwright.runtime.profiling import num_missing, profile_job  # noqa: PLC0415 - it loads torch
 
     facts = resolve(read_job(job), job.parent)
-    _show(profile_job(facts, output, minutes=minutes, kind=device, fresh=fresh), output)
+    table = profile_job(facts, output, minutes=minutes, kind=device, fresh=fresh)
+    _show(table, output)
+    if left := num_missing(facts, table):
+        typer.echo(f"{left} measurements were left out when {minutes:g} minutes were over; call again to go on.")
 
 
 def _show(table: Table, output: Path) -> None:

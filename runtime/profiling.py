@@ -30,10 +30,11 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Provenance, Table, write_table
+from meshwright.runtime import host
 from meshwright.runtime.bench import Bench
 from meshwright.runtime.exchanging import measure_exchange
 from meshwright.runtime.instruments import instruments, query_device
-from meshwright.runtime.launch import launch
+from meshwright.runtime.launch import Preparation, launch
 from meshwright.runtime.mesh import build_mesh
 
 _TURNS = 3
@@ -42,7 +43,6 @@ _TURNS = 3
 _REPEATS = 3  # of a point in a turn
 _EXCHANGES = 5  # of a collective in a turn: most are over in less than a millisecond
 _LIBRARIES = ("torch", "megatron-core", "numpy")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def profile_job(facts: Facts, output: Path, *, minutes: float, kind: str | None = None, fresh: bool = False) -> Table:
@@ -51,25 +51,30 @@ def profile_job(facts: Facts, output: Path, *, minutes: float, kind: str | None 
     `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput when this machine is not what the
     cluster is made of, and when `output`, or what a call that was cut off left beside it, was measured otherwise.
     """
-    require_device(facts, kind, torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+    require_device(facts, kind, torch.cuda.get_device_name() if host.num_cuda_devices() else None)
     num_ranks = _num_ranks(facts)
     table, kept = begun(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
     wanted, between = _wanted(facts, table, num_ranks)
     if wanted or between:
         write_table(kept, table)
-        with _computing_on(_cluster(facts).device.kind):
-            table = launch(
-                _measure_all,
-                facts,
-                table,
-                kept.resolve(),
-                minutes * 60,
-                num_ranks=num_ranks,
-                preload="meshwright.runtime.profiling",
-            )[0]
+        table = launch(
+            _measure_all,
+            facts,
+            table,
+            kept.resolve(),
+            minutes * 60,
+            num_ranks=num_ranks,
+            preparation=Preparation(_cluster(facts).kind),
+            preload="meshwright.runtime.profiling",
+        )[0]
     write_table(output, table)
     kept.unlink(missing_ok=True)
     return table
+
+
+def num_missing(facts: Facts, table: Table) -> int:
+    """Measurements of the job's shapes that the table lacks, because time was over."""
+    return sum(map(len, _wanted(facts, table, _num_ranks(facts))))
 
 
 def _cluster(facts: Facts) -> Cluster:
@@ -107,22 +112,7 @@ def _is_model(name: str, cuda_name: str) -> bool:
 def _num_ranks(facts: Facts) -> int:
     """Ranks that measure at once: a whole node, or as many devices of one as this machine has."""
     most = _cluster(facts).ranks_per_node
-    return most if _cluster(facts).device.kind == "cpu" else min(most, torch.cuda.device_count())
-
-
-@contextmanager
-def _computing_on(kind: str) -> Iterator[None]:
-    """Processes started inside see no CUDA device when they are to compute on the CPU."""
-    before = os.environ.get(_VISIBLE)
-    if kind == "cpu":
-        os.environ[_VISIBLE] = ""
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_VISIBLE, None)
-        else:
-            os.environ[_VISIBLE] = before
+    return most if _cluster(facts).device.kind == "cpu" else min(most, host.num_cuda_devices())
 
 
 def _provenance(facts: Facts, num_ranks: int) -> Provenance:
@@ -156,22 +146,33 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
     longest = facts.workload.max_tokens
     bench = Bench(meshes[dist.get_rank()], watch, precision=facts.precision, max_positions=longest)
     growing = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
-    began = time.monotonic()
+    end = time.monotonic() + seconds
     measured: dict[Point, list[Measurement]] = defaultdict(list)
     exchanged: dict[Exchange, list[Collective]] = defaultdict(list)
     with _progress(_TURNS * (len(wanted) + len(between))) as advance:
         for turn in range(_TURNS):
-            deadline = began + seconds * (turn + 1) / _TURNS
+            deadline = end - seconds * (_TURNS - 1 - turn) / _TURNS
             for index, point in enumerate(wanted):
+                if _is_over(end):
+                    break
                 share = max(0.0, deadline - time.monotonic()) / (len(wanted) - index)
                 measured[point].append(bench.measure_point(point, repeats=_REPEATS, budget_seconds=share))
                 growing.add(merged(measured[point]))
                 advance()
             for exchange in between:
+                if _is_over(end):
+                    break
                 exchanged[exchange] += measure_exchange(exchange, watch.timer, repeats=_EXCHANGES)
                 growing.add(*[merged(turns) for turns in [exchanged[exchange]] if turns])
                 advance()
     return growing.table()
+
+
+def _is_over(end: float) -> bool:
+    """Whether the first rank's clock has come to the end, so that all ranks stop together."""
+    found = [time.monotonic() > end]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 @contextmanager
@@ -196,7 +197,9 @@ def _driver(kind: str) -> str:
 def _commit() -> str:
     """The last commit that changed the bodies' folder, or the package version where there is no repository."""
     here = os.path.dirname(os.path.realpath(__file__))
-    found = subprocess.run(
-        ["git", "log", "-1", "--format=%H", "--", "."], cwd=here, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or f"meshwright {version('meshwright')}"
+    command = ["git", "log", "-1", "--format=%H", "--", "."]
+    try:
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # there is no git
+        found = ""
+    return found or f"meshwright {version('meshwright')}"

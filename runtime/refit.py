@@ -22,9 +22,11 @@ from megatron.core.resharding.planner import build_centralized_reshard_plan
 from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
+from meshwright.runtime import host
 from meshwright.runtime.mesh import Mesh, group_of
 from meshwright.runtime.models import Held, named_in_whole, pieces_of
 from meshwright.runtime.stored import EMBEDDING, OUTPUT, expert_of
+from meshwright.runtime.versions import Version
 
 BUCKET_BYTES = 64 * 2**20
 """How much one rank sends to another at once."""
@@ -49,12 +51,21 @@ class Refit:
     """The copying of a source model's weights into a target model of the same shape, converted to its dtype."""
 
     def __init__(
-        self, source: Held | None, source_mesh: Mesh, target: Held | None, target_mesh: Mesh, *, number: int = 0
+        self,
+        source: Held | None,
+        source_mesh: Mesh,
+        target: Held | None,
+        target_mesh: Mesh,
+        *,
+        number: int = 0,
+        versions: tuple[Version, Version] | None = None,
     ) -> None:
         """Collective over the world; a rank passes None for the side whose mesh it is not in. Refits that may be under
-        way at one time have numbers of their own."""
+        way at one time have numbers of their own. `versions` are the source's and the target's; every message of
+        weights says of which version they are."""
         self._number = number
-        self._sends_ahead = not torch.cuda.is_available() and not {*source_mesh.ranks} & {*target_mesh.ranks}
+        self._version, self._target_version = versions or (Version("source"), Version("target"))
+        self._sends_ahead = not host.on_cuda() and not {*source_mesh.ranks} & {*target_mesh.ranks}
         self._giving: Future[None] | None = None
         self._is_given = False
         self._source, self._target = _Side(source, source_mesh), _Side(target, target_mesh, tied_twice=True)
@@ -110,31 +121,48 @@ class Refit:
 
     @torch.no_grad()
     def _exchange_all(self) -> None:
+        found: list[int] = []
         for transfer in self._copies:
             self._target.incoming(transfer).copy_(self._source.outgoing(transfer))
+            found.append(self._given_version)
         num_rounds = max((len(buckets) for buckets in (*self._sends.values(), *self._receipts.values())), default=0)
         for number in range(num_rounds):
-            self._exchange(
+            found += self._exchange(
                 {peer: buckets[number] for peer, buckets in self._sends.items() if number < len(buckets)},
                 {peer: buckets[number] for peer, buckets in self._receipts.items() if number < len(buckets)},
             )
+        self._target_version.arrive(found)
 
-    def _exchange(self, sends: Mapping[int, list[Transfer]], receipts: Mapping[int, list[Transfer]]) -> None:
-        """Sends one bucket to each peer and receives one, each a flat tensor of its slices in order."""
+    @property
+    def _given_version(self) -> int:
+        assert self._version.number is not None, "weights that are trained were loaded"
+        return self._version.number
+
+    def _exchange(self, sends: Mapping[int, list[Transfer]], receipts: Mapping[int, list[Transfer]]) -> list[int]:
+        """Sends one bucket to each peer and receives one, each a flat tensor of its slices in order with the bits of
+        their version behind them; the versions that came."""
         messages, arriving = [], []
         for peer, bucket in sends.items():
-            flat = torch.cat([self._source.outgoing(transfer).flatten().to(transfer.dtype) for transfer in bucket])
+            parts = [self._source.outgoing(transfer).flatten().to(transfer.dtype) for transfer in bucket]
+            flat = torch.cat([*parts, _bits(self._given_version, parts[0])])
             messages.append(dist.P2POp(dist.isend, flat, peer, group=self._group, tag=self._number))
         for peer, bucket in receipts.items():
             views = [self._target.incoming(transfer) for transfer in bucket]
-            buffer = views[0].new_empty(sum(view.numel() for view in views))
+            sizes = [*(view.numel() for view in views), len(_bits(0, views[0]))]
+            buffer = views[0].new_empty(sum(sizes))
             messages.append(dist.P2POp(dist.irecv, buffer, peer, group=self._group, tag=self._number))
-            arriving.append((views, buffer))
+            arriving.append((views, buffer.split(sizes)))
         for work in dist.batch_isend_irecv(messages):
             work.wait()
-        for views, buffer in arriving:
-            for view, part in zip(views, buffer.split([view.numel() for view in views]), strict=True):
+        for views, (*slices, _) in arriving:
+            for view, part in zip(views, slices, strict=True):
                 view.copy_(part.view(view.shape))
+        return [int(parts[-1].clone().view(torch.int64)) for _, parts in arriving]
+
+
+def _bits(version: int, like: Tensor) -> Tensor:
+    """A version as so many elements of a tensor's type as have its bits; no number of that type is meant."""
+    return torch.tensor([version], device=like.device).view(like.dtype)
 
 
 class _Side:

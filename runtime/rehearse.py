@@ -35,6 +35,7 @@ from meshwright.runtime.waiting import Waiting
 
 CLOCK = "rehearsed"
 MOST_PROCESSES = 16
+_MOST_OF_A_MACHINE, _MOST_RANKS = 64, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,8 @@ def rehearse(
     program = lower(plan)
     require_sound(program)
     num_ranks = plan.facts.cluster.num_ranks
-    size = ranks_per_process or -(-num_ranks // MOST_PROCESSES)
+    size = min(num_ranks, ranks_per_process or -(-num_ranks // MOST_PROCESSES))
+    _require_few(num_ranks, -(-num_ranks // size))
     speed = slow_enough(plan) if speed is None else speed
     if speed <= 0:
         raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
@@ -128,6 +130,20 @@ def rehearse(
     )
     parts = [part for process in sorted(results) for part in results[process]]
     return _report(request, parts, num_processes)
+
+
+def _require_few(num_ranks: int, num_processes: int) -> None:
+    """Raises BadInput for more ranks or processes than one machine can hold."""
+    if num_ranks > _MOST_RANKS:
+        raise BadInput(
+            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse one of {_MOST_RANKS} "
+            "at most."
+        )
+    if num_processes > _MOST_OF_A_MACHINE:
+        raise BadInput(
+            f"{num_processes} processes are more than {_MOST_OF_A_MACHINE}, the most that is tried on one machine; "
+            "raise --ranks-per-process."
+        )
 
 
 def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehearsal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +28,8 @@ from meshwright.profiles.table import read_table
 from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans, write_spans
 from meshwright.runtime.options import PlanPath, Profile, Seed, Steps
+from meshwright.runtime.outputs import Kind, Output, require_directory, require_outputs
+from meshwright.runtime.sizes import parse_sizes
 
 EXAMPLE = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
 
@@ -57,14 +58,14 @@ def report(
     ] = None,
 ) -> None:
     """Draw a plan, its simulation and its runs as one HTML file that needs no network."""
+    traces = [directory / name for directory in runs or () for name in ("trace.jsonl", "plan.json")]
+    timeline = Output("--trace", trace, Kind.TIMELINE) if trace else None
+    require_outputs(Output("-o", output, Kind.PAGE), timeline, inputs=(plan, profile, *traces))
     document = read_plan(plan)
     for sentence in verify(document):
         raise BadInput(f"plan: {sentence}")
-    asked = size_settings(document.facts.cluster, _numbers(sizes)) if sizes else ()
+    asked = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
     found = _read_runs(document, runs or ())
-    for path in (output, trace):
-        if path:
-            _require_writable(path)
     table = read_table(profile) if profile else None
 
     def remodel(facts: Facts) -> CostModel:
@@ -82,10 +83,11 @@ def report(
 
 
 def require_new(directory: Path) -> None:
-    """Raises BadInput for a directory that holds a trace already, and for one that cannot be made."""
-    if (directory / "trace.jsonl").exists():
-        raise BadInput(f"--out {directory} holds the trace of a run, which is not overwritten; name a new directory.")
-    _require_writable(directory / "trace.jsonl")
+    """Raises BadInput for a directory that holds something already, and for one that cannot be made."""
+    require_directory("--out", directory)
+    if directory.exists() and any(directory.iterdir()):
+        what = "the trace of a run" if (directory / "trace.jsonl").exists() else "files"
+        raise BadInput(f"--out {directory} holds {what}, and nothing is overwritten; name a new directory.")
 
 
 def write_run(plan: Plan, spans: Sequence[Span], directory: Path) -> None:
@@ -95,11 +97,10 @@ def write_run(plan: Plan, spans: Sequence[Span], directory: Path) -> None:
 
 
 def require_plot(path: Path, settings: Sequence[Setting]) -> None:
-    """Raises BadInput before any costing for a plot that could not be drawn or written after it."""
+    """Raises BadInput before any costing for a plot that could not be drawn after it."""
     if path.suffix != ".html":
         raise BadInput(f"--plot {path} is not an HTML file; name one that ends in .html.")
     swept_field(settings)
-    _require_writable(path)
 
 
 def _read_runs(plan: Plan, directories: Sequence[Path]) -> tuple[Run, ...]:
@@ -122,17 +123,3 @@ def _read_run(plan: Plan, directory: Path) -> Run:
     if not step_ends(spans):
         raise BadInput(f"trace {path} has no step that was trained; let the run finish one.")
     return Run(spans=spans, pools={pool.name: pool.ranks for pool in plan.pools}, name=str(directory))
-
-
-def _numbers(sizes: str) -> list[int]:
-    try:
-        return [int(part) for part in sizes.split(",")]
-    except ValueError:
-        raise BadInput(f"--sizes {sizes!r} is not a list of whole numbers; write it like 8,16,32.") from None
-
-
-def _require_writable(path: Path) -> None:
-    """Raises BadInput before any search for a file that could not be written after it."""
-    parent = next(parent for parent in path.resolve().parents if parent.exists())
-    if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise BadInput(f"{path} cannot be written; name a file in a directory that you may write to.")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from meshwright.planner.check_program import require_sound
 from meshwright.planner.job import Job, require_job
 from meshwright.planner.plan import Plan
@@ -14,11 +12,17 @@ from meshwright.planner.program import lower
 from meshwright.planner.verify import verify
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.data import read_data
+from meshwright.runtime import host
+from meshwright.runtime.data import PromptData, read_data
 from meshwright.runtime.joining import Seat
+from meshwright.runtime.lock import require_free
+from meshwright.runtime.model_check import require_weights
 from meshwright.runtime.models import expert_violations
+from meshwright.runtime.outputs import require_directory
 from meshwright.runtime.rendezvous import Rendezvous
 from meshwright.runtime.resume import latest_step
+from meshwright.runtime.resume_rules import changes
+from meshwright.runtime.run_file import RunFile, read_run_file
 from meshwright.runtime.streaming import streaming_violations
 
 
@@ -33,11 +37,25 @@ class RunRequest:
     steps: int
     resume: bool = False
     checkpoint_every: int = 0
+    """Steps between checkpoints; 0 is none by steps."""
+    checkpoint_minutes: float = 10.0
+    """Between checkpoints; 0 is none by time."""
+    keep: int = 2
+    """Checkpoints that stay, beside the best by held-out reward."""
+    export_every: int = 0
+    """Steps between Hugging Face directories of actor and critic; 0 is none."""
+
+    def asked(self, data: PromptData) -> RunFile:
+        """What is kept of it in the directory of the run, given its prompts."""
+        return RunFile(job=self.job, directory=str(self.directory.resolve()), prompts=data.digest)
 
     @property
     def digest(self) -> str:
         """Of what all nodes must agree on, wherever their files are."""
-        options = f"{self.steps} {self.resume} {self.checkpoint_every}"
+        options = (
+            f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
+            f"{self.export_every}"
+        )
         return " ".join((digest(self.plan), digest(self.job), options))
 
 
@@ -57,12 +75,22 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
         raise BadInput(
             f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
         )
-    if cluster.kind == "cuda" and torch.cuda.device_count() < cluster.ranks_per_node:
+    if cluster.kind == "cuda" and host.num_cuda_devices() < cluster.ranks_per_node:
         raise BadInput(
             f"the plan uses {cluster.ranks_per_node} CUDA devices per node and this machine has "
-            f"{torch.cuda.device_count()}; run it on such a machine, or plan the job for `cluster: local`."
+            f"{host.num_cuda_devices()}; run it on such a machine, or plan the job for `cluster: local`."
         )
-    read_data(request.job, request.directory)
+    require_weights(plan, request.job, request.directory)
+    require_directory("--out", request.out)
+    require_free(request.out)
+    _check_resume(request)
+    request.out.mkdir(parents=True, exist_ok=True)
+
+
+def _check_resume(request: RunRequest) -> None:
+    """Raises BadInput for data that cannot be read, and unless the directory holds what is to be continued, if anything
+    is."""
+    data = read_data(request.job, request.directory)
     done = latest_step(request.out)
     if done is not None and not request.resume:
         raise BadInput(
@@ -72,7 +100,8 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
         raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
     if done is not None and done >= request.steps:
         raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
-    request.out.mkdir(parents=True, exist_ok=True)
+    if done is not None:
+        changes(read_run_file(request.out), request.asked(data))
 
 
 def check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:

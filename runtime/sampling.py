@@ -16,11 +16,18 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio, as a sig
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The distribution that tokens are drawn from: softmax(logits / temperature), cut to its likeliest tokens.
+    """The policy, softmax(logits / temperature) over all tokens, and the filters by which tokens are drawn from it.
 
-    Behaviour log-probabilities are those of this distribution, cut and renormalised. Proximal, current and reference
-    log-probabilities are of softmax(logits / temperature) over all tokens: with a cut in force they differ from the
-    behaviour's even under equal weights, and a ratio to the behaviour policy must expect it.
+    Filters are no policy of their own: a token's log-probability is the policy's, whatever was left beside it. It is
+    what the trainer computes of the same token, so that a fresh token weighs one against the policy that drew it, and
+    neither a loss nor a weight depends on how a plan samples. Log-probabilities over what a filter left would put the
+    share S of the policy that it left into every ratio (https://github.com/huggingface/trl/issues/6789).
+
+    What is accepted: with q = policy / S the distribution that is drawn from, E_q[A grad log policy] is
+    E_q[A grad log q] + E_q[A] grad log S. The second term, which would raise what the filters leave, is nothing where
+    advantages have mean zero under q, and the critic learns the returns of q. Ratios of stale tokens leave out how S
+    changed since. The exact way keeps the set of tokens that was left at each position for the trainer to renormalise
+    over, the "keep sampling mask" of DeepSeek-V3.2 (arXiv:2512.02556, section 3.1).
     """
 
     temperature: float = 1.0
@@ -31,21 +38,30 @@ class Sampling:
     """Of what top_k left and renormalised: the fewest likeliest tokens whose probabilities reach p, with ties."""
 
     def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [B] int64 and their log-probabilities [B] fp32, from logits [B, V] and numbers [B] in [0, 1)."""
+        """Tokens [B] int64 and their log-probabilities [B] fp32, from logits [B, V] and numbers [B] in [0, 1).
+
+        Greedy tokens have log-probability 0: the policy at temperature 0 has no other.
+        """
         if self.temperature == 0.0:
             tokens = logits.argmax(dim=-1)
             return tokens, torch.zeros_like(tokens, dtype=torch.float32)
         scaled = logits.float() / self.temperature
-        if 0 < self.top_k < logits.shape[-1]:
+        left = self._filtered(scaled)
+        highest = scaled.amax(dim=-1, keepdim=True)
+        cumulative = (left - highest).exp_().cumsum(dim=-1, dtype=torch.float64)
+        of_left = cumulative[:, -1:]
+        found = torch.searchsorted(cumulative, uniform[:, None] * of_left, right=True)
+        tokens = found.clamp_(max=logits.shape[-1] - 1)
+        total = of_left if left is scaled else (scaled - highest).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        return tokens[:, 0], (scaled.gather(1, tokens) - highest - total.log()).float()[:, 0]
+
+    def _filtered(self, scaled: Tensor) -> Tensor:
+        """Logits [B, V] of the tokens that may be drawn; the same tensor where all may."""
+        if 0 < self.top_k < scaled.shape[-1]:
             scaled = _cut_below(scaled, scaled.topk(self.top_k).values[:, -1:])
         if self.top_p < 1.0:
             scaled = _cut_below(scaled, _nucleus_end(scaled, self.top_p))
-        scaled -= scaled.amax(dim=-1, keepdim=True)
-        cumulative = scaled.exp().cumsum(dim=-1, dtype=torch.float64)
-        total = cumulative[:, -1:]
-        found = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
-        tokens = found.clamp_(max=logits.shape[-1] - 1)
-        return tokens[:, 0], (scaled.gather(1, tokens) - total.log()).float()[:, 0]
+        return scaled
 
 
 def uniforms(seed: int, rows: Tensor, positions: Tensor) -> Tensor:

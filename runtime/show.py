@@ -91,7 +91,7 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     if gap := summary.generator_gap:
         console.print(
             f"generator against trainer: log-probabilities of the same weights differ by {gap.mean:.1e} on average, "
-            f"at most {gap.largest:.1e}"
+            f"at most {gap.largest:.1e} (on {gap.measured_on})"
         )
     for evaluation in summary.evaluations:
         console.print(
@@ -105,6 +105,14 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         times = f", {rise / error:.1f} standard errors" if error else ""
         console.print(f"held-out reward rose by {rise:.3f} ± {error:.3f}{times}")
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
+    """That a run has stopped because it was asked, and how it goes on."""
+    way_on = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
+    if saved is None:
+        way_on = "no step was finished, so there is nothing to resume; run it again"
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"stopped after {done} of {steps} steps: {way_on}.")
 
 
 def _memory(uses: Sequence[MemoryUse]) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -47,7 +47,8 @@ class Response:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
-    """The version of the policy that drew each token; never falls."""
+    """Of the weights that drew each token; never falls. Where a cache is kept over a change of weights, what they
+    attended to is in part of older ones: the log-probabilities are those that were sampled, and of no one version."""
     finish: Finish
     first_turn: int
     """The generator's turn in which the first token was drawn."""
@@ -141,6 +142,27 @@ class SlotGroup:
             moves.append(SlotMove(self.first_slot + source, self.first_slot + target, self.live[target].num_cached))
         del self.live[ended.count(False) :]
         return moves
+
+
+def packs(rows: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Rows of (slot, tokens) packed together, at most `most` tokens each: (slot, first, end) of every part of a row.
+
+    A row that does not fit goes on in the next pack.
+    """
+    pack: list[tuple[int, int, int]] = []
+    left = most
+    for slot, length in rows:
+        first = 0
+        while first < length:
+            end = min(length, first + left)
+            pack.append((slot, first, end))
+            left -= end - first
+            first = end
+            if not left:
+                yield pack
+                pack, left = [], most
+    if pack:
+        yield pack
 
 
 def cut_slots(num_slots: int, num_groups: int) -> list[SlotGroup]:

@@ -52,15 +52,15 @@ class DecodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """A response ends by the end token, which stays in it, by a stop string, or by length, in this order."""
+    """A response ends by an end token, which stays in it, by a stop string, or by length, in this order."""
 
-    eos_token: int
+    eos_tokens: frozenset[int]
     max_response: int
     strings: StopStrings | None = None
 
     def finish(self, sequence: LiveSequence) -> Finish | None:
         """Why the sequence ends with the token drawn last; None while it goes on."""
-        if sequence.tokens[-1] == self.eos_token:
+        if sequence.tokens[-1] in self.eos_tokens:
             return Finish.EOS
         if self.strings is not None and self.strings.complete(sequence):
             return Finish.STOP

@@ -167,6 +167,12 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
     return tuple(names)
 
 
+def starts_from_nothing(spec: ModelSpec, parameter: str) -> bool:
+    """Whether a parameter is stored nowhere and starts at zero: the scalar head of a model made from a language model,
+    as `spec.architecture` says."""
+    return parameter == OUTPUT and spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
+
+
 def _linear(module: str, has_bias: bool) -> list[str]:
     return [f"{module}.weight", f"{module}.bias"] if has_bias else [f"{module}.weight"]
 

@@ -1,7 +1,7 @@
 """What is under way on a rank between two turns: experience of later steps, and sequences in flight.
 
-It belongs to the plan: with the same one, a run that is resumed goes on with it as if it had not been stopped, with the
-same keys and values in the same slots. With another plan it is left behind and done again.
+It belongs to the plan and to how tokens are sampled: with the same, a run that is resumed goes on with it as if it had
+not been stopped, with the same keys and values in the same slots. With others it is left behind and done again.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Drawing:
     num_admitted: int
     """Of the replica's prompts from step 0 on."""
     mean_response_tokens: float
+    batches_in_part: tuple[tuple[int, int, int], ...] = ()
+    """Prompt batches that were not delivered whole: step, how many of the replica's were, and their tokens."""
     in_flight: InFlight | None
 
 
@@ -43,8 +45,8 @@ class Drawing:
 class Underway:
     """Of one rank. `experience` is by step, field and row; `drawing` is None on a rank that does not generate."""
 
-    plan: str
-    """The digest of the plan."""
+    draws_by: str
+    """The digest of what responses are drawn by: the plan, and how tokens are sampled."""
     num_steps: int
     """Of the run that wrote it: nothing was done for a later step."""
     experience: Mapping[int, Mapping[str, Mapping[int, Tensor]]]
@@ -60,13 +62,13 @@ def write_underway(directory: Path, rank: int, underway: Underway) -> None:
     torch.save(replace(underway, experience=experience), _path(directory, rank))
 
 
-def read_underway(directory: Path, rank: int, plan: str) -> Underway | None:
-    """What the rank wrote; None if that was under another plan."""
+def read_underway(directory: Path, rank: int, draws_by: str) -> Underway | None:
+    """What the rank wrote; None if that was drawn by something else."""
     path = _path(directory, rank)
     if not path.exists():
         return None
     found: Underway = torch.load(path, weights_only=False)
-    return found if found.plan == plan else None
+    return found if found.draws_by == draws_by else None
 
 
 def _path(directory: Path, rank: int) -> Path:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,12 +20,14 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import ModelSpec
 from meshwright.runtime.mesh import Mesh
 from meshwright.runtime.models import Held, named_in_whole
-from meshwright.runtime.stored import OUTPUT, Recipe, Stored, expert_of, parameters_of_stage, recipe
+from meshwright.runtime.stored import Recipe, expert_of, parameters_of_stage, recipe, starts_from_nothing
+from meshwright.runtime.tensor_files import INDEX, TensorFiles
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _DOCUMENTS = (".json", ".txt", ".model", ".jinja")
 """Endings of the files beside the weights: configuration, tokenizer, chat template."""
+_TOKENIZER = "tokenizer.json"
+_OF_TOKENIZER = re.compile(r"tokenizer|special_tokens_map|added_tokens|vocab|merges|chat_template|spiece")
+"""How the names of a tokenizer's files begin, among them its chat template."""
 
 FILE_BYTES = 5 * 10**9
 """Weights per file of a written checkpoint; a writing rank holds about this much in memory."""
@@ -40,17 +40,16 @@ def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> N
     says: then it starts at zero. Call it before a trainer takes the model: trainers keep copies of the weights.
     Raises BadInput when there are no weights, when a tensor is missing, or when one has another shape.
     """
-    head_from_nothing = spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
-    with _Checkpoint(directory, spec.name) as checkpoint, torch.no_grad():
+    with TensorFiles(directory, spec.name) as checkpoint, torch.no_grad():
         for name, parameter in named_in_whole(model):
-            if name == OUTPUT and head_from_nothing:
+            if starts_from_nothing(spec, name):
                 parameter.zero_()
                 continue
             instructions = recipe(spec, name)
             parameter.copy_(_shard(checkpoint, instructions, mesh.tp_rank, mesh.layout.tp))
 
 
-def _shard(checkpoint: _Checkpoint, instructions: Recipe, tp_rank: int, tp: int) -> Tensor:
+def _shard(checkpoint: TensorFiles, instructions: Recipe, tp_rank: int, tp: int) -> Tensor:
     """One rank's part of a parameter, zero where the vocabulary is padded."""
     if instructions.axis is None:
         return checkpoint.read(instructions.tensors[0])
@@ -64,9 +63,17 @@ def _shard(checkpoint: _Checkpoint, instructions: Recipe, tp_rank: int, tp: int)
 
 
 def save_weights(
-    model: Held, spec: ModelSpec, mesh: Mesh, directory: Path, *, documents_of: Path, file_bytes: int = FILE_BYTES
+    model: Held,
+    spec: ModelSpec,
+    mesh: Mesh,
+    directory: Path,
+    *,
+    documents_of: Path,
+    tokenizer: Path | None = None,
+    file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Writes the model as a Hugging Face directory, with the configuration and tokenizer of `documents_of`.
+    """Writes the model as a Hugging Face directory, with the configuration and tokenizer of `documents_of`, and with
+    the files of `tokenizer`, a directory or a tokenizer.json, where that has none of its own.
 
     All members of the mesh call it, over a file system they share; the first replica writes, and the others write the
     experts that it has not, each stage its own files, of about `file_bytes` bytes. The directory appears when it is
@@ -86,8 +93,9 @@ def save_weights(
         if (file.stage, file.replica, 0) == (mesh.pp_rank, mesh.dp_rank, mesh.cp_rank):
             _write_file(model, spec, mesh, partial / name, file.parameters)
     if dist.get_rank() == mesh.first_rank:
-        _write_index(spec, files, dtype.itemsize, partial / _INDEX)
-        _copy_documents(spec, documents_of, partial)
+        _write_index(spec, files, dtype.itemsize, partial / INDEX)
+        _copy_documents(documents_of, tokenizer, partial)
+        _edit_config(spec, dtype, partial / "config.json")
     dist.barrier(group=mesh.groups.intra_dist_opt)
     if dist.get_rank() == mesh.first_rank:
         partial.rename(directory)
@@ -157,75 +165,25 @@ def _write_index(spec: ModelSpec, files: dict[str, _File], itemsize: int, path: 
     path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_documents(spec: ModelSpec, source: Path, target: Path) -> None:
-    """Copies what is not weights; the configuration of a critic made from a language model tells of its head."""
-    for path in source.iterdir():
-        if path.suffix in _DOCUMENTS and path.name != _INDEX:
-            shutil.copyfile(path, target / path.name)
+def _copy_documents(source: Path, tokenizer: Path | None, target: Path) -> None:
+    """Copies what is not weights. A model's own tokenizer is not mixed with files of the other."""
+    found = [path for path in source.iterdir() if path.suffix in _DOCUMENTS and not path.name.endswith(".index.json")]
+    if tokenizer is not None and not any(path.name == _TOKENIZER for path in found):
+        beside = tokenizer.iterdir() if tokenizer.is_dir() else ()
+        found += [path for path in beside if path.suffix in _DOCUMENTS and _OF_TOKENIZER.match(path.name)]
+    for path in found:
+        shutil.copyfile(path, target / path.name)
+    if tokenizer is not None and tokenizer.is_file() and not (target / _TOKENIZER).exists():
+        shutil.copyfile(tokenizer, target / _TOKENIZER)
+
+
+def _edit_config(spec: ModelSpec, dtype: torch.dtype, path: Path) -> None:
+    """The configuration tells of the type of the weights, and of the head of a critic, which gives one number."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[key] = str(dtype).removeprefix("torch.")
     if spec.scalar_head:
-        config = json.loads((target / "config.json").read_text(encoding="utf-8"))
         family = spec.architecture.removesuffix("ForCausalLM").removesuffix("ForSequenceClassification")
         config["architectures"] = [f"{family}ForSequenceClassification"]
-        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-class _Checkpoint:
-    """A Hugging Face directory of safetensors, one file or several."""
-
-    def __init__(self, directory: Path, model: str) -> None:
-        self._directory, self._model = directory, model
-        self._open: dict[str, Any] = {}
-        self._files = ExitStack()
-        self._file_of = self._list_tensors()
-
-    def __enter__(self) -> _Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
-
-    def read(self, stored: Stored, *, axis: int = 0, start: int = 0, stop: int | None = None) -> Tensor:
-        """`stored` from `start` to `stop` along `axis`, less where the tensor ends sooner."""
-        if stored.name not in self._file_of:
-            raise BadInput(
-                f"checkpoint {self._directory} has no tensor {stored.name!r}, which model {self._model} needs; "
-                "give the weights that belong to its config.json."
-            )
-        view = self._file(self._file_of[stored.name]).get_slice(stored.name)
-        shape = tuple(view.get_shape())
-        if shape != stored.shape:
-            raise BadInput(
-                f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
-                f"needs {stored.shape}; give the weights that belong to its config.json."
-            )
-        if len(shape) == 1:  # a slice of slices needs one entry per axis
-            part: Tensor = view[start:stop]
-        else:
-            part = view[start:stop] if axis == 0 else view[:, start:stop]
-        return part
-
-    def _list_tensors(self) -> dict[str, str]:
-        """The file of each tensor."""
-        index = self._directory / _INDEX
-        if index.exists():
-            try:
-                listed: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise BadInput(f"checkpoint index {index} cannot be read: {error}.") from None
-            return listed
-        if not (self._directory / _SINGLE).exists():
-            raise BadInput(
-                f"{self._directory} holds no weights: neither {_SINGLE} nor {_INDEX} is there; "
-                "give a Hugging Face directory saved as safetensors."
-            )
-        return dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
-
-    def _file(self, name: str) -> Any:
-        if name not in self._open:
-            try:
-                handle = self._files.enter_context(safe_open(self._directory / name, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise BadInput(f"checkpoint file {self._directory / name} cannot be read: {error}.") from None
-            self._open[name] = handle
-        return self._open[name]
+        config |= {"num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

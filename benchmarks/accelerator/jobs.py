@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from benchmarks.demo import BUILD
@@ -53,12 +54,24 @@ def write_job(directory: Path, size: str, device: str) -> Path:
     LlamaForCausalLM(config).to(dtype).save_pretrained(actor)
     scalar = LlamaConfig.from_pretrained(actor, num_labels=1)
     LlamaForSequenceClassification(scalar).to(dtype).save_pretrained(reward)
+    tokenizer = directory / "tokenizer.json"
+    _bytes(SIZES[size]["vocab_size"]).save(str(tokenizer))
     path = directory / "job.yaml"
-    path.write_text(yaml.safe_dump(_job(actor, reward, device)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(_job(actor, reward, tokenizer, device)), encoding="utf-8")
     return path
 
 
-def _job(actor: Path, reward: Path, device: str) -> dict[str, Any]:
+def _bytes(vocab_size: int) -> Tokenizer:
+    """Of bytes, with as many tokens as the models have rows: what is no token would never be drawn."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*letters, *(f"unused {number}" for number in range(len(letters), vocab_size))]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _job(actor: Path, reward: Path, tokenizer: Path, device: str) -> dict[str, Any]:
     on_gpu = {"device": device, "nodes": 1, "ranks_per_node": 1, "network": "ib-ndr-400"}
     longest = 64 if device == LOCAL else 1024
     return {
@@ -75,5 +88,5 @@ def _job(actor: Path, reward: Path, device: str) -> dict[str, Any]:
             "num_minibatches": 2,
         },
         "ppo": {"actor_learning_rate": 1e-9, "critic_learning_rate": 1e-9},
-        "data": {"prompts": str(BUILD / "prompts.jsonl"), "tokenizer": str(BUILD / "tokenizer")},
+        "data": {"prompts": str(BUILD / "prompts.jsonl"), "tokenizer": str(tokenizer)},
     }

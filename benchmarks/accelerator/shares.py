@@ -12,7 +12,7 @@ from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Measurement, Point, shape_of
 from meshwright.runtime.bench import Bench
 from meshwright.runtime.instruments import instruments
-from meshwright.runtime.launch import launch
+from meshwright.runtime.launch import Preparation, launch
 from meshwright.runtime.mesh import build_mesh
 
 _DECODE_ROWS = 64
@@ -38,7 +38,7 @@ def shares(facts: Facts) -> list[Share]:
         Point(shape=shape, num_layers=spec.num_layers, body=Body.DECODE, rows=_DECODE_ROWS, tokens=1, context=context),
         Point(shape=shape, num_layers=spec.num_layers, body=Body.TRAIN, rows=rows, tokens=tokens, context=0),
     )
-    decoded, trained = launch(_measured, points, facts.precision, num_ranks=1)[0]
+    decoded, trained = launch(_measured, points, facts.precision, num_ranks=1, preparation=Preparation(device.kind))[0]
     decode = decode_seconds(spec, device, facts.precision, rows=_DECODE_ROWS, context=context)
     train = train_seconds(spec, device, facts.precision, rows=rows, tokens=tokens)
     return [

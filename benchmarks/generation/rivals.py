@@ -15,13 +15,13 @@ from torch import Tensor
 from benchmarks.generation.work import BATCH, LONGEST_PROMPT, LONGEST_RESPONSE, Work
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model import read_model
+from meshwright.runtime import host
 from meshwright.runtime.generation import Generator
 from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.models import build_model
 from meshwright.runtime.slots import Prompt
 from meshwright.runtime.weights import load_weights
 
-NO_TOKEN = -1
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
@@ -40,6 +40,7 @@ class Engine:
 
     def __init__(self, checkpoint: Path, *, temperature: float, seed: int) -> None:
         if not dist.is_initialized():
+            host.choose(DEVICE.type)
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
         model = build_model(spec, mesh, dtype=DTYPE)
@@ -51,7 +52,7 @@ class Engine:
             num_slots=BATCH,
             max_tokens=LONGEST_PROMPT + LONGEST_RESPONSE,
             max_response=LONGEST_RESPONSE,
-            eos_token=NO_TOKEN,
+            eos_tokens=frozenset(),
             temperature=temperature,
             seed=seed,
         )

@@ -21,7 +21,7 @@ from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.table import Body, Measurement, Point, Table, shape_of
 from meshwright.runtime.bench import Bench
 from meshwright.runtime.instruments import instruments
-from meshwright.runtime.launch import launch
+from meshwright.runtime.launch import Preparation, launch
 from meshwright.runtime.mesh import build_mesh
 
 _SHARED = ("kv cache", "refit buffer")
@@ -44,7 +44,9 @@ class MemoryRow:
 def memory_rows(name: str, plan: Plan, table: Table | None) -> tuple[MemoryRow, ...]:
     """The forward and training stages of a plan, each shape once."""
     calls = _calls(plan)
-    measured = launch(_measure, plan.facts, list(calls), num_ranks=plan.facts.cluster.num_ranks)[0]
+    cluster = plan.facts.cluster
+    preparation = Preparation(cluster.kind)
+    measured = launch(_measure, plan.facts, list(calls), num_ranks=cluster.num_ranks, preparation=preparation)[0]
     model = cost_model(plan.facts.cluster, plan.facts.workload, plan.facts.precision, table)
     rows = []
     for (point, call), found in zip(calls.items(), measured, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
@@ -22,7 +23,8 @@ class Limits:
     """What the search may use. The same limits give the same answer on every machine.
 
     The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof.
-    It may end without an answer when none takes at most `most` ticks.
+    It may end without an answer when none takes at most `most` ticks, and with what it has when `deadline` comes, in
+    seconds of `time.monotonic`: then machines differ.
 
     More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
     """
@@ -32,6 +34,12 @@ class Limits:
     max_deterministic_time: float = 60.0
     gap: float = 0.0
     most: int | None = None
+    deadline: float | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline, infinite without one."""
+        return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def target(self, makespan: int) -> int:
         """The largest makespan worth finding once this is known: `most`, then what is shorter by more than the gap."""

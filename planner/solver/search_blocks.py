@@ -95,7 +95,8 @@ class _Best:
     @property
     def is_open(self) -> bool:
         """Whether there is time, and an answer within the target is not excluded."""
-        return self.left > 0 and not self.is_infeasible and (self.target is None or self.bound <= self.target)
+        in_time = self.left > 0 and self.limits.seconds_left > 0
+        return in_time and not self.is_infeasible and (self.target is None or self.bound <= self.target)
 
     @property
     def _grain(self) -> int:

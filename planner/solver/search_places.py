@@ -49,7 +49,7 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     assert incumbent.makespan is not None
     left = _reduced(incumbent, remaining, limits)
     time = limits.max_deterministic_time
-    while time > 0 and incumbent.bound <= limits.target(incumbent.makespan):
+    while time > 0 and limits.seconds_left > 0 and incumbent.bound <= limits.target(incumbent.makespan):
         time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time))
         left = left.within(limits.target(incumbent.makespan))
         if left.is_empty:

@@ -49,7 +49,7 @@ def test_no_setting_is_above_the_plans(observed: list[tuple[float, float]]) -> N
         largest = max(p.schedule.chunk_tokens for p in plan.placements)
         for turn in range(len(observed)):
             for step in controllers.needs(turn):
-                controllers.observe(Observation(step=step, seconds=observed[step][0], reward=observed[step][1]))
+                controllers.observe(Observation(step=step, seconds=observed[step][0], begun=((1, observed[step][1]),)))
             found = controllers.setting(turn)
             assert 0 <= found.overcommit <= schedule.overcommit
             assert found.overcommit % plan.placement(GENERATE).layout.dp == 0

@@ -1,13 +1,19 @@
-"""The cluster of a job: devices by name or typed in, and several machines like this one."""
+"""A job: its cluster, by name or typed in, and whether a plan was made for it."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from meshwright.planner.job import ClusterSpec
-from meshwright.profiles.cluster import Device, Link
+from meshwright.planner.job import ClusterSpec, Facts, Job, Models, ModelSource, require_job, resolve
+from meshwright.profiles.cluster import Cluster, Device, Link
 from meshwright.profiles.devices import cpu_links, local_cluster
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.workload import Workload
 
 TCP = Link(seconds=50e-6, bytes_per_second=1.25e9)
 
@@ -38,3 +44,70 @@ def test_a_typed_cpu_has_the_links_of_processes_and_not_of_a_graphics_card() -> 
     assert (cluster.intra_node, cluster.host) == cpu_links()
     card = ClusterSpec(device=cpu.model_copy(update={"kind": "cuda"}), ranks_per_node=1).resolve()
     assert card.intra_node != cluster.intra_node
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 260,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+LENGTHS = LengthSpec(max=8, fixed=8)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    source = ModelSource(path="config.json")
+    return Job(
+        models=Models(actor=source, critic=source, ref=source, reward=source),
+        workload=Workload(batch_size=8, prompt=LENGTHS, response=LENGTHS),
+    )
+
+
+def others(facts: Facts) -> dict[str, object]:
+    """Of every fact that a plan holds, another one."""
+    actor = replace(facts.models.actor, num_layers=2)
+    assert isinstance(facts.cluster, Cluster)
+    device = facts.cluster.device.model_copy(update={"kind": "cuda"})
+    return {
+        "models": facts.models.model_copy(update={"actor": actor}),
+        "cluster": facts.cluster.model_copy(update={"device": device}),
+        "precision": "fp32",
+        "workload": facts.workload.model_copy(update={"batch_size": 16}),
+        "staleness": 2,
+        "controllers": True,
+        "cache_after_refit": "recompute",
+    }
+
+
+@pytest.mark.parametrize("name", Facts.model_fields)
+def test_a_plan_that_holds_another_fact_than_the_job_is_refused(name: str, job: Job, tmp_path: Path) -> None:
+    facts = resolve(job, tmp_path)
+    require_job(facts, job, tmp_path)
+    with pytest.raises(BadInput, match=r"^the plan was made for another job: .*; plan this job again\.$") as caught:
+        require_job(facts.model_copy(update={name: others(facts)[name]}), job, tmp_path)
+    assert name in str(caught.value)
+
+
+def test_the_key_that_differs_is_named_with_both_values(job: Job, tmp_path: Path) -> None:
+    facts = resolve(job, tmp_path)
+    with pytest.raises(BadInput, match="staleness is 2 in the plan and 0 in the job"):
+        require_job(facts.model_copy(update={"staleness": 2}), job, tmp_path)
+    workload = facts.workload.model_copy(update={"batch_size": 16})
+    with pytest.raises(BadInput, match=r"workload\.batch_size is 16 in the plan and 8 in the job"):
+        require_job(facts.model_copy(update={"workload": workload}), job, tmp_path)
+
+
+def test_a_plan_may_be_for_another_cluster_of_the_same_kind(job: Job, tmp_path: Path) -> None:
+    facts = resolve(job, tmp_path)
+    assert isinstance(facts.cluster, Cluster)
+    larger = facts.cluster.model_copy(update={"ranks_per_node": facts.cluster.ranks_per_node + 1})
+    require_job(facts.model_copy(update={"cluster": larger}), job, tmp_path)

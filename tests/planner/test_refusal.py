@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from meshwright.cost_models.question import CostModel
@@ -10,6 +12,7 @@ from meshwright.planner.job import Facts
 from meshwright.planner.plan import Plan
 from meshwright.planner.refusal import Change, NoPlan
 from meshwright.planner.settings import with_setting
+from meshwright.planner.solver.result import Limits
 from tests.planner.jobs import ToyModel, small_facts
 
 MIB = 2**20
@@ -101,3 +104,28 @@ def test_a_model_is_asked_for_the_changed_facts(facts: Facts) -> None:
     compile_plan(facts, ToyModel(facts), remodel=remodel)
     assert any(other.cluster.nodes == 2 for other in asked)
     assert any(other.workload.response.max == facts.workload.response.max // 2 for other in asked)
+
+
+def test_with_an_offload_pin_the_memory_that_is_missing_is_told_and_not_the_pin() -> None:
+    facts = small_facts(ranks_per_node=2, memory_bytes=MIB)
+    answer = refused(facts, ("actor_train.offload=optimizer",))
+    assert "actor_train needs" in " ".join(limit.sentence for limit in answer.limits)
+    assert "excluded by a pin" not in " ".join(limit.sentence for limit in answer.limits)
+
+
+def test_no_plan_is_found_after_the_deadline_and_nothing_more_is_asked() -> None:
+    facts = small_facts(ranks_per_node=2)
+    over = Limits(max_deterministic_time=0.5, deadline=time.monotonic())
+    answer = compile_plan(facts, ToyModel(facts), limits=over)
+    assert isinstance(answer, NoPlan)
+    assert answer.status == "out_of_limit"
+    assert answer.limits[0].sentence == "no plan was found in 0.5 s; give more with --time-limit."
+
+
+def test_a_deadline_that_is_far_away_changes_no_choice() -> None:
+    facts = small_facts(ranks_per_node=2)
+    plans = [
+        compile_plan(facts, ToyModel(facts), limits=Limits(deadline=deadline))
+        for deadline in (None, time.monotonic() + 1000)
+    ]
+    assert plans[0] == plans[1]

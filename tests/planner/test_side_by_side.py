@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from meshwright.planner.side_by_side import side_by_side
+from tests.planner.processes import at_work
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,3 +95,16 @@ def helped_while_prepared() -> bool:
 @forks
 def test_a_second_process_works_while_the_first_prepares() -> None:
     assert alone(helped_while_prepared) == "True"
+
+
+def sleep_side_by_side() -> None:
+    side_by_side(lambda _: time.sleep(600.0), range(4))
+
+
+@forks
+def test_the_second_process_ends_with_the_first_whatever_ends_that() -> None:
+    code = f"from {__name__} import sleep_side_by_side as work; work()"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as first:
+        [second] = at_work(psutil.Process(first.pid), 1)
+        first.kill()
+    assert psutil.wait_procs([second], timeout=5.0)[0] == [second]

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def test_spans_are_read_back_equal_and_files_are_appended_to(tmp_path: Path) -> 
     write_spans(path, [span(0)])
     write_spans(path, [span(1)])
     assert read_spans(path) == (span(0), span(1))
+
+
+def test_a_turn_before_the_first_step_that_only_works_ahead_leaves_spans(tmp_path: Path) -> None:
+    before = replace(span(0), step=-1)
+    write_spans(tmp_path / "trace.jsonl", [before])
+    assert read_spans(tmp_path / "trace.jsonl") == (before,)
 
 
 @pytest.mark.parametrize("text", ['{"step": 1, "instr', '{"step": 1}', "7"])

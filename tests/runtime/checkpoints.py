@@ -80,3 +80,9 @@ def expected_scores(directory: Path, ids: Tensor) -> Tensor:
 def edit_config(directory: Path, **changes: Any) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def name_end_tokens(directory: Path, *ids: int) -> None:
+    """In both files, for transformers writes the family's own into generation_config.json."""
+    edit_config(directory, eos_token_id=list(ids))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ids)}))

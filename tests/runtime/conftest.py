@@ -5,6 +5,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.runtime.command import Call, Outcome, exit_code
 from tests.runtime.small_job import write_job
@@ -16,6 +17,12 @@ def fork_server() -> None:
     modules = ("train", "profiling", "rehearse")
     multiprocessing.set_forkserver_preload([f"meshwright.runtime.{module}" for module in modules])
     forkserver.ensure_running()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """As a rank has it: threads that wait for each other beside busy ranks take many times as long."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.job import read_job, resolve
 from meshwright.planner.plan import Plan
 from meshwright.runtime.request import RunRequest
-from tests.runtime.checkpoints import edit_config, write_checkpoint
+from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 
 VOCAB_SIZE = 32
 EOS = 1
@@ -32,7 +32,7 @@ def write_job(directory: Path, *, num_ranks: int, nodes: int = 1, **ppo: object)
     if not (directory / "actor").exists():
         for role, head in (("actor", "ForCausalLM"), ("reward", "ForSequenceClassification")):
             write_checkpoint(directory / role, head=head, vocab_size=VOCAB_SIZE)
-            edit_config(directory / role, eos_token_id=EOS)
+            name_end_tokens(directory / role, EOS)
         _write_prompts(directory)
     job = {
         "models": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.planner.job import PPO
+from meshwright.planner.ppo_settings import PPO, Truncation
 from meshwright.runtime.advantages import (
     ends_response,
     generalized_advantages,
     moments,
+    paid_scores,
     response_mask,
     token_rewards,
     whiten,
@@ -71,13 +73,92 @@ def test_gae_of_a_row_that_ended() -> None:
     torch.testing.assert_close(advantages, torch.tensor([[0, 0.5, 0.5, 0, 0]]))
 
 
-def test_gae_of_a_truncated_row_continues_with_the_value_after_its_last_token() -> None:
-    # As above, but the critic says 2 after the last token: delta = (-0.25, 0.25, 2.5);
-    # A_2 = 2.5, A_1 = 0.25 + 1.25 = 1.5, A_0 = -0.25 + 0.75 = 0.5.
-    rewards, values = torch.tensor([[0.0, 0, 1, 0, 0]]), torch.tensor([[0.5, 0.25, 0.5, 2, 8]])
+def test_gae_of_a_bootstrapped_row_continues_with_the_value_after_its_last_token() -> None:
+    # As above, with nothing paid, and the critic says 2 after the last token: delta = (-0.25, 0.25, 1.5);
+    # A_2 = 1.5, A_1 = 0.25 + 0.75 = 1, A_0 = -0.25 + 0.5 = 0.25.
+    rewards, values = torch.zeros(1, 5), torch.tensor([[0.5, 0.25, 0.5, 2, 8]])
     mask = response_mask(torch.tensor([1]), torch.tensor([3]), 5)
     advantages = generalized_advantages(rewards, values, mask, torch.tensor([True]), gamma=1.0, gae_lambda=0.5)
-    torch.testing.assert_close(advantages, torch.tensor([[0.5, 1.5, 2.5, 0, 0]]))
+    torch.testing.assert_close(advantages, torch.tensor([[0.25, 1, 1.5, 0, 0]]))
+
+
+@pytest.mark.parametrize("truncation", get_args(Truncation))
+def test_a_response_that_was_cut_earns_no_more_than_one_that_ended(truncation: Truncation) -> None:
+    # All scores are 1 and the critic says so everywhere: nothing is better than expected, cut or not.
+    mask, ones = response_mask(torch.tensor([2, 2]), torch.tensor([4, 4]), 8), torch.ones(2, 8)
+    goals = targets(
+        scores=torch.ones(2),
+        logprobs=ones,
+        ref_logprobs=ones,
+        values=ones,
+        mask=mask,
+        truncated=torch.tensor([True, False]),
+        settings=PPO(whiten_advantages=False, truncation=truncation),
+    )
+    assert not goals.advantages.any()
+    assert goals.returns[mask].eq(1).all()
+
+
+def test_bootstrapping_pays_no_score_at_a_cut_and_keeps_the_penalty() -> None:
+    # One response token each, the critic says 3 after it; log pi - log ref is 1 and beta 0.5: the cut row returns
+    # -0.5 + 3 whatever its score, the other one 7 - 0.5.
+    mask = response_mask(torch.tensor([1, 1]), torch.tensor([1, 1]), 3)
+    goals = targets(
+        scores=torch.tensor([100.0, 7.0]),
+        logprobs=torch.ones(2, 3),
+        ref_logprobs=torch.zeros(2, 3),
+        values=torch.tensor([[1.0, 3.0, 9.0]] * 2),
+        mask=mask,
+        truncated=torch.tensor([1, 0], dtype=torch.uint8),
+        settings=PPO(kl_coefficient=0.5, truncation="bootstrap"),
+    )
+    assert goals.returns[mask].tolist() == [2.5, 6.5]
+
+
+def test_scores_are_scaled_and_then_clipped_and_a_missing_end_is_neither() -> None:
+    scores, cut = torch.tensor([2.0, -9.0, 0.25, 3.0]), torch.tensor([False, False, False, True])
+    scaled = PPO(reward_scale=2.0, reward_clip=3.0, missing_end_score=-7.0)
+    assert paid_scores(scores, cut, scaled).tolist() == [3, -3, 0.5, -7]
+    assert paid_scores(scores, cut, PPO(reward_clip=2.5, missing_end_penalty=1.0)).tolist() == [2, -2.5, 0.25, 1.5]
+
+
+def test_a_missing_end_is_paid_a_score_of_its_own_or_less_than_its_score() -> None:
+    scores, cut = torch.tensor([2.0, 3.0]), torch.tensor([True, False])
+    assert paid_scores(scores, cut, PPO()).tolist() == [2, 3]
+    assert paid_scores(scores, cut, PPO(missing_end_score=-1.0)).tolist() == [-1, 3]
+    assert paid_scores(scores, cut, PPO(missing_end_penalty=0.5)).tolist() == [1.5, 3]
+    assert paid_scores(scores, cut, PPO(truncation="bootstrap")).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("features", "start"),
+    [(torch.eye(WIDTH), 1.0), (torch.stack([torch.ones(WIDTH), torch.arange(WIDTH) / WIDTH], dim=1), 0.0)],
+    ids=["tabular", "linear"],
+)
+def test_a_critic_of_a_fixed_policy_finds_the_score_where_nine_in_ten_are_cut(features: Tensor, start: float) -> None:
+    # Values [S] are a table or a line over positions, fitted to the returns of one batch after another; all scores -1.
+    generator, score = torch.Generator().manual_seed(0), -1.0
+    weights = torch.full((features.shape[1],), start)
+    rows = 200
+    for _ in range(60):
+        truncated = torch.rand(rows, generator=generator) < 0.9
+        lengths = torch.where(truncated, WIDTH - 3, torch.randint(1, WIDTH - 3, (rows,), generator=generator))
+        mask = response_mask(torch.full((rows,), 2), lengths, WIDTH)
+        goals = targets(
+            scores=torch.full((rows,), score),
+            logprobs=torch.zeros(rows, WIDTH),
+            ref_logprobs=torch.zeros(rows, WIDTH),
+            values=(features @ weights).expand(rows, WIDTH),
+            mask=mask,
+            truncated=truncated,
+            settings=PPO(),
+        )
+        inputs = features.expand(rows, *features.shape)[mask]
+        errors = goals.returns[mask] - inputs @ weights
+        weights = weights + torch.linalg.lstsq(inputs, errors[:, None], driver="gelsd").solution[:, 0]
+        assert min(score, start) - 0.1 < float((inputs @ weights).min())
+        assert float((inputs @ weights).max()) < max(score, start) + 0.1
+    torch.testing.assert_close(inputs @ weights, torch.full((len(inputs),), score))
 
 
 @given(seeds, st.sampled_from([0.0, 0.9, 1.0]))
@@ -110,15 +191,15 @@ def test_gae_with_lambda_zero_is_the_one_step_difference(seed: int) -> None:
     torch.testing.assert_close(advantages, expected)
 
 
-@given(seeds)
+@given(seeds, st.sampled_from(get_args(Truncation)))
 @settings(max_examples=30, deadline=None)
-def test_padding_changes_no_bit_of_the_targets(seed: int) -> None:
-    b = batch(seed)
+def test_padding_changes_no_bit_of_the_targets(seed: int, truncation: Truncation) -> None:
+    b, ppo = batch(seed), PPO(truncation=truncation)
     mask = b["mask"]
-    after_the_end = ends_response(mask).roll(1, 1) & b["truncated"][:, None]
+    after_the_end = ends_response(mask).roll(1, 1) & b["truncated"][:, None] & (truncation == "bootstrap")
     clean = targets(
         **{name: b[name] for name in ("scores", "logprobs", "ref_logprobs", "values", "mask", "truncated")},
-        settings=PPO(),
+        settings=ppo,
     )
     dirty = targets(
         scores=b["scores"],
@@ -127,7 +208,7 @@ def test_padding_changes_no_bit_of_the_targets(seed: int) -> None:
         values=poisoned(b["values"], mask | after_the_end),
         mask=mask,
         truncated=b["truncated"],
-        settings=PPO(),
+        settings=ppo,
     )
     assert torch.equal(clean.advantages, dirty.advantages)
     assert torch.equal(clean.returns, dirty.returns)

@@ -96,19 +96,23 @@ def test_two_pools_at_once_learn_what_one_rank_learns_in_turns(
     assert stale[0] == 0  # nothing has been learned before the first update
 
 
-def test_a_run_that_may_be_stale_and_is_not_equals_a_synchronous_one_bit_for_bit(directory: Path) -> None:
-    fresh = run_steps(request(write_job(directory, num_ranks=1), directory / "fresh", steps=2))
-    allowed = ahead(request(write_job(directory, num_ranks=1), directory / "allowed", steps=2), SYNCHRONOUS, 2)
-    assert allowed.plan.staleness == 0
-    for line, also in zip(fresh[1], run_steps(allowed)[1], strict=True):
-        assert {**line, **dict.fromkeys(OF_TIME)} == {**also, **dict.fromkeys(OF_TIME)}
-
-
 def test_an_overcommitted_run_learns_from_every_sequence_once(directory: Path) -> None:
     held, lines = on_two_ranks(directory, "overcommit", patterns(1)[1], 3, overcommit=8, generation_slots=16)
     assert max(line["max_staleness"] for line in lines) <= 3
     alone, _ = on_one_rank(directory, "in order", patterns(1)[1], 1)
     assert drawn_lines(held) == drawn_lines(alone)
+
+
+def test_a_cache_that_is_recomputed_is_of_the_version_that_its_tokens_are_stamped_with(directory: Path) -> None:
+    gaps = {}
+    for how in ("keep", "recompute"):
+        asked = request(write_job(directory, num_ranks=1), directory / how, steps=STEPS)
+        asked = ahead(asked, SYNCHRONOUS, 1, batches_in_flight=2, generation_slots=8)
+        facts = asked.plan.facts.model_copy(update={"cache_after_refit": how})
+        _, lines = run_steps(replace(asked, plan=asked.plan.model_copy(update={"facts": facts})))
+        gaps[how] = max(line.get("max_cache_gap", 0.0) for line in lines)
+    assert 0 < gaps["recompute"] < 1e-5
+    assert gaps["keep"] > 1e-4
 
 
 def drawn_lines(held: list[Held]) -> list[tuple[int, ...]]:

@@ -106,10 +106,12 @@ def test_a_table_for_another_device_is_refused(call: Call, job: Path, table: Pat
 def test_a_number_in_a_table_that_is_no_time_is_refused(
     call: Call, job: Path, table: Path, tmp_path: Path, number: str
 ) -> None:
-    table.write_text(table.read_text().replace('"seconds": 1.0', f'"seconds": {number}', 1))
+    text = table.read_text().replace('"seconds": 1.0', f'"seconds": {number}', 1)
+    table.write_text(text)
     said = refused(call, tmp_path / "plan.json", "plan", job, "--profile", table)
     assert str(table) in said
-    assert "seconds" in said
+    line = 1 + text[: text.index(f'"seconds": {number}')].count("\n")
+    assert ("seconds" in said) or f"{number} at line {line} is no finite number" in said
 
 
 @pytest.mark.parametrize("key", ["memory_bytes_per_second", "memory_bytes"])

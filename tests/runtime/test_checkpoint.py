@@ -104,6 +104,31 @@ def test_a_trainer_is_saved_before_its_first_update(tmp_path: Path) -> None:
     assert not (tmp_path / "saved.partial").exists()
 
 
+def _continued_otherwise(models: Path, saved: Path) -> tuple[list[dict[str, object]], float]:
+    """The settings of a trainer that was loaded with others than it was saved with, and how far an update moves it."""
+    spec, mesh = read_model(models / "actor"), build_mesh(Layout(dp=2), 0)
+    model = build_model(spec, mesh, trainable=True)
+    trainer = Trainer(model, mesh, learning_rate=1e-5, weight_decay=0.5, betas=(0.5, 0.6), epsilon=1e-6)
+    load_trainers(saved, {"actor": trainer})
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    trainer.train_step(blocks(2, mesh), functools.partial(language_loss, spec, mesh))
+    moved = max(float((p.detach() - b).abs().max()) for p, b in zip(model.parameters(), before, strict=True))
+    names = ("lr", "weight_decay", "betas", "eps")
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    return [{name: group[name] for name in names} for group in groups], moved
+
+
+@pytest.mark.slow
+def test_learning_rate_weight_decay_and_betas_are_those_of_the_trainer_that_is_loaded(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "actor")
+    _merge(tmp_path, Run(places={"actor": ("dp2", 0)}, num_updates=2, written=tmp_path / "saved"))
+    for groups, moved in run_on_ranks(2, _continued_otherwise, tmp_path, tmp_path / "saved"):
+        decayed, spared = groups
+        assert decayed == {"lr": 1e-5, "weight_decay": 0.5, "betas": (0.5, 0.6), "eps": 1e-6}
+        assert spared == {**decayed, "weight_decay": 0.0}
+        assert 0 < moved < 1e-4  # at the rate it was saved with it moves by 1e-2
+
+
 def _left_by_a_save(models: Path, run: Run) -> list[str]:
     """The processes that a save has started and not ended, but for the one of Python that counts semaphores."""
     _updates(models, run)

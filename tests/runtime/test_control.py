@@ -20,7 +20,8 @@ from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
 from meshwright.runtime.data import read_data
 from meshwright.runtime.record import observations
 from meshwright.runtime.request import RunRequest
-from meshwright.runtime.train import Run, run_plan
+from meshwright.runtime.run import Run
+from meshwright.runtime.train import run_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import write_job
@@ -120,14 +121,14 @@ def test_a_job_that_asks_for_controllers_refuses_a_plan_without_them(tmp_path: P
     path = write_job(tmp_path, num_ranks=4)
     plan = plan_of(path)
     without = plan.model_copy(update={"facts": plan.facts.model_copy(update={"controllers": False})})
-    job = read_job(path).model_copy(update={"controllers": True})
-    with pytest.raises(BadInput, match="its controllers differ; plan this job again"):
+    job = read_job(path).model_copy(update={"controllers": True, "staleness": 2})
+    with pytest.raises(BadInput, match="controllers is False in the plan and True in the job; plan this job again"):
         run_plan(RunRequest(plan=without, job=job, directory=tmp_path, out=tmp_path / "out", steps=1))
 
 
 def test_a_run_that_is_resumed_goes_on_with_the_setting_it_would_have_had(tmp_path: Path) -> None:
     plan = plan_of(write_job(tmp_path, num_ranks=4))
-    whole, told = Controllers(plan), [Observation(step=n, seconds=n % 5, reward=-n) for n in range(40)]
+    whole, told = Controllers(plan), [Observation(step=n, seconds=n % 5, begun=((1, -n),)) for n in range(40)]
     for observation in told:
         whole.observe(observation)
     settings = [whole.setting(turn) for turn in range(40)]

@@ -8,13 +8,23 @@ import pytest
 
 from meshwright.planner.job import Job, read_job
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.workload import Workload
 from meshwright.runtime.data import PromptData, read_data
-from tests.runtime.small_job import EOS, write_job
+from meshwright.runtime.end_tokens import ResponseEnds
+from tests.runtime.small_job import EOS, VOCAB_SIZE, write_job
 
 
 def data(seed: int = 0) -> PromptData:
     prompts = tuple((number,) for number in range(10))
-    return PromptData(train=prompts, held_out=prompts[:3], eos_token=1, stop=None, batch_size=4, seed=seed)
+    return PromptData(
+        train=prompts,
+        held_out=prompts[:3],
+        ends=ResponseEnds(tokens={1: "<eos>"}),
+        stop=None,
+        batch_size=4,
+        seed=seed,
+        num_tokens=10,
+    )
 
 
 def rows(found: PromptData, steps: range) -> list[tuple[int, ...]]:
@@ -37,6 +47,9 @@ def test_no_two_prompts_of_a_run_share_their_draws() -> None:
     assert len(set(draws)) == len(draws)
 
 
+LONG = '{"prompt": "' + " ".join(f"w{n}" for n in range(9)) + '"}\n'
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("job"), num_ranks=1)
@@ -52,7 +65,8 @@ def test_the_prompts_of_a_job_are_encoded_and_its_end_token_read(job: Path) -> N
     found = read_data(read_job(job), job.parent)
     assert len(found.train) == 40
     assert all(3 <= len(tokens) <= 8 for tokens in found.train)
-    assert found.eos_token == EOS
+    assert found.ends.tokens == {EOS: "<eos>"}
+    assert found.num_tokens == VOCAB_SIZE
 
 
 @pytest.mark.parametrize(
@@ -60,7 +74,8 @@ def test_the_prompts_of_a_job_are_encoded_and_its_end_token_read(job: Path) -> N
     [
         ('{"prompt": "w1 w2"}\nnot json\n', "line 2 is not a JSON object"),
         ('{"text": "w1"}\n', "line 1 is not a JSON object"),
-        ('{"prompt": "' + "w1 " * 9 + '"}\n', "line 1 has 9 tokens, not 1 to 8; raise workload.prompt.max"),
+        ('{"prompt": ""}\n', "line 1 has no tokens"),
+        (LONG, "is empty but for 1 prompts of more than workload.prompt.max=8 tokens"),
         ("", "is empty"),
     ],
 )
@@ -82,3 +97,27 @@ def test_a_job_without_data_cannot_run(job: Path) -> None:
     document = read_job(job).model_copy(update={"data": None})
     with pytest.raises(BadInput, match="no data section"):
         read_data(document, job.parent)
+
+
+def test_a_prompt_that_is_too_long_is_left_out_cut_or_refused_as_the_job_says(job: Path) -> None:
+    (job.parent / "long.jsonl").write_text(LONG + '{"prompt": "w1 w2"}\n')
+    filtered = read_data(changed(job, prompts="long.jsonl"), job.parent)
+    assert [len(tokens) for tokens in filtered.train] == [2]
+    [note] = filtered.notes
+    assert note.endswith("long.jsonl: 1 of 2 prompts have more than 8 tokens and were left out")
+    cut = read_data(changed(job, prompts="long.jsonl", long_prompts="cut"), job.parent)
+    whole = read_data(
+        changed(job, prompts="long.jsonl", long_prompts="cut").model_copy(update={"workload": longer(job)}), job.parent
+    )
+    assert cut.train == (whole.train[0][-8:], whole.train[1])
+    assert cut.notes[0].endswith("1 of 2 prompts have more than 8 tokens and were cut to their last 8")
+    assert whole.notes == ()
+    with pytest.raises(
+        BadInput, match=r"line 1 has 9 tokens, more than workload\.prompt\.max=8; raise that, or give data"
+    ):
+        read_data(changed(job, prompts="long.jsonl", long_prompts="refuse"), job.parent)
+
+
+def longer(job: Path) -> Workload:
+    workload = read_job(job).workload
+    return workload.model_copy(update={"prompt": workload.prompt.model_copy(update={"max": 9})})

@@ -17,7 +17,7 @@ from meshwright.planner.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.kv_cache import SlotCache
 from meshwright.runtime.request import RunRequest
-from meshwright.runtime.train import Run
+from meshwright.runtime.run import Run
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, write_job
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.slow
 STEPS = 5
 TOLERANCE = 1e-4
 NUM_RANKS = 4
+SAMPLING = {"temperature": 0.8, "top_k": 24, "top_p": 0.9}
+"""Filters that leave out some tokens of 32 at every position."""
 FIELDS = ("tokens", "behaviour_logprobs", "proximal_logprobs", "ref_logprobs", "values", "scores")
 
 
@@ -175,7 +177,7 @@ class Outcome:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Of each plan, in one launch of the ranks."""
     directory = tmp_path_factory.mktemp("job")
-    path = write_job(directory, num_ranks=NUM_RANKS)
+    path = write_job(directory, num_ranks=NUM_RANKS, **SAMPLING)
     job = read_job(path)
     facts = resolve(job, directory)
     with pytest.MonkeyPatch.context() as patch:  # a plan would not cut sequences as short as these
@@ -239,6 +241,14 @@ def test_no_keys_and_values_are_kept_when_nothing_is_in_flight(outcomes: dict[st
 def test_a_run_on_ranks_that_had_one_leaves_no_connection_behind(outcomes: dict[str, Outcome], name: str) -> None:
     """Every group of gloo has threads of its own; both runs have the same layouts, whose groups are shared."""
     assert outcomes[f"{name}, streaming"].num_threads == outcomes[name].num_threads
+
+
+def test_a_fresh_token_weighs_one_whatever_filters_it_was_drawn_through(outcomes: dict[str, Outcome]) -> None:
+    for name in CARRYING:
+        first, *later = outcomes[name].lines
+        assert first["max_staleness"] == 0
+        assert first["importance_weight"] == pytest.approx(1, abs=TOLERANCE)
+        assert any(abs(line["importance_weight"] - 1) > TOLERANCE for line in later)
 
 
 def assert_same(one: Outcome, other: Outcome) -> None:

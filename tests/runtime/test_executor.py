@@ -28,7 +28,7 @@ class Heard:
     def expect(self, instruction: Receive, channel: int) -> None:
         self.asked.append(f"expect {instruction.consumer} on {channel}")
 
-    def receive(self, instruction: Receive, _experience: object, channel: int) -> int:
+    def receive(self, instruction: Receive, _experience: object, channel: int, _step: int) -> int:
         self.asked.append(f"receive {instruction.consumer} on {channel}")
         return 0
 

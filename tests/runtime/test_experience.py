@@ -52,7 +52,7 @@ def test_a_packed_field_unpacks_to_the_same_rows() -> None:
     sent.put("tokens", 3, torch.tensor([1, 2, 3]))
     sent.put("tokens", 10, torch.tensor([4]))
     sent.put("scores", 3, torch.tensor([0.5]))
-    received.unpack(sent.pack(("tokens", "scores")))
+    received.unpack(sent.pack(("tokens", "scores"), 0))
     assert received.rows("tokens") == (3, 10)
     assert torch.equal(received.get("tokens", 3), torch.tensor([1, 2, 3]))
     assert torch.equal(received.padded("tokens", (10, 3), 4), torch.tensor([[4, 0, 0, 0], [1, 2, 3, 0]]))
@@ -66,7 +66,7 @@ def test_rows_of_every_type_arrive_as_they_were_beside_an_odd_number_of_bytes(dt
     for row, values in rows.items():
         sent.put("a field", row, values)
         sent.put("truncated", row, torch.ones(1, dtype=torch.uint8))
-    received.unpack(sent.pack(("a field", "truncated", "not held")))
+    received.unpack(sent.pack(("a field", "truncated", "not held"), 0))
     assert received.rows("not held") == ()
     for row, values in rows.items():
         assert received.get("a field", row).dtype is dtype
@@ -80,9 +80,9 @@ def exchange() -> tuple[int, ...]:
         experience.put("scores", rank, torch.tensor([float(rank)]))
     names = {"producer": "reward_score", "consumer": "actor_train", "fields": ("scores",)}
     if rank < 2:
-        courier.send(Send(**names, ranks=(0, 1), targets=(1, 2)), experience, tag=7)
+        courier.send(Send(**names, ranks=(0, 1), targets=(1, 2)), experience, 7, 0)
     if rank > 0:
-        courier.receive(Receive(**names, ranks=(1, 2), owners=(0, 1)), experience, tag=7)
+        courier.receive(Receive(**names, ranks=(1, 2), owners=(0, 1)), experience, 7, 0)
     courier.flush()
     return experience.rows("scores")
 

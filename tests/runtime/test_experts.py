@@ -26,7 +26,7 @@ from meshwright.runtime.turns import Everything, FirstEnded
 from meshwright.runtime.weights import load_weights
 from tests.planner.jobs import small_facts
 from tests.runtime import small_job
-from tests.runtime.checkpoints import edit_config, expected_logprobs, tokens, write_checkpoint
+from tests.runtime.checkpoints import expected_logprobs, name_end_tokens, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import request, write_job
 from tests.runtime.test_checkpoint import Run, _merge
@@ -169,7 +169,7 @@ def write_mixture_job(directory: Path) -> Path:
     path = write_job(directory, num_ranks=2)
     rmtree(directory / "actor")
     mixture(directory / "actor", vocab_size=small_job.VOCAB_SIZE)
-    edit_config(directory / "actor", eos_token_id=small_job.EOS)
+    name_end_tokens(directory / "actor", small_job.EOS)
     return path
 
 

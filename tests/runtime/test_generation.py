@@ -49,7 +49,7 @@ def open_generator(
         num_slots=num_slots,
         max_tokens=64,
         max_response=MAX_RESPONSE,
-        eos_token=EOS,
+        eos_tokens=frozenset({EOS}),
         temperature=0.8,
         seed=5,
         top_k=top_k,
@@ -169,6 +169,43 @@ def take_turns_under_changing_weights(directory: Path, layout: str) -> list[Resp
     if mesh.is_last_stage:
         model.output_layer.weight.data.zero_()
     return found + list(generator.turn((), version=1, delivery=FirstEnded(4, 1)))
+
+
+def gaps_after_a_change_of_weights(directory: Path, layout: str, recomputes: bool) -> list[float] | None:
+    """How far tokens drawn by changed weights are from what those weights say of the whole text, row by row in flight;
+    None where this rank cannot say."""
+    opened = open_generator(directory, layout, 5)
+    if opened is None:
+        return None
+    generator, model, mesh = opened
+    generator._recomputes_cache = recomputes
+    found = list(generator.turn(PROMPTS, version=0, delivery=FirstEnded(3, 1)))
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.mul_(1.2)
+    found += generator.turn((), version=1, delivery=FirstEnded(6, 1))
+    gaps = []
+    for response in found:
+        if set(response.versions) != {0, 1}:
+            continue
+        block = MicroBatch.of([torch.tensor(response.prompt.tokens + response.tokens)])
+        answers = forward_logprobs(model, mesh, [block], temperature=0.8)
+        for values in answers:
+            of_response = values[len(response.prompt.tokens) - 1 : -1]
+            fresh = torch.tensor(response.versions) == 1
+            gaps.append(float((of_response - torch.tensor(response.logprobs)).abs()[fresh].max()))
+    return gaps if mesh.is_last_stage else None
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2"])
+def test_a_recomputed_cache_is_that_of_the_new_weights_and_a_kept_one_is_not(directory: Path, layout: str) -> None:
+    for recomputes in (True, False):
+        found = [
+            gaps for gaps in run_on_ranks(4, gaps_after_a_change_of_weights, directory, layout, recomputes) if gaps
+        ]
+        assert found
+        for gaps in found:
+            assert (max(gaps) < 1e-5) if recomputes else (max(gaps) > 1e-2)
 
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2,pp2"])

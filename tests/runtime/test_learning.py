@@ -9,10 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.job import PPO
 from meshwright.runtime import memory
-from meshwright.runtime.batch import Batch
-from meshwright.runtime.learning import Learning, minibatches
+from meshwright.runtime.learning import minibatches
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(0, 3))
@@ -32,31 +30,6 @@ def test_the_order_depends_on_seed_step_and_epoch() -> None:
     assert order(0, 0) == order(0, 0)
     assert len({str(order(seed, step)) for seed in range(2) for step in range(2)}) == 4
     assert order(0, 0)[:2] != order(0, 0)[2:]
-
-
-def test_the_generator_is_compared_with_the_trainer_on_tokens_of_the_same_weights() -> None:
-    batch = Batch(step=3, rows=range(3))
-    for row, (first, then, apart) in enumerate([(3, 3, 0.25), (2, 2, 9.0), (2, 3, 9.0)]):
-        proximal = torch.tensor([0.0, -1.0, -2.0, 0.0])
-        fields = {
-            "tokens": torch.tensor([5, 6, 7, 8]),
-            "prompt_lengths": torch.tensor([2]),
-            "truncated": torch.zeros(1, dtype=torch.uint8),
-            "versions": torch.tensor([0, first, then, 0], dtype=torch.int32),
-            "behaviour_logprobs": proximal + torch.tensor([0.0, apart, 0.0, 0.0]),
-            "proximal_logprobs": proximal,
-            "ref_logprobs": proximal,
-            "values": torch.zeros(4),
-            "scores": torch.ones(1),
-        }
-        for field, values in fields.items():
-            batch.experience.put(field, row, values)
-    metrics = Learning(PPO(), batch, max_staleness=1).metrics()
-    assert (metrics["generator_gap"], metrics["max_generator_gap"]) == (0.125, 0.25)
-    assert metrics["max_staleness"] == 1
-    for row in batch.rows:
-        batch.experience.put("versions", row, torch.full((4,), 2, dtype=torch.int32))
-    assert "generator_gap" not in Learning(PPO(), batch, max_staleness=1).metrics()
 
 
 def test_pages_of_a_file_do_not_count(tmp_path: Path) -> None:

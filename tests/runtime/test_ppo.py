@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from meshwright.planner.job import PPO
+from meshwright.planner.ppo_settings import PPO
 from meshwright.runtime.advantages import response_mask
 from meshwright.runtime.ppo import (
     Share,
@@ -22,6 +22,7 @@ from meshwright.runtime.ppo import (
     importance_weights,
     policy_loss,
     value_loss,
+    within_target,
 )
 
 ROWS, WIDTH = 6, 12
@@ -146,6 +147,14 @@ def test_the_value_loss_takes_the_worse_of_the_free_and_the_held_error() -> None
     assert metrics["value_clip_fraction"] == 0.5
 
 
+def test_an_update_is_done_until_the_policy_is_half_as_far_again_as_the_target() -> None:
+    far = {"approx_kl": 0.031}
+    assert within_target({"approx_kl": 0.03}, PPO(target_kl=0.02))
+    assert not within_target(far, PPO(target_kl=0.02))
+    assert within_target(far, PPO())
+    assert within_target({"value_loss": 9.0}, PPO(target_kl=0.02))  # a critic's
+
+
 def test_an_entropy_bonus_lowers_the_loss_by_its_share() -> None:
     zeros, mask = torch.zeros(1, 3), torch.tensor([[1, 1, 0]])
     entropy = torch.tensor([[1.0, 3.0, 100.0]])
@@ -187,11 +196,18 @@ def test_explained_variance_of_constant_returns_is_zero() -> None:
 def test_experience_metrics_are_means_over_rows_and_tokens() -> None:
     # Two rows of 3 and 1 response tokens, log pi - log ref = 0.5 on each: 2.0 nats in all, 1 per row, 0.5 per token.
     mask = response_mask(torch.tensor([1, 1]), torch.tensor([3, 1]), 5)
+    # The first was cut, which costs 0.5.
     metrics = experience_metrics(
-        torch.tensor([1.0, 2.0]), torch.full((2, 5), 0.5), torch.zeros(2, 5), mask, torch.tensor([True, False])
+        torch.tensor([1.0, 2.0]),
+        torch.full((2, 5), 0.5),
+        torch.zeros(2, 5),
+        mask,
+        torch.tensor([True, False]),
+        settings=PPO(missing_end_penalty=0.5),
     )
     assert metrics == {
         "score": 1.5,
+        "paid_score": 1.25,
         "kl_to_ref": 1.0,
         "kl_to_ref_per_token": 0.5,
         "response_tokens": 2.0,

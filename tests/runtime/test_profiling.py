@@ -21,6 +21,9 @@ from tests.runtime.small_job import write_job
 
 pytestmark = pytest.mark.slow
 
+MINUTES = 1.0
+"""Enough for all measurements of the small job, of which there are some hundreds."""
+
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
@@ -35,7 +38,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(facts: Facts, output: Path) -> Table:
-    return profile_job(facts, output, minutes=0.1)
+    return profile_job(facts, output, minutes=MINUTES)
 
 
 def test_every_point_and_every_collective_is_measured(facts: Facts, table: Table) -> None:
@@ -67,14 +70,14 @@ def test_a_stage_of_the_job_is_costed_from_the_table(facts: Facts, table: Table)
 def test_a_finished_table_is_not_measured_again(facts: Facts, table: Table, output: Path) -> None:
     assert read_table(output) == table
     assert not partial_path(output).exists()
-    assert profile_job(facts, output, minutes=0.1) == table
+    assert profile_job(facts, output, minutes=MINUTES) == table
 
 
 def test_a_profile_that_was_cut_off_measures_only_what_is_left(facts: Facts, table: Table, tmp_path: Path) -> None:
     output = tmp_path / "table.json"
     update = {"measurements": table.measurements[3:], "collectives": table.collectives[1:]}
     write_table(partial_path(output), table.model_copy(update=update))
-    found = profile_job(facts, output, minutes=0.1)
+    found = profile_job(facts, output, minutes=MINUTES)
     assert {m.point for m in found.measurements} == {m.point for m in table.measurements}
     assert {c.exchange for c in found.collectives} == {c.exchange for c in table.collectives}
     assert set(found.measurements) >= set(table.measurements[3:])

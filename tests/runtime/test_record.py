@@ -11,6 +11,7 @@ import pytest
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan import Plan
 from meshwright.profiles.trace import Span
+from meshwright.runtime.gap import Gap
 from meshwright.runtime.outcome import Outcome
 from meshwright.runtime.record import Evaluation, Recorder, RunSummary
 from tests.planner.jobs import ToyModel, small_facts
@@ -38,14 +39,14 @@ def span(step: int, name: str, rank: int, seconds: float, kind: str = "stage") -
 
 def test_an_evaluation_has_the_standard_error_of_its_mean() -> None:
     # Scores 1, 3: mean 2, sample standard deviation sqrt(2), over sqrt(2) prompts: 1.
-    evaluation = Evaluation.of(4, {1: 3.0, 0: 1.0}, {0: 5, 1: 9})
+    evaluation = Evaluation.of(4, {1: 3.0, 0: 1.0}, {0: 5, 1: 9}, Gap())
     assert (evaluation.mean_score, evaluation.standard_error, evaluation.mean_response_tokens) == (2.0, 1.0, 7.0)
     assert evaluation.scores == (1.0, 3.0)
 
 
 def test_an_improvement_is_judged_by_paired_differences() -> None:
-    first = Evaluation.of(0, {0: 0.0, 1: 10.0, 2: 20.0}, {0: 1})
-    last = Evaluation.of(8, {0: 1.0, 1: 11.0, 2: 22.0}, {0: 1})
+    first = Evaluation.of(0, {0: 0.0, 1: 10.0, 2: 20.0}, {0: 1}, Gap())
+    last = Evaluation.of(8, {0: 1.0, 1: 11.0, 2: 22.0}, {0: 1}, Gap())
     summary = RunSummary(
         steps=8,
         comparisons=(),
@@ -79,6 +80,13 @@ def test_a_resumed_record_keeps_only_the_steps_before_the_checkpoint(plan: Plan,
     assert sum(event["ph"] == "X" for event in events) == 2
 
 
+def test_what_a_run_has_to_say_at_its_start_is_said_once(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recorder(plan, tmp_path, 3, is_writer=True, notes=("changed: ppo.gamma from 1.0 to 0.9",)).open(0)
+    assert capsys.readouterr().out.count("changed: ppo.gamma from 1.0 to 0.9") == 1
+
+
 def test_a_summary_has_the_worst_overhead_and_the_gap_of_the_steps_that_compared(plan: Plan, tmp_path: Path) -> None:
     recorder = Recorder(plan, tmp_path, 3, is_writer=True)
     recorder.open(0)
@@ -96,6 +104,7 @@ def test_a_summary_has_the_worst_overhead_and_the_gap_of_the_steps_that_compared
     assert summary.generator_gap is not None
     assert summary.generator_gap.mean == pytest.approx(0.2)
     assert summary.generator_gap.largest == 0.5
+    assert summary.generator_gap.measured_on == "training responses"
 
 
 def test_only_the_writing_rank_leaves_a_record(plan: Plan, tmp_path: Path) -> None:

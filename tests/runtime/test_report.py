@@ -169,4 +169,4 @@ def test_a_rehearsal_leaves_a_run_that_the_report_shows(call: Call, plan: Path, 
     assert f"REHEARSAL {out} s" in page.read_text()
     again = call(*arguments)
     assert again.code == 2
-    assert "holds the trace of a run, which is not overwritten; name a new directory." in again.err
+    assert "holds the trace of a run, and nothing is overwritten; name a new directory." in again.err

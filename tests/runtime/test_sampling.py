@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from meshwright.runtime.sampling import Sampling, uniforms
 
 
 def many(logits: list[float], sampling: Sampling, count: int = 40_000) -> tuple[Tensor, Tensor]:
-    """Share of each token among `count` draws, and the log-probability that each token was drawn with, 1 if never."""
+    """Share of each token among `count` draws, and the log-probability that was said of it, 1 if it never was drawn."""
     uniform = uniforms(1, torch.arange(count), torch.ones(count, dtype=torch.int64))
     tokens, logprobs = sampling.draw(torch.tensor(logits).expand(count, len(logits)), uniform)
     said = torch.ones(len(logits)).scatter(0, tokens, logprobs)
@@ -61,12 +63,27 @@ PROBABILITIES = [0.1, 0.4, 0.05, 0.3, 0.15]
         (Sampling(top_k=2, top_p=0.5), [1]),  # of 0.4 and 0.3 over 0.7 the first reaches 0.57
     ],
 )
-def test_a_cut_distribution_is_renormalised_over_what_it_keeps(sampling: Sampling, kept: list[int]) -> None:
+def test_filters_choose_what_is_drawn_and_log_probabilities_stay_those_of_the_policy(
+    sampling: Sampling, kept: list[int]
+) -> None:
     probabilities = torch.tensor(PROBABILITIES)
     expected = torch.zeros(5).index_copy(0, torch.tensor(kept), probabilities[kept] / probabilities[kept].sum())
     shares, logprobs = many(probabilities.log().tolist(), sampling)
     torch.testing.assert_close(shares, expected, atol=0.01, rtol=0)
-    torch.testing.assert_close(logprobs[kept], expected[kept].log(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(logprobs[kept], probabilities[kept].log(), atol=1e-6, rtol=0)
+
+
+@given(st.integers(0, 1000), st.floats(0.3, 3.0), st.integers(0, 12), st.floats(0.05, 1.0))
+@settings(max_examples=50, deadline=None)
+def test_what_is_said_of_a_token_does_not_depend_on_the_filters(
+    seed: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = torch.randn(64, 12, generator=torch.Generator().manual_seed(seed)) * 3
+    uniform = uniforms(seed, torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    tokens, logprobs = sampling.draw(logits, uniform)
+    policy = (logits / temperature).log_softmax(dim=-1)
+    torch.testing.assert_close(logprobs, policy.gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=0)
 
 
 def test_the_temperature_comes_before_the_nucleus() -> None:
@@ -76,9 +93,8 @@ def test_the_temperature_comes_before_the_nucleus() -> None:
 
 
 def test_tokens_that_tie_at_the_cut_are_all_kept() -> None:
-    shares, logprobs = many([0.0, 1.0, 1.0, 1.0], Sampling(top_k=2))
+    shares, _ = many([0.0, 1.0, 1.0, 1.0], Sampling(top_k=2))
     torch.testing.assert_close(shares, torch.tensor([0.0, 1 / 3, 1 / 3, 1 / 3]), atol=0.01, rtol=0)
-    torch.testing.assert_close(logprobs[1:].exp(), torch.full((3,), 1 / 3))
 
 
 def test_temperature_zero_takes_the_likeliest_token_with_certainty() -> None:

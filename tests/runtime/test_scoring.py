@@ -105,7 +105,7 @@ def while_generating(directory: Path, layout: str) -> list[tuple[Response, Strea
                 scored[row] = told[row], scorer.finish(row)
 
     generator = Generator(
-        model, spec, mesh, num_slots=5, max_tokens=40, max_response=30, eos_token=-1, temperature=1.0, seed=3
+        model, spec, mesh, num_slots=5, max_tokens=40, max_response=30, eos_tokens=frozenset(), temperature=1.0, seed=3
     )
     prompts = [Prompt(row=r, draw=r, tokens=tuple(sequence(r % 4)[:6]), max_response=3 * r + 1) for r in range(6)]
     stream, rule = Stream(4, read), FirstEnded(2, max_deferral=2)

@@ -20,7 +20,7 @@ def prompts(count: int) -> deque[Prompt]:
 
 
 def ending_after(max_response: int) -> Callable[[LiveSequence], Finish | None]:
-    return Stopping(eos_token=EOS, max_response=max_response).finish
+    return Stopping(eos_tokens=frozenset({EOS}), max_response=max_response).finish
 
 
 def test_free_slots_are_filled_from_the_front_of_the_queue() -> None:

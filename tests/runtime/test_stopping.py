@@ -48,23 +48,23 @@ def finishes(stopping: Stopping, pieces: list[str]) -> list[Finish | None]:
 def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(
     tokenizer: Tokenizer, strings: list[str], pieces: list[str]
 ) -> None:
-    stopping = Stopping(eos_token=EOS, max_response=99, strings=StopStrings(tokenizer, strings))
+    stopping = Stopping(eos_tokens=frozenset({EOS}), max_response=99, strings=StopStrings(tokenizer, strings))
     assert finishes(stopping, pieces) == [None] * (len(pieces) - 1) + [Finish.STOP]
 
 
 def test_text_without_a_stop_string_goes_on(tokenizer: Tokenizer) -> None:
-    stopping = Stopping(eos_token=EOS, max_response=99, strings=StopStrings(tokenizer, ["\nUser:"]))
+    stopping = Stopping(eos_tokens=frozenset({EOS}), max_response=99, strings=StopStrings(tokenizer, ["\nUser:"]))
     assert finishes(stopping, ["Us", "er", ":", "\u010a", "\u0120a", "Ã", "Us", "er", ":"]) == [None] * 9
 
 
 def test_sequences_do_not_share_their_text(tokenizer: Tokenizer) -> None:
-    stopping = Stopping(eos_token=EOS, max_response=99, strings=StopStrings(tokenizer, ["User"]))
+    stopping = Stopping(eos_tokens=frozenset({EOS}), max_response=99, strings=StopStrings(tokenizer, ["User"]))
     assert finishes(stopping, ["Us"]) == [None]
     assert finishes(stopping, ["er"]) == [None]
 
 
 def test_the_end_token_comes_before_a_stop_string_and_that_before_length(tokenizer: Tokenizer) -> None:
-    stopping = Stopping(eos_token=EOS, max_response=1, strings=StopStrings(tokenizer, ["<eos>", "Us"]))
+    stopping = Stopping(eos_tokens=frozenset({EOS}), max_response=1, strings=StopStrings(tokenizer, ["<eos>", "Us"]))
     assert [finishes(stopping, [piece])[0] for piece in ("<eos>", "Us", "er")] == [
         Finish.EOS,
         Finish.STOP,

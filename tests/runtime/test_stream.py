@@ -23,7 +23,7 @@ def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_s
         for chunk in chunks:
             told.setdefault(chunk.prompt.draw, []).append(chunk)
 
-    stream, stopping = Stream(chunk_tokens, read), Stopping(eos_token=-1, max_response=99)
+    stream, stopping = Stream(chunk_tokens, read), Stopping(eos_tokens=frozenset(), max_response=99)
     while waiting or group.live:
         group.admit(waiting)
         tokens = [100 * sequence.prompt.draw + len(sequence.tokens) for sequence in group.live]

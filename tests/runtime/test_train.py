@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from meshwright.profiles.experts import Experts
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.request import RunRequest
-from meshwright.runtime.train import Run, run_plan
+from meshwright.runtime.run import Run
+from meshwright.runtime.train import run_plan
+from tests.runtime.checkpoints import edit_config, name_end_tokens
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
-from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.runtime.small_job import OF_TIME, VOCAB_SIZE, request, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -151,15 +154,50 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(directory: Path) -> Non
         for name in one.keys() - OF_TIME:
             assert other[name] == pytest.approx(one[name], abs=1e-6), name
     assert summary is not None
-    assert [evaluation.step for evaluation in summary.evaluations] == [0, 3]
+    assert [evaluation.step for evaluation in summary.evaluations] == [0, 2, 3]
     spans = read_spans(parts.out / "trace.jsonl")
     ends = [max(s.end_seconds for s in spans if s.step == step and s.kind == "stage") for step in range(3)]
     assert ends == sorted(ends)
 
 
+def moved_by_a_step(asked: RunRequest) -> dict[str, float]:
+    """How far a step moves the weights of each trainer."""
+    run = Run(asked)
+    run.recorder.open(run.steps.start)
+    trained = {name: copy.trainer.model for name, copy in run.copies.items() if copy.trainer is not None}
+    before = {name: [p.detach().clone() for p in model.parameters()] for name, model in trained.items()}
+    for turn in run.turns:
+        run.turn(turn)
+    run.finish()
+    run.close()
+    return {
+        name: max(float((p.detach() - b).abs().max()) for p, b in zip(model.parameters(), before[name], strict=True))
+        for name, model in trained.items()
+    }
+
+
+def test_a_resumed_run_trains_as_its_job_says_now(directory: Path, tmp_path: Path) -> None:
+    asked = request(write_job(directory, num_ranks=1), tmp_path / "out", steps=1)
+    run_plan(asked)
+    ppo = asked.job.ppo.model_copy(update={"actor_learning_rate": 1e-9})
+    changed = replace(asked, job=asked.job.model_copy(update={"ppo": ppo}), steps=2, resume=True)
+    [moved] = run_on_ranks(1, moved_by_a_step, changed)
+    assert 0 < moved["actor_train"] < 1e-7
+    assert moved["critic_train"] > 1e-4
+    other_seed = changed.job.model_copy(update={"ppo": ppo.model_copy(update={"seed": 1})})
+    with pytest.raises(
+        BadInput, match=r"--resume: ppo\.seed is 0 in the run so far and 1 in the job, and cannot change"
+    ):
+        run_plan(replace(changed, job=other_seed))
+
+
 def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(directory: Path, tmp_path: Path) -> None:
     asked = request(write_job(directory, num_ranks=1), tmp_path / "out", steps=2)
-    (asked.out / "checkpoints" / "step-000002").mkdir(parents=True)
+    saved = asked.out / "checkpoints" / "step-000002"
+    saved.mkdir(parents=True)
+    with pytest.raises(BadInput, match="no checkpoint to resume from"):  # an empty directory is none
+        run_plan(replace(asked, resume=True))
+    (saved / "metadata.json").touch()
     with pytest.raises(BadInput, match="holds a run of 2 steps; continue it with --resume"):
         run_plan(asked)
     with pytest.raises(BadInput, match="has 2 already; ask for more"):
@@ -182,14 +220,28 @@ def test_models_with_experts_are_refused_before_anything_starts(directory: Path,
 def test_a_plan_of_another_job_is_refused(directory: Path, tmp_path: Path) -> None:
     asked = request(write_job(directory, num_ranks=1), tmp_path / "out")
     workload = asked.job.workload.model_copy(update={"batch_size": 8})
-    with pytest.raises(BadInput, match="its workload differ"):
+    with pytest.raises(BadInput, match=r"workload\.batch_size is 16 in the plan and 8 in the job"):
         run_plan(replace(asked, job=asked.job.model_copy(update={"workload": workload})))
 
 
 def test_a_run_samples_and_stops_as_its_job_says(tmp_path: Path) -> None:
-    """The likeliest token is drawn with certainty, and the first word ends a response that is then not cut off."""
+    """Only the likeliest token is drawn, which is no less likely than the mean one, and the first word ends a response
+    that is then not cut off."""
     job = write_job(tmp_path, num_ranks=1, top_k=1, stop=["w"])
     held, lines = run_steps(request(job, tmp_path / "run", steps=1))
-    assert all(not values.any() for values in held[0]["behaviour_logprobs"].values())
+    assert all(values.min() >= -math.log(VOCAB_SIZE) for values in held[0]["behaviour_logprobs"].values())
     assert lines[0]["response_tokens"] <= 2
     assert lines[0]["truncated_fraction"] == 0
+
+
+def test_every_end_token_that_the_actor_names_ends_a_response(tmp_path: Path) -> None:
+    """Half of the vocabulary is named in one file, half in the other."""
+    job = write_job(tmp_path, num_ranks=1)
+    name_end_tokens(tmp_path / "actor", *range(VOCAB_SIZE // 2))
+    edit_config(tmp_path / "actor", eos_token_id=list(range(VOCAB_SIZE // 2, VOCAB_SIZE)))
+    _, lines = run_steps(request(job, tmp_path / "run", steps=1))
+    assert lines[0]["response_tokens"] == 1
+    assert lines[0]["truncated_fraction"] == 0
+    ends = json.loads((tmp_path / "run" / "summary.json").read_text())["ends"]
+    assert len(ends["tokens"]) == VOCAB_SIZE
+    assert ends["tokens"]["1"] == "<eos>"

@@ -124,7 +124,7 @@ def overcommitted(directory: Path, layout: str, num_slots: int, max_deferral: in
         num_slots=num_slots,
         max_tokens=LONGEST + 2,
         max_response=LONGEST,
-        eos_token=-1,
+        eos_tokens=frozenset(),
         temperature=1.0,
         seed=0,
     )

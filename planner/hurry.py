@@ -1,0 +1,45 @@
+"""A search that may take so long and no longer by the clock: whoever asks for a cost after that gets none."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.question import Call, CostModel, Move
+
+
+class OutOfTimeError(Exception):
+    """The time that was given is over."""
+
+
+@dataclass(frozen=True)
+class Hurried:
+    """A cost model that answers until `deadline`, in seconds of `time.monotonic`; then it raises OutOfTimeError."""
+
+    model: CostModel
+    deadline: float
+
+    @property
+    def memory_grows(self) -> bool:
+        return self.model.memory_grows
+
+    def seconds(self, call: Call) -> Cost:
+        return self._in_time().seconds(call)
+
+    def tail_seconds(self, call: Call) -> float:
+        return self._in_time().tail_seconds(call)
+
+    def memory(self, call: Call) -> Memory:
+        return self._in_time().memory(call)
+
+    def move_seconds(self, move: Move) -> Cost:
+        return self._in_time().move_seconds(move)
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        return self._in_time().handover_seconds(num_bytes)
+
+    def _in_time(self) -> CostModel:
+        if time.monotonic() > self.deadline:
+            raise OutOfTimeError
+        return self.model

@@ -1,0 +1,38 @@
+"""Where two documents of one kind differ, key by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+
+class Difference(NamedTuple):
+    """A key, written with dots, and its value on both sides; None where a side does not have it."""
+
+    key: str
+    one: Any
+    other: Any
+
+    def between(self, one: str, other: str) -> str:
+        """The clause that says so, each side by its name."""
+        return f"{self.key} is {_short(self.one)} in {one} and {_short(self.other)} in {other}"
+
+
+def differences(one: BaseModel, other: BaseModel) -> tuple[Difference, ...]:
+    """Every leaf in which the documents differ, in the order of their keys. A list is one leaf."""
+    return tuple(_differences(one.model_dump(mode="json"), other.model_dump(mode="json")))
+
+
+def _differences(one: Any, other: Any, *keys: str) -> Iterator[Difference]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            yield from _differences(one.get(key), other.get(key), *keys, key)
+    elif one != other:
+        yield Difference(".".join(keys), one, other)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,47 @@
+"""What all ranks do behind a turn because any of them wishes it: a checkpoint, or an end.
+
+Wishes are reduced over the world once a turn. Where stages work ahead ranks do not meet, so the answer to a turn's
+wishes is looked at some turns later, when it has come: nobody waits, and all act behind the same turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Wish(NamedTuple):
+    save: bool = False
+    stop: bool = False
+
+
+class Agreement:
+    """One rank's part. All ranks of the group call `behind_turn` equally often."""
+
+    def __init__(self, group: dist.ProcessGroup, *, max_lead: int) -> None:
+        """`max_lead` is the most steps by which a stage of the plan works ahead."""
+        self._group = group
+        self._delay = max_lead + 1 if max_lead else 0
+        self._asked: deque[tuple[dist.Work, Tensor]] = deque()
+
+    def behind_turn(self, mine: Wish) -> Wish:
+        """What all ranks do now. In a synchronous plan it returns when all ranks have come."""
+        wishes = torch.tensor(mine, dtype=torch.int32)
+        work = dist.all_reduce(wishes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        assert work is not None
+        self._asked.append((work, wishes))
+        return self._answer() if len(self._asked) > self._delay else Wish()
+
+    def flush(self) -> None:
+        """Waits for the answers that nobody asks for any more."""
+        while self._asked:
+            self._answer()
+
+    def _answer(self) -> Wish:
+        work, wishes = self._asked.popleft()
+        work.wait()
+        return Wish(*map(bool, wishes.tolist()))

@@ -1,0 +1,89 @@
+"""A run that is asked to stop does so between two steps, with a checkpoint; asked again, it ends at once.
+
+SIGTERM and SIGINT ask. Where the process that launched the ranks gets one, it makes a mark that they look for, so that
+what it sends them itself still ends them: that is how torch elastic clears up behind a rank that failed. A scheduler
+and a terminal signal the ranks as well.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing import SignalException
+
+STOPPED = 75
+"""The exit code of a run that stopped because it was asked and goes on with --resume; EX_TEMPFAIL of sysexits(3)."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_AGAIN_SECONDS = 1.0
+"""A signal that comes sooner after the first is the same wish: timeout(1) sends each twice."""
+
+_asked = threading.Event()
+_marks: list[Path] = []
+
+
+def listen(launcher: int | None = None, mark: Path | None = None) -> None:
+    """From now on a signal asks this process to stop, but for one from its launcher; so does the mark, if it appears.
+
+    To be called in the main thread before there are others, which would take the signals.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    _marks[:] = [mark] if mark else []
+    threading.Thread(target=_wait, args=(launcher,), name="signals", daemon=True).start()
+
+
+def is_asked() -> bool:
+    """Whether this process has been asked to stop."""
+    return _asked.is_set() or any(mark.exists() for mark in _marks)
+
+
+def _wait(launcher: int | None) -> None:
+    first = math.inf
+    while True:
+        found = signal.sigwaitinfo(_SIGNALS)
+        first = min(first, time.monotonic())
+        if found.si_pid == launcher or time.monotonic() - first > _AGAIN_SECONDS:
+            os._exit(128 + found.si_signo)
+        _asked.set()
+
+
+@contextmanager
+def passed_on(mark: Path) -> Iterator[None]:
+    """Within it, in the process that launches, the first signal makes the mark and the next ends the ranks.
+
+    Raises torch's SignalException for the next. In another thread than the main one, which gets no signals, it does
+    nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    first = math.inf
+
+    def ask(number: int, _: FrameType | None) -> None:
+        nonlocal first
+        first, is_first = min(first, time.monotonic()), not mark.exists()
+        if time.monotonic() - first > _AGAIN_SECONDS:
+            raise SignalException(f"asked to stop twice, by {signal.Signals(number).name}", signal.SIGKILL)
+        mark.touch()
+        if is_first:
+            sys.stderr.write(
+                "stopping behind the step that is under way, with a checkpoint; once more stops at once.\n"
+            )
+
+    before = {number: signal.signal(number, ask) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,65 @@
+"""Many replicas played side by side take the turns that each of them takes when it is played alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.cost_models import turns
+from meshwright.cost_models.replicas import bounds_of
+from meshwright.cost_models.rounds import Batch
+from meshwright.cost_models.turns import Overlap, Turns, play
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.workload import Workload
+
+SETTINGS = [
+    (24, Overlap()),
+    (24, Overlap(batches_in_flight=3)),
+    (40, Overlap(batches_in_flight=2)),
+    (24, Overlap(overcommit=6, max_deferral=1)),
+    (30, Overlap(overcommit=12, max_deferral=3)),
+]
+
+
+@pytest.mark.parametrize(("num_slots", "overlap"), SETTINGS)
+def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, overlap: Overlap) -> None:
+    num_rows, num_turns = 24, 9
+    in_flight = overlap.in_flight(num_rows)
+    drawn = np.random.default_rng(3).choice([2, 9, 30, 200], size=(5, in_flight + num_turns * num_rows))
+    found = bounds_of(
+        drawn,
+        num_slots=num_slots,
+        num_rows=num_rows,
+        in_flight=in_flight,
+        num_turns=num_turns,
+        max_deferral=overlap.max_deferral if overlap.overcommit else None,
+    )
+    for responses, bounds in zip(drawn, found.tolist(), strict=True):
+        batches = _batches(responses, num_rows)
+        assert bounds == play(batches, num_slots, num_turns, overlap).bounds
+
+
+def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_played_bounds", lambda *_: pytest.fail("a replica was played"))
+    fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=512)
+    assert Turns(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
+
+
+def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8192)
+    all_played = Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds
+    monkeypatch.setattr(turns, "_MOST_SEQUENCES", 2048)
+    assert turns.shares_of(workload, 32).shape == (8, 64, 32)
+    assert Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds == pytest.approx(
+        all_played, rel=0.03
+    )
+
+
+def _batches(responses: np.ndarray, num_rows: int) -> tuple[Batch, ...]:
+    """All whole batches of a stream of responses."""
+    whole = responses[: len(responses) // num_rows * num_rows].reshape(-1, num_rows)
+    return tuple(Batch(rows, rows) for rows in whole)
+
+
+def _workload(*, response: LengthSpec, batch_size: int) -> Workload:
+    return Workload(batch_size=batch_size, prompt=LengthSpec(max=16, fixed=16), response=response)

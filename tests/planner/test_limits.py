@@ -1,0 +1,44 @@
+"""A typo in a job, a plan or a what-if is refused before it takes the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.settings import with_setting
+from meshwright.profiles.errors import BadInput
+from tests.planner.jobs import small_facts
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("workload.batch_size", 2**30),
+        ("workload.num_epochs", 10**6),
+        ("workload.response.max", 2**40),
+        ("workload.prompt.max", 2**40),
+        ("cluster.nodes", 10**8),
+        ("cluster.ranks_per_node", 10**6),
+        ("cluster.host_memory_bytes", 2**80),
+        ("cluster.device.memory_bytes", 2**80),
+        ("cluster.device.memory_bytes_per_second", 1e-300),
+        ("cluster.device.launch_seconds", 1e300),
+        ("cluster.device.flops_per_second", {"fp32": -1.0, "bf16": 1e12}),
+        ("cluster.inter_node.bytes_per_second", 1e-300),
+        ("cluster.intra_node.seconds", 1e9),
+        ("models.actor.num_layers", 10**9),
+        ("models.reward.vocab_size", 10**12),
+        ("models.critic.hidden_size", 10**12),
+    ],
+)
+def test_a_number_beyond_all_use_is_refused_by_its_name(field: str, value: object) -> None:
+    facts = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**34)
+    with pytest.raises(BadInput, match=field.rpartition(".")[2]) as error:
+        with_setting(facts, {field: value})
+    assert "\n" not in str(error.value)
+
+
+def test_as_many_ranks_as_anybody_has_are_possible() -> None:
+    facts = small_facts(ranks_per_node=8, batch_size=4, memory_bytes=2**34)
+    assert with_setting(facts, {"cluster.nodes": 2**17}).cluster.num_ranks == 2**20
+    with pytest.raises(BadInput, match="2097152 ranks, above 1048576"):
+        with_setting(facts, {"cluster.nodes": 2**17, "cluster.ranks_per_node": 16})

@@ -1,0 +1,17 @@
+"""A run on ranks that a test has: from its first turn to its end, without checkpoints and evaluations."""
+
+from __future__ import annotations
+
+from meshwright.runtime.request import RunRequest
+from meshwright.runtime.run import Run
+
+
+def carried_out(asked: RunRequest) -> Run:
+    """The run when it has ended on this rank."""
+    run = Run(asked)
+    run.recorder.open(0)
+    for turn in run.turns:
+        run.turn(turn)
+    run.finish()
+    run.close()
+    return run

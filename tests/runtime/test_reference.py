@@ -1,0 +1,253 @@
+"""What a run learns is what PPO says: runs in many layouts against `tests.reference.ppo`, which knows none of them."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from meshwright.planner.job import read_job, resolve
+from meshwright.planner.leads import patterns
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import Role
+from meshwright.runtime.request import RunRequest
+from tests.reference import ppo
+from tests.reference.ppo import Learnt, Reference, Row, Settings
+from tests.runtime.checkpoints import edit_config, write_checkpoint
+from tests.runtime.observed import Observed, observe
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.runtime.small_job import VOCAB_SIZE, write_job
+
+STEPS, BATCH, MAX_RESPONSE = 10, 16, 12
+TOLERANCE = 1e-4
+END_TOKENS = (1, 7, 19)
+
+PPO: dict[str, Any] = {
+    "actor_learning_rate": 3e-4,
+    "critic_learning_rate": 1e-3,
+    "actor_schedule": {"warmup_steps": 3, "decay": "cosine", "decay_steps": 24},
+    "adam_beta2": 0.98,
+    "reward_scale": 1.5,
+    "reward_clip": 0.8,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "kl_coefficient": 0.2,
+    "gamma": 0.98,
+    "entropy_coefficient": 0.01,
+    "temperature": 0.8,
+    "top_k": 24,
+    "top_p": 0.9,
+    "seed": 3,
+}
+BOOTSTRAP = {"truncation": "bootstrap"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan on so many ranks, and the settings that differ from the others'."""
+
+    num_ranks: int
+    where: Mapping[str, Where]
+    lead: int = 0
+    staleness: int = 0
+    ppo: Mapping[str, Any] = field(default_factory=dict)
+
+
+def rows(number: int) -> Schedule:
+    return Schedule(micro_batch_size=number)
+
+
+CASES = {
+    "one rank": Case(1, {"other": Where("0:1", schedule=rows(4))}),
+    "tp2": Case(2, {"other": Where("0:2", "tp2,sp", rows(8)), "actor_generate": Where("0:2", "tp2")}, ppo=BOOTSTRAP),
+    "pp2": Case(2, {"other": Where("0:2", "pp2", rows(2))}),
+    "dp2": Case(2, {"other": Where("0:2", "dp2", rows(4))}, ppo=BOOTSTRAP),
+    "tp2 pp2": Case(4, {"other": Where("0:4", "tp2,pp2", rows(4))}, ppo={"missing_end_penalty": 0.5}),
+    "one step ahead": Case(
+        2,
+        {"actor_generate": Where("0:1"), "reward_score": Where("0:1"), "other": Where("1:1", schedule=rows(8))},
+        lead=1,
+        staleness=1,
+    ),
+    "one step ahead, two batches in flight": Case(
+        4,
+        {
+            "actor_generate": Where("0:2", "dp2", Schedule(generation_slots=8, batches_in_flight=2)),
+            "reward_score": Where("0:2", "tp2", rows(8)),
+            "actor_train": Where("2:2", "tp2", rows(4)),
+            "other": Where("2:2", "dp2", rows(4)),
+        },
+        lead=1,
+        staleness=2,
+        ppo={**BOOTSTRAP, "importance_cap": 1.1},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
+    """Of every case; four models that all differ."""
+    directory = tmp_path_factory.mktemp("job")
+    write_job(directory, num_ranks=1)  # prompts and their tokenizer
+    small = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    for seed, name in enumerate(("policy", "ref")):
+        write_checkpoint(directory / name, "Qwen2", seed=seed, tie_word_embeddings=True, **small)
+        edit_config(directory / name, eos_token_id=END_TOKENS[0])
+        (directory / name / "generation_config.json").write_text(f'{{"eos_token_id": {list(END_TOKENS)}}}')
+    for seed, name in enumerate(("values", "scores"), start=2):
+        write_checkpoint(directory / name, head="ForSequenceClassification", seed=seed, **small)
+    return {name: _request(directory, name, case) for name, case in CASES.items()}
+
+
+def _request(directory: Path, name: str, case: Case) -> RunRequest:
+    job = yaml.safe_load(write_job(directory, num_ranks=case.num_ranks, **{**PPO, **case.ppo}).read_text())
+    paths = {"actor": "policy", "critic": "values", "ref": "ref", "reward": "scores"}
+    job["models"] = {role: {"path": path} for role, path in paths.items()}
+    job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "num_epochs": 2}
+    path = directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**job, "staleness": case.staleness}))
+    plan = plan_by_hand(resolve(read_job(path), directory), case.where, patterns(case.staleness)[case.lead])
+    out = directory / name
+    out.mkdir()
+    return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
+    """Of every case, in one launch for each number of ranks."""
+    found = {}
+    for num_ranks in (1, 2, 4):
+        names = [name for name, case in CASES.items() if case.num_ranks == num_ranks]
+        found |= zip(names, observe(num_ranks, [requests[name] for name in names]), strict=True)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_draws_and_learns_what_the_reference_does(
+    runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
+) -> None:
+    run, asked = runs[name], requests[name]
+    models = (asked.directory / asked.job.models.source(role).path for role in Role)
+    judge = Reference(*models, _settings(asked))
+    found = Distances()
+    for step in range(STEPS):
+        drawn = _drawn(run, step)
+        learnt = judge.step(step, drawn)
+        _compare_experience(found, run, step, drawn, learnt)
+        _compare_updates(found, run, step, drawn, learnt)
+    for role, model in (("actor", judge.actor), ("critic", judge.critic)):
+        trained, expected = run.weights(role), ppo.weights_of(model)
+        assert trained.keys() == expected.keys()
+        for weight, values in expected.items():
+            found.add(f"{role} weights", trained[weight], values)
+    assert found.beyond(TOLERANCE) == {}
+
+
+class Distances:
+    """By name, the largest relative distance between what a run and what the reference computed."""
+
+    def __init__(self) -> None:
+        self.worst: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, found: Tensor, expected: Tensor) -> None:
+        distance = (found.double() - expected).norm() / expected.norm()
+        self.worst[name] = max(self.worst[name], float(distance))
+
+    def beyond(self, tolerance: float) -> dict[str, float]:
+        return {name: distance for name, distance in self.worst.items() if not distance <= tolerance}
+
+
+def _drawn(run: Observed, step: int) -> list[Row]:
+    """What chance and the clock decided."""
+    held, drawn = run.steps[step], []
+    for row in range(BATCH):
+        num_prompt = int(held["prompt_lengths"][row])
+        versions = tuple(held["versions"][row][num_prompt - 1 : -1].tolist())
+        drawn.append(Row(held["tokens"][row], num_prompt, versions, draw=step * BATCH + row))
+    return drawn
+
+
+PER_TOKEN = {
+    "behaviour_logprobs": "behaviour",
+    "proximal_logprobs": "proximal",
+    "ref_logprobs": "ref",
+    "values": "values",
+}
+"""Fields of the experience, and what the reference calls them."""
+
+
+def _compare_experience(found: Distances, run: Observed, step: int, drawn: Sequence[Row], learnt: Learnt) -> None:
+    held = run.steps[step]
+    assert [bool(held["truncated"][row]) for row in range(BATCH)] == learnt.cut
+    assert learnt.draws_explained > 0.99
+    found.add("scores", torch.cat([held["scores"][row] for row in range(BATCH)]), torch.stack(learnt.scores))
+    for name, known in PER_TOKEN.items():
+        of_responses = [held[name][index][row.num_prompt - 1 : -1] for index, row in enumerate(drawn)]
+        found.add(name, torch.cat(of_responses), torch.cat(getattr(learnt, known)))
+
+
+def _compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence[Row], learnt: Learnt) -> None:
+    count = len(learnt.minibatches)
+    for stage, expected in (("actor_train", learnt.actor_updates), ("critic_train", learnt.critic_updates)):
+        updates = run.updates[stage][step * count : (step + 1) * count]
+        for metric in expected[0]:
+            # In fp32 approx_kl, a difference of numbers near 1, is known to some 1e-8 however small it is.
+            floor = 1e-3 if metric == "approx_kl" else 0.0
+            of_step = torch.tensor([known[metric] for known in expected], dtype=torch.float64) + floor
+            said = torch.tensor([update.metrics[metric] for update in updates], dtype=torch.float64) + floor
+            found.add(f"{stage} {metric}", said, of_step)
+        for update, chosen in zip(updates, learnt.minibatches, strict=True):
+            given = [update.given[tuple(drawn[index].ids.tolist())] for index in chosen]
+            assert len(update.given) == len(chosen)
+            for name in {"advantages", "returns", "weights"} & given[0].keys():
+                found.add(
+                    name, torch.cat([of_row[name] for of_row in given]), ppo.picked(getattr(learnt, name), chosen)
+                )
+
+
+def _settings(asked: RunRequest) -> Settings:
+    workload, own = asked.job.workload, asked.job.ppo
+    return Settings(
+        **{name: getattr(own, name) for name in Settings.__annotations__ if hasattr(own, name)},
+        warmup_steps=own.actor_schedule.warmup_steps,
+        cosine_steps=own.actor_schedule.decay_steps,
+        num_minibatches=workload.num_minibatches,
+        num_epochs=workload.num_epochs,
+        max_response=workload.response.max,
+        end_tokens=frozenset(END_TOKENS),
+        decoupled=asked.plan.staleness > 0,
+    )
+
+
+@pytest.mark.slow
+def test_the_runs_met_all_that_they_are_compared_in(runs: dict[str, Observed]) -> None:
+    for name, run in runs.items():
+        drawn = [_drawn(run, step) for step in range(STEPS)]
+        ends = [
+            int(row.ids[-1]) for of_step in drawn for row in of_step if len(row.ids) - row.num_prompt < MAX_RESPONSE
+        ]
+        assert set(ends) == set(END_TOKENS)
+        assert 0.2 < 1 - len(ends) / (STEPS * BATCH) < 0.8
+        ages = {step - version for step, of_step in enumerate(drawn) for row in of_step for version in row.versions}
+        assert ages == set(range(CASES[name].staleness + 1))
+        weights = [
+            of["weights"] for update in run.updates["actor_train"] for of in update.given.values() if "weights" in of
+        ]
+        assert bool(weights) == (CASES[name].staleness > 0)
+        assert not weights or torch.cat(weights).std() > 0.001
+
+
+def test_the_reference_is_given_nothing_by_the_project() -> None:
+    tree = ast.parse(Path(ppo.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} & {"meshwright", "tests", "runtime", "planner"} == set()

@@ -1,0 +1,107 @@
+"""Of a job that is resumed with, every field takes effect or is refused in one sentence."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import pytest
+
+from meshwright.planner.job import Job, read_job
+from meshwright.planner.plan import Plan
+from meshwright.profiles.documents import Document
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.resume_rules import RULES, Effect, changes, draws_by, rule_of
+from meshwright.runtime.run_file import RunFile
+from tests.runtime.small_job import request, write_job
+
+Leaf: TypeAlias = tuple[str, Any]
+"""A key, and the type of its value."""
+
+
+def leaves(kind: Any, *keys: str) -> Iterator[Leaf]:
+    """Those of a document and of its members; a choice between documents is one leaf."""
+    kind = without_none(kind)
+    if isinstance(kind, type) and issubclass(kind, Document):
+        for name, field in kind.model_fields.items():
+            yield from leaves(field.annotation, *keys, name)
+    else:
+        yield ".".join(keys), kind
+
+
+def without_none(kind: Any) -> Any:
+    members = [member for member in get_args(kind) if member is not types.NoneType]
+    return members[0] if get_origin(kind) in (Union, types.UnionType) and len(members) == 1 else kind
+
+
+def another(kind: Any, value: Any = None) -> Any:
+    """A value of this type that is not this one."""
+    if get_origin(kind) is Annotated:
+        return another(get_args(kind)[0], value)
+    if get_origin(kind) is Literal:
+        return next(one for one in get_args(kind) if one != value)
+    if get_origin(kind) is tuple:
+        first, *rest = get_args(kind)
+        return (another(first),) if rest == [...] else tuple(map(another, (first, *rest)))
+    if get_origin(kind) in (Union, types.UnionType):
+        return "local"  # of clusters
+    if kind is str:
+        return "another"
+    return {bool: not value, int: (value or 0) + 1, float: (value or 0.0) + 0.5}[kind]
+
+
+LEAVES = tuple(leaves(Job))
+RULED = [pytest.param(key, kind, id=key) for key, kind in LEAVES if rule_of(key)]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    directory = tmp_path_factory.mktemp("job")
+    return request(write_job(directory, num_ranks=1), directory / "run").plan
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> RunFile:
+    return RunFile(job=read_job(write_job(tmp_path, num_ranks=1)), directory=str(tmp_path), prompts="as they were")
+
+
+def with_another(document: Any, kind: Any, key: str) -> Any:
+    """The document with another value of one key."""
+    name, _, rest = key.partition(".")
+    inner = getattr(document, name)
+    return document.model_copy(update={name: with_another(inner, kind, rest) if rest else another(kind, inner)})
+
+
+def test_every_field_of_a_job_has_a_rule() -> None:
+    assert [key for key, _ in LEAVES if rule_of(key) is None] == []
+    assert [rule for rule in RULES if not any(f"{key}.".startswith(f"{rule}.") for key, _ in LEAVES)] == []
+
+
+@pytest.mark.parametrize(("key", "kind"), RULED)
+def test_a_changed_field_is_named_or_refused_in_one_sentence(key: str, kind: Any, asked: RunFile) -> None:
+    rule, changed = rule_of(key), with_another(asked, kind, f"job.{key}")
+    assert rule is not None
+    if rule.effect is not Effect.NONE:
+        assert {key} == {found.key for found in changes(asked, changed)}
+        return
+    said = rf"^--resume: {key} is .* in the run so far and .* in the job, and cannot change: "
+    with pytest.raises(BadInput, match=said) as caught:
+        changes(asked, changed)
+    assert rule.reason in str(caught.value)
+
+
+def test_other_training_prompts_are_refused_wherever_they_come_from(asked: RunFile) -> None:
+    with pytest.raises(BadInput, match="the training prompts are not those of the run so far"):
+        changes(asked, asked.model_copy(update={"prompts": "others"}))
+
+
+@pytest.mark.parametrize(("key", "kind"), RULED)
+def test_what_is_under_way_is_dropped_where_it_was_drawn_otherwise(
+    key: str, kind: Any, asked: RunFile, plan: Plan
+) -> None:
+    rule = rule_of(key)
+    assert rule is not None
+    is_same = draws_by(plan, with_another(asked.job, kind, key)) == draws_by(plan, asked.job)
+    assert is_same == (rule.effect is not Effect.DRAWN_ANEW)

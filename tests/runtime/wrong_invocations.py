@@ -1,0 +1,281 @@
+"""Wrong invocations of every command: what each is given, and that it ends in one sentence with everything in place.
+
+`python -m tests.runtime.wrong_invocations` prints them all as a table. A worker calls the command line in its own
+process, one invocation after the other, each with an alarm; the test and the table read what it tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest import mock
+
+import typer
+
+from meshwright.runtime import cli
+from meshwright.runtime.lock import locked
+from tests.runtime.wrong_inputs import BAD_JOBS, BAD_MODELS, BAD_PLANS, prepare
+
+_WORKERS = 2
+SECONDS = 30
+"""After which an invocation is said to hang."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One invocation and how it ended; `peak_mib` is the most memory that the worker had by then."""
+
+    arguments: tuple[str, ...]
+    code: int
+    sentence: str
+    seconds: float
+    peak_mib: float
+
+
+_NOT_POSITIVE = ("0", "-1", "x", "")
+_NOT_FINITE = ("nan", "inf", "-inf", "1e999")
+_OUTPUTS = (".", "..", "/", "/dev/full", "/dev/null", "in", "in/pipe", "in/mine.txt", "in/plan.json/x", "/proc/x/y")
+_INPUTS = ("in/none", "in", "in/pipe", "/dev/zero", "in/empty", "in/binary", "in/huge", "in/mine.txt", "in/deep.json")
+_PLAN = "in/plan.json"
+
+
+def invocations() -> Iterator[tuple[str, ...]]:
+    """All of them, in the directory that `prepare` made."""
+    yield from _usage()
+    yield from _numbers()
+    yield from _outputs()
+    yield from _inputs()
+    yield from _documents()
+    yield from _choices()
+
+
+def _usage() -> Iterator[tuple[str, ...]]:
+    yield from (("pln",), ("plan",), ("--plan",), ("verify",), ("whatif", _PLAN), ("schema", "jobs"), ("schema",))
+    for command in ("plan", "profile", "run", "export", "report", "calibrate", "simulate", "rehearse", "explain"):
+        yield command, "--colour"
+        yield command, *(["in/job.yaml"] * 9)
+    yield "run", _PLAN, "in/job.yaml"
+    yield "run", _PLAN, "in/job.yaml", "--steps", "1"
+    yield "export", _PLAN, "in/job.yaml", "-o", "out"
+    yield "export", _PLAN, "in/job.yaml", "--to", "kubernetes", "-o", "out"
+    yield "simulate", _PLAN, "--durations", "guessed"
+    yield "profile", "in/job.yaml", "-o", "out.json", "--device", "tpu"
+    yield "profile", "in/job.yaml", "-o", "out.json", "--from", "hearsay"
+    yield "profile", "-o", "out.json"
+
+
+def _numbers() -> Iterator[tuple[str, ...]]:
+    whole = (*_NOT_POSITIVE, "1.5", "nan", "100000000000")
+    real = (*_NOT_FINITE, "-1", "x", "")
+    plan, run = ("plan", "in/job.yaml", "-o", "out.json"), ("run", _PLAN, "in/job.yaml", "--out", "out")
+    options: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
+        (plan, "--time-limit", (*real, "0")),
+        (plan, "--gap", (*real, "1")),
+        (plan, "--top", whole),
+        (("whatif", _PLAN, "--set", "cluster.nodes=2"), "--price", real),
+        (("whatif", _PLAN, "--set", "cluster.nodes=2"), "--gap", (*real, "1")),
+        (("explain", _PLAN), "--price", real),
+        (("explain", _PLAN), "--sizes", ("", "x", "0", "-8", "3", "1.5", "10^12", "1000000000000", "8,,16")),
+        (("report", _PLAN, "-o", "out.html"), "--sizes", ("", "x", "0", "-8", "3", "1000000000000")),
+        (("report", _PLAN, "-o", "out.html"), "--steps", whole),
+        (("simulate", _PLAN), "--steps", whole),
+        (("simulate", _PLAN), "--seed", ("-1", "x", "1.5", "100000000000000")),
+        (("rehearse", _PLAN), "--steps", whole),
+        (("rehearse", _PLAN), "--speed", (*real, "0")),
+        (("rehearse", _PLAN), "--ranks-per-process", whole),
+        (("profile", "in/job.yaml", "-o", "out.json"), "--minutes", (*real, "0")),
+        (run, "--steps", whole),
+        ((*run, "--steps", "1"), "--checkpoint-every", ("-1", "x", "1.5")),
+        ((*run, "--steps", "1"), "--nodes", ("0", "2", "x")),
+        ((*run, "--steps", "1"), "--node-rank", ("-1", "1", "x")),
+        ((*run, "--steps", "1"), "--rendezvous", ("x", "host:x", "127.0.0.1:99999999")),
+    ]
+    for base, option, values in options:
+        for value in values:
+            yield (*base, option, value)
+
+
+def _outputs() -> Iterator[tuple[str, ...]]:
+    bases = (
+        ("plan", "in/job.yaml", "-o"),
+        ("profile", "in/job.yaml", "-o"),
+        ("report", _PLAN, "-o"),
+        ("report", _PLAN, "-o", "out.html", "--trace"),
+        ("simulate", _PLAN, "--trace"),
+        ("rehearse", _PLAN, "--trace"),
+        ("whatif", _PLAN, "--set", "workload.num_epochs=1,2", "--plot"),
+        ("calibrate", _PLAN, "in/run", "-o"),
+    )
+    for base in bases:
+        for output in (*_OUTPUTS, "a" * 300, base[1], "in/link", "in/hard"):
+            yield (*base, output)
+    yield "plan", "in/job.yaml", "-o", "in/spare.json", "--top", "2", "--profile", "in/spare.2.json"
+    yield "report", _PLAN, "-o", "out", "--trace", "./out"
+    for directory in ("in", "in/job.yaml", "/dev/null", "/proc/x", "in/pipe"):
+        yield "export", _PLAN, "in/job.yaml", "--to", "slurm", "-o", directory
+        yield "rehearse", _PLAN, "--out", directory
+    for directory in ("in/job.yaml", "/dev/null", "/proc/x", "in/pipe", "in/held"):
+        yield "run", _PLAN, "in/job.yaml", "--steps", "1", "--out", directory
+    yield "run", _PLAN, "in/job.yaml", "--steps", "1", "--out", "in/half", "--resume"
+
+
+def _inputs() -> Iterator[tuple[str, ...]]:
+    for wrong in (*_INPUTS, "in/job.yaml", "in/table.json", "in/later.json", "in/twice.json", "in/nan.json"):
+        yield "verify", wrong
+        yield "explain", wrong
+    for wrong in _INPUTS:
+        yield "simulate", wrong
+        yield "rehearse", wrong
+        yield "whatif", wrong, "--set", "cluster.nodes=2"
+        yield "report", wrong, "-o", "out.html"
+        yield "export", wrong, "in/job.yaml", "--to", "slurm", "-o", "out"
+        yield "run", wrong, "in/job.yaml", "--steps", "1", "--out", "out"
+        yield "calibrate", wrong, "in/run", "-o", "out.json"
+        yield "plan", wrong, "-o", "out.json"
+        yield "profile", wrong, "-o", "out.json"
+        yield "run", _PLAN, wrong, "--steps", "1", "--out", "out"
+        yield "plan", "in/job.yaml", "-o", "out.json", "--profile", wrong
+        yield "simulate", _PLAN, "--profile", wrong
+        yield "report", _PLAN, wrong, "-o", "out.html"
+        yield "calibrate", _PLAN, wrong, "-o", "out.json"
+    for wrong in (
+        "in/none",
+        "in",
+        "in/pipe",
+        "/dev/zero",
+        "in/binary",
+        "in/huge",
+        "in/mine.txt",
+        "in/other/trace.jsonl",
+    ):
+        yield "simulate", _PLAN, "--beside", wrong
+
+
+def _documents() -> Iterator[tuple[str, ...]]:
+    for name in BAD_JOBS:
+        yield "plan", f"in/jobs/{name}.yaml", "-o", "out.json"
+    for name in ("batch-1073741824", "nodes-100000000", "bomb", "precision-twice"):
+        yield "profile", f"in/jobs/{name}.yaml", "-o", "out.json"
+        yield "run", _PLAN, f"in/jobs/{name}.yaml", "--steps", "1", "--out", "out"
+        yield "export", _PLAN, f"in/jobs/{name}.yaml", "--to", "slurm", "-o", "out"
+    yield "export", _PLAN, "in/jobs/another.yaml", "--to", "slurm", "-o", "out"
+    for name in BAD_MODELS:
+        yield "plan", f"in/jobs/model-{name}.yaml", "-o", "out.json"
+    for name in BAD_PLANS:
+        yield "verify", f"in/plans/{name}.json"
+        yield "simulate", f"in/plans/{name}.json"
+
+
+def _choices() -> Iterator[tuple[str, ...]]:
+    settings = (
+        "x", "=3", "cluster.nodes", "cluster.nodes=", "cluster.node=4", "cluster.nodes=0", "cluster.nodes=1.5",
+        "cluster.nodes=1000000000", "workload.batch_size=1073741824", "workload.batch_size=NaN", "cluster.device=h900",
+        "workload.response.max=Infinity", "workload.response={}", "precision=fp8", "staleness=99", "models.actor=3",
+        "cluster.inter_node=string", "cluster.device.flops_per_second={\"bf16\": -1.0}", "facts=1", "cluster=[]",
+    )  # fmt: skip
+    for setting in settings:
+        yield "whatif", _PLAN, "--set", setting
+    yield "whatif", _PLAN, "--set", "cluster.nodes=2", "--set", "cluster.nodes=4"
+    yield "whatif", _PLAN, "--set", f"cluster.nodes={','.join(map(str, range(1, 2001)))}"
+    yield "whatif", _PLAN, "--set", "cluster.nodes=2", "--plot", "out.html"
+    yield "whatif", _PLAN, "--set", "cluster.nodes=2,4", "--plot", "out.png"
+    pins = (
+        "x", "actor_train", "actor_train.layout", "actor_train.layout=", "actor_train.layout=tp3", "nobody.layout=tp1",
+        "actor_train.colour=red", "actor_train.layout=tp1000000", "actor_train.pool=0:8", "actor_train.pool=x",
+        "actor_train.micro_batch_size=0", "actor_train.micro_batch_size=x", "ref_logprob.recompute=full",
+        "actor_train.offload=everything", "actor_train.generation_slots=4", "actor_train.layout=tp0",
+    )  # fmt: skip
+    for pin in pins:
+        yield "plan", "in/job.yaml", "-o", "out.json", "--pin", pin
+        yield "plan", "in/job.yaml", "-o", "out.json", "--forbid", pin
+    yield "plan", "in/job.yaml", "-o", "out.json", "--pin", "actor_train.layout=tp1", "--pin", "actor_train.layout=tp2"
+    yield "calibrate", _PLAN, "in/other", "-o", "out.json"
+    yield "report", _PLAN, "in/other", "-o", "out.html"
+    yield "report", _PLAN, "in/run", "in/run", "-o", "out.html"
+
+
+def is_listed(one: Ended) -> bool:
+    """Whether several sentences are the answer: one for each rule that a plan breaks."""
+    return one.arguments[0] == "verify"
+
+
+def call_all(directory: Path) -> list[Ended]:
+    """Has workers call everything in a directory that was prepared; one that dies leaves its rest out."""
+    script = "import sys; from tests.runtime.wrong_invocations import work; work(sys.argv[1], int(sys.argv[2]))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with locked(directory / "in" / "held"):
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, str(directory), str(number)],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for number in range(_WORKERS)
+        ]
+        told = [line for worker in workers for line in worker.communicate()[0].splitlines()]
+    return [Ended(**{**line, "arguments": tuple(line["arguments"])}) for line in map(json.loads, told)]
+
+
+def work(where: str, number: int) -> None:
+    """Calls a worker's part; tells each end as one line of JSON. The commands are put together once for all."""
+    directory = Path(where)
+    os.chdir(directory)
+    signal.signal(signal.SIGALRM, _hangs)
+    tell = os.fdopen(os.dup(1), "w")
+    command = typer.main.get_command(cli.app)
+    mine = list(dict.fromkeys(invocations()))[number::_WORKERS]
+    with mock.patch.object(cli, "app", command):
+        for arguments in mine:
+            tell.write(json.dumps(asdict(_called(arguments))) + "\n")
+            tell.flush()
+
+
+def _hangs(_signal: int, _frame: object) -> None:
+    raise AssertionError("this invocation hangs")
+
+
+def _called(arguments: tuple[str, ...]) -> Ended:
+    """Runs the command line in this process."""
+    out, err, code = io.StringIO(), io.StringIO(), -1
+    began = time.perf_counter()
+    signal.alarm(SECONDS)
+    try:
+        redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with mock.patch.object(sys, "argv", ["meshwright", *arguments]), redirected[0], redirected[1]:
+            cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException as error:
+        err.write(f"Traceback: {type(error).__name__}: {error}")
+    finally:
+        signal.alarm(0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Ended(arguments, code, err.getvalue().strip(), time.perf_counter() - began, peak)
+
+
+def _table(found: list[Ended]) -> str:
+    rows = ["| command | exit | sentence |", "|---|---|---|"]
+    for one in found:
+        words = [word if len(word) <= 60 else f"{word[:57]}..." for word in one.arguments]
+        told = " ".join(repr(word) if " " in word or not word else word for word in words)
+        sentence = one.sentence if len(one.sentence) <= 240 else f"{one.sentence[:237]}..."
+        rows.append(f"| `{told}` | {one.code} | {sentence.replace('|', '/').replace(chr(10), ' ')} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        prepare(Path(scratch))
+        sys.stdout.write(_table(call_all(Path(scratch))) + "\n")
