@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -261,8 +260,13 @@ def _called(arguments: tuple[str, ...]) -> Ended:
         err.write(f"Traceback: {type(error).__name__}: {error}")
     finally:
         signal.alarm(0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Ended(arguments, code, err.getvalue().strip(), time.perf_counter() - began, peak)
+    return Ended(arguments, code, err.getvalue().strip(), time.perf_counter() - began, _peak_mib())
+
+
+def _peak_mib() -> float:
+    """Of this program alone: what getrusage tells begins with the memory of the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return float(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) / 1024
 
 
 def _table(found: list[Ended]) -> str:
