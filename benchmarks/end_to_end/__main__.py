@@ -4,7 +4,7 @@
 
 The jobs are in `jobs.py`; every plan has the same ranks. The machine is profiled once, each plan is found on that
 profile, and the plans run in turns: a pair is one run of each, and a figure is the median over the pairs. Steps at
-both ends of a run are left out.
+both ends of a run are left out: a run has `--steps` of them behind those in which what is in flight grows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.job import Facts, Job, read_job, resolve
 from meshwright.planner.pins import parse_pins
 from meshwright.planner.plan import Plan
+from meshwright.planner.simulate import first_step
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table, read_table
@@ -38,7 +39,7 @@ from meshwright.runtime.request import RunRequest
 from meshwright.runtime.train import run_plan
 
 RAMP = 8
-"""Steps left out at both ends of every run: the first ones fill what is in flight, the last ones empty it."""
+"""Steps left out at both ends of every run; at its start also those in which what is in flight still grows."""
 
 _NOTHING_RUNS_ON = ("actor_generate.overcommit=0", "actor_generate.batches_in_flight=1")
 _NOTHING_STREAMS = tuple(f"{stage}.chunk_tokens=0" for stage in ("reward_score", "ref_logprob", "critic_value"))
@@ -120,21 +121,21 @@ def _best(facts: Facts, model: CostModel, *pins: str) -> Plan:
 
 def _run(plan: Plan, job: Job, directory: Path, out: Path, steps: int) -> list[dict[str, Any]]:
     used = job.model_copy(update={"staleness": plan.facts.staleness})
-    run_plan(RunRequest(plan=plan, job=used, directory=directory, out=out, steps=steps))
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    first = max(RAMP, first_step(plan))
+    run_plan(RunRequest(plan=plan, job=used, directory=directory, out=out, steps=first + steps))
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][first:-RAMP]
 
 
 def _measured(name: str, plan: Plan, runs: list[list[dict[str, Any]]]) -> Measured:
-    kept = [run[RAMP:-RAMP] for run in runs]
     tokens = plan.facts.workload.batch_size
     return Measured(
         name=name,
         tokens_per_second=tuple(
-            sum(line["response_tokens"] * tokens for line in run) / sum(line["seconds"] for line in run) for run in kept
+            sum(line["response_tokens"] * tokens for line in run) / sum(line["seconds"] for line in run) for run in runs
         ),
         predicted_step_seconds=plan.period_seconds,
-        step_seconds=statistics.median(line["seconds"] for run in kept for line in run),
-        max_staleness=max(line.get("max_staleness", 0.0) for run in kept for line in run),
+        step_seconds=statistics.median(line["seconds"] for run in runs for line in run),
+        max_staleness=max(line.get("max_staleness", 0.0) for run in runs for line in run),
     )
 
 
