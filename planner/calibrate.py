@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.frontier import call_in
+from meshwright.planner.calls import call_in
 from meshwright.planner.plan import Plan, read_plan
 from meshwright.planner.recost import recost
 from meshwright.profiles.calibrate import (

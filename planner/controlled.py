@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from meshwright.planner.calls import call_in
 from meshwright.planner.controllers import Controllers, Observation, Setting
 from meshwright.planner.evaluate import evaluate
-from meshwright.planner.frontier import call_in
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Placement, Plan
 from meshwright.planner.probe import Remodel

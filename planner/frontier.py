@@ -16,18 +16,17 @@ from typing import NamedTuple, TypeAlias
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner import dominance
+from meshwright.planner.calls import Choice, call_of
 from meshwright.planner.evaluate import WEIGHTS
 from meshwright.planner.interleaved import Beside
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, max_deferral
 from meshwright.planner.pins import Pin, Ranks
-from meshwright.planner.plan import Placement, Plan
-from meshwright.planner.rules import offloads
-from meshwright.planner.space import Choice, choices, pools
-from meshwright.profiles.cluster import Cluster
+from meshwright.planner.rules import host_share
+from meshwright.planner.space import choices, pools
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Stage
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 
 DOMINATED = "another choice is no slower and no larger"
 TOO_LARGE = "larger than the device"
@@ -198,12 +197,6 @@ def frontiers(
     return tuple(frontier(facts, model, stage, pins, is_limited=is_limited, scope=scope) for stage in STAGES)
 
 
-def host_share(cluster: Cluster) -> float:
-    """Bytes of host memory that one rank may use for one stage: an equal part for each stage that can offload."""
-    offloading = sum(len(offloads(stage)) > 1 for stage in STAGES)
-    return cluster.host_memory_bytes / cluster.ranks_per_node / offloading
-
-
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that no other beats; of equals the first stays."""
     return tuple(candidates[index] for index in dominance.undominated([c.amounts for c in candidates]))
@@ -242,24 +235,4 @@ def _candidate(model: CostModel, call: Call, memory: Memory) -> Candidate:
         resident=memory.resident,
         transient=memory.transient,
         host=memory.host,
-    )
-
-
-def call_in(plan: Plan, placement: Placement) -> Call:
-    """The question that a placement of a plan is to a cost model."""
-    choice = Choice(placement.layout, placement.schedule)
-    deferral, part = plan.facts.staleness - placement.lead, plan.part_of(placement.stage)
-    return call_of(plan.facts, STAGE_BY_NAME[placement.stage], choice, deferral=deferral, part=part)
-
-
-def call_of(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
-    """The question that a choice is to a cost model; `deferral` counts turns, and matters where a stage overcommits."""
-    return Call(
-        stage=stage,
-        model=facts.models.spec(stage.role),
-        layout=choice.layout,
-        schedule=choice.schedule,
-        max_deferral=deferral if choice.schedule.overcommit else 0,
-        part=part,
-        recomputes_cache=stage.generates and facts.cache_after_refit == "recompute",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.plan import Plan
 from meshwright.planner.probe import Remodel
-from meshwright.planner.report.sizes import size_settings
+from meshwright.planner.sizes import size_settings
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.whatif import Answer, Outlook, whatif
 

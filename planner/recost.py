@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.assemble import move_of
+from meshwright.planner.calls import Choice
 from meshwright.planner.edges import handovers
 from meshwright.planner.evaluate import evaluate
 from meshwright.planner.frontier import costed_choice
@@ -15,7 +16,6 @@ from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Scope
 from meshwright.planner.limits import position_violations
 from meshwright.planner.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
-from meshwright.planner.space import Choice
 from meshwright.profiles.stages import STAGE_BY_NAME
 
 

@@ -16,7 +16,7 @@ from meshwright.planner.leads import PLAIN, Scope, max_deferral
 from meshwright.profiles.cluster import AnyCluster, Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import TRAIN_STAGE, Stage
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 
 CHUNKS = (128, 256, 512)
 """Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
@@ -276,3 +276,9 @@ def _nearest(value: int, legal: Iterable[int]) -> int:
 def _straddles(cluster: Cluster, first: int, num_ranks: int) -> bool:
     per_node = cluster.ranks_per_node
     return num_ranks <= per_node and first // per_node != (first + num_ranks - 1) // per_node
+
+
+def host_share(cluster: Cluster) -> float:
+    """Bytes of host memory that one rank may use for one stage: an equal part for each stage that can offload."""
+    offloading = sum(len(offloads(stage)) > 1 for stage in STAGES)
+    return cluster.host_memory_bytes / cluster.ranks_per_node / offloading

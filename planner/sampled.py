@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.calls import call_in
 from meshwright.planner.controlled import Controlled
 from meshwright.planner.controllers import Controllers
 from meshwright.planner.durations import StepWork, refit_seconds
-from meshwright.planner.frontier import call_in
 from meshwright.planner.generated import Alone, CarriedOver, Lengths
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Placement, Plan

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshwright.planner.calls import Choice
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import PLAIN, Scope, patterns, scopes
 from meshwright.planner.pins import Pin, Ranks
@@ -23,18 +24,9 @@ from meshwright.planner.rules import (
 )
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
-from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 
 PINNED = "excluded by a pin"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a stage may run on a pool of `layout.num_ranks` ranks."""
-
-    layout: Layout
-    schedule: Schedule
 
 
 def choices(

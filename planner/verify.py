@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from meshwright.planner.evaluate import Times, fullest_rank, items, name_of, peak_bytes, period_seconds, ranks_of, tasks
-from meshwright.planner.frontier import host_share
 from meshwright.planner.leads import GENERATE, lead_violations, staleness_of
 from meshwright.planner.pins import Ranks, parse_pin
 from meshwright.planner.plan import Plan
-from meshwright.planner.rules import layout_rules, pool_violations, schedule_rules
+from meshwright.planner.rules import host_share, layout_rules, pool_violations, schedule_rules
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE

@@ -15,11 +15,11 @@ from meshwright.planner.job import Facts
 from meshwright.planner.plan import Plan, read_plan, write_plan
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report as drawn
-from meshwright.planner.report.sizes import size_settings
 from meshwright.planner.report.sweep import swept_field
 from meshwright.planner.sampled import Sampled
 from meshwright.planner.settings import Setting
 from meshwright.planner.simulate import simulate
+from meshwright.planner.sizes import size_settings
 from meshwright.planner.verify import verify
 from meshwright.planner.whatif import whatif
 from meshwright.profiles.documents import write_atomically

@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.calls import Choice
 from meshwright.planner.check_program import require_sound
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.edges import handovers
@@ -25,7 +26,7 @@ from meshwright.planner.rules import MIN_CONTEXT_TOKENS, layout_rules, max_conte
 from meshwright.planner.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
-from meshwright.planner.space import Choice, check_pins, choices
+from meshwright.planner.space import check_pins, choices
 from meshwright.planner.verify import verify
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.devices import device_named, network_named

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from meshwright.cost_models.generation import RECOMPUTATION
-from meshwright.planner.frontier import call_in
+from meshwright.planner.calls import call_in
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import GENERATE
 from meshwright.planner.plan import Plan

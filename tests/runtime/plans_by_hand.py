@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.assemble import Origin, Pick, assemble
+from meshwright.planner.calls import Choice
 from meshwright.planner.edges import handovers
 from meshwright.planner.frontier import costed_choice
 from meshwright.planner.job import Facts
 from meshwright.planner.leads import SYNCHRONOUS, Leads, Scope
 from meshwright.planner.pins import Ranks
 from meshwright.planner.plan import Plan, Solver
-from meshwright.planner.space import Choice
 from meshwright.planner.verify import verify
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
