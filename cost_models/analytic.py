@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.cost_models.stages import StageModel
+from meshwright.cost_models.stage_cost import StageModel
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.frameworks import Framework

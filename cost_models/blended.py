@@ -13,7 +13,7 @@ from meshwright.cost_models.mixed import MixedModel
 from meshwright.cost_models.peaks import Peaks, with_peaks
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body, Table, shape_of
 from meshwright.profiles.workload import Workload
 

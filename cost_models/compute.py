@@ -17,7 +17,7 @@ from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, framework_named
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
 
 _BACKWARD_LAUNCHES = 2

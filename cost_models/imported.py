@@ -15,7 +15,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, points, record, record_collective
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Provenance, Shape, Table
 from meshwright.profiles.workload import Workload

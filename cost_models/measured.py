@@ -14,11 +14,11 @@ from meshwright.cost_models.compute import AnalyticShard, Shard, Time
 from meshwright.cost_models.cost import Cost, Source, Term, least_trusted
 from meshwright.cost_models.interpolation import Surface
 from meshwright.cost_models.question import Move
-from meshwright.cost_models.stages import StageModel
+from meshwright.cost_models.stage_cost import StageModel
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body, Measurement, Shape, Table, Traffic, shape_of
 from meshwright.profiles.workload import Workload
 

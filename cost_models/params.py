@@ -6,7 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stages
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 
 
 class StagePart(NamedTuple):

@@ -14,7 +14,7 @@ from meshwright.cost_models.measured import splits, surfaces
 from meshwright.cost_models.params import micro_batches_in_flight
 from meshwright.cost_models.question import Call
 from meshwright.profiles.layout import layers_of_stages
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body, Table, shape_of
 from meshwright.profiles.workload import Workload

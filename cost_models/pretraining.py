@@ -15,7 +15,7 @@ from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload

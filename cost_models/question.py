@@ -11,7 +11,7 @@ from typing import Protocol
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
 

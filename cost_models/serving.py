@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.collectives import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.generation import Generation, work_of
+from meshwright.cost_models.generation_cost import Generation, work_of
 from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.precision import precision_named
@@ -25,7 +25,7 @@ from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout, layers_of_stages
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.table import Collective

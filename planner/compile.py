@@ -17,21 +17,21 @@ from importlib import import_module
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.assemble import Origin, Pick, assemble
-from meshwright.planner.edges import Handover, handovers
-from meshwright.planner.frontier import Frontier, frontier
-from meshwright.planner.hurry import Hurried, OutOfTimeError
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import Leads, Scope, patterns, scopes
-from meshwright.planner.pins import Pin, Ranks, parse_pins
-from meshwright.planner.plan import Plan, Solver
-from meshwright.planner.pose import Posed, pose
-from meshwright.planner.refusal import NoPlan, refuse, unexplained
-from meshwright.planner.side_by_side import side_by_side
+from meshwright.planner.plan.edges import Handover, handovers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
+from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.steps_ahead import Leads, Scope, patterns, scopes
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.assemble import Origin, Pick, assemble
+from meshwright.planner.search.deadline import Hurried, OutOfTimeError
+from meshwright.planner.search.formulate import Posed, pose
+from meshwright.planner.search.frontier import Frontier, frontier
+from meshwright.planner.search.parallel import side_by_side
+from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
+from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.bounds import least_makespan
 from meshwright.planner.solver.result import Answer, Limits, Result
-from meshwright.planner.space import check_pins
-from meshwright.planner.verify import verify
 from meshwright.profiles.stages import STAGES
 
 Progress = Callable[[float, float], None]
@@ -258,7 +258,7 @@ def _record(searched: Sequence[_Searched], limits: Limits, *, is_whole: bool) ->
 
     A bound on every scope is one on all plans; where some were left out there is none but 0.
     """
-    from meshwright.planner.solver.model import NAME, VERSION
+    from meshwright.planner.solver.place_model import NAME, VERSION
 
     possible = [one for one in searched if one.result.status != "infeasible"]
     exact = {"optimal"} if limits.gap else {"optimal", "beaten"}

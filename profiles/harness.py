@@ -35,7 +35,7 @@ from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import STAGES, Mode, Role
 from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Shape, shape_of
 from meshwright.profiles.workload import Workload

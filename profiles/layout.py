@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 
 _AXIS = re.compile(r"(tp|pp|dp|ep|cp|vpp)([0-9]+)$")
 

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 
 
 class Body(StrEnum):

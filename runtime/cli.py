@@ -18,30 +18,30 @@ from rich.console import Console
 from rich.markup import escape
 from typer.exceptions import TyperException
 
-from meshwright.planner.durations import Durations, Planned
-from meshwright.planner.evaluate import items, name_of
-from meshwright.planner.job import Job
-from meshwright.planner.plan import Plan, read_plan
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import simulate as simulation
-from meshwright.planner.verify import verify as violations
+from meshwright.planner.plan.evaluate import items, name_of
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.plan.verify import verify as violations
+from meshwright.planner.program.instruction_durations import Durations, Planned
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate as simulation
+from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import Document, write_atomically
 from meshwright.profiles.errors import BadInput, MeshwrightError
 from meshwright.profiles.table import Table
-from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run, Span, read_spans
-from meshwright.runtime import (
-    calibrating,
-    explaining,
-    exporting,
-    planning,
+from meshwright.runtime.commands import (
+    calibrate_command,
+    explain_command,
+    export_command,
+    plan_command,
     profile_command,
-    reporting,
-    running,
+    report_command,
+    run_command,
     show_time,
 )
-from meshwright.runtime.allowance import within_memory
-from meshwright.runtime.options import (
+from meshwright.runtime.commands.given_table import remodel, table_in
+from meshwright.runtime.commands.options import (
     AsJson,
     DurationsFrom,
     From,
@@ -55,8 +55,8 @@ from meshwright.runtime.options import (
     TracePath,
     finite,
 )
-from meshwright.runtime.outputs import Kind, Output, require_outputs
-from meshwright.runtime.tables import remodel, table_in
+from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.records.outputs import Kind, Output, require_outputs
 
 _INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
@@ -79,7 +79,7 @@ def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]
 app.command(epilog=profile_command.EXAMPLE)(profile_command.profile)
 
 
-app.command(epilog=planning.EXAMPLES)(planning.plan)
+app.command(epilog=plan_command.EXAMPLES)(plan_command.plan)
 
 
 @app.command(epilog="Example: meshwright verify plan.json")
@@ -95,7 +95,7 @@ def verify(plan: PlanPath, as_json: AsJson = False) -> None:
         raise typer.Exit(2)
 
 
-app.command(epilog=explaining.EXAMPLES)(explaining.explain)
+app.command(epilog=explain_command.EXAMPLES)(explain_command.explain)
 
 
 @app.command(epilog="Example: meshwright simulate plan.json --steps 50 --seed 1 --trace simulated.json")
@@ -153,13 +153,13 @@ def rehearse(
     as_json: AsJson = False,
 ) -> None:
     """Follow the plan with real processes and messages, waiting where a device would compute."""
-    from meshwright.runtime.rehearse import rehearse as rehearsal
+    from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 
     require_outputs(_timeline(trace), inputs=(plan, profile))
     document = read_plan(plan)
     _require_valid(document)
     if out:
-        reporting.require_new(out)
+        report_command.require_new(out)
     work = _durations(durations, document, profile, seed)
     found = rehearsal(document, work, steps=steps, speed=speed, seed=seed, ranks_per_process=ranks_per_process)
     if trace:
@@ -167,7 +167,7 @@ def rehearse(
         runs = [_run(spans, document) for spans in (simulated.spans, found.spans)]
         write_atomically(trace, chrome_trace(runs))
     if out:
-        reporting.write_run(document, found.spans, out)
+        report_command.write_run(document, found.spans, out)
     if as_json:
         print(json.dumps(asdict(replace(found, spans=())), indent=2))
     else:
@@ -192,17 +192,17 @@ def whatif(
     as_json: AsJson = False,
 ) -> None:
     """Say what would change if the models, the cluster, the workload or the precision were others."""
+    from meshwright.planner.analysis.whatif import whatif as answers
+    from meshwright.planner.plan.settings import parse_settings
     from meshwright.planner.report.sweep import sweep
-    from meshwright.planner.settings import parse_settings
     from meshwright.planner.solver.result import Limits
-    from meshwright.planner.whatif import whatif as answers
 
     require_outputs(Output("--plot", plot, Kind.PAGE) if plot else None, inputs=(plan, profile))
     document = read_plan(plan)
     _require_valid(document)
     settings = parse_settings(setting)
     if plot:
-        reporting.require_plot(plot, settings)
+        report_command.require_plot(plot, settings)
     model_of, limits = remodel(table_in(profile)), Limits(gap=gap)
     with within_memory():
         found = answers(document, settings, model_of, replan=replan, price=price, limits=limits)
@@ -214,10 +214,10 @@ def whatif(
         show_time.whatif(found, plot)
 
 
-app.command(epilog=running.EXAMPLE)(running.run)
-app.command(epilog=calibrating.EXAMPLE)(calibrating.calibrate)
-app.command(epilog=reporting.EXAMPLE)(reporting.report)
-app.command(epilog=exporting.EXAMPLES)(exporting.export)
+app.command(epilog=run_command.EXAMPLE)(run_command.run)
+app.command(epilog=calibrate_command.EXAMPLE)(calibrate_command.calibrate)
+app.command(epilog=report_command.EXAMPLE)(report_command.report)
+app.command(epilog=export_command.EXAMPLES)(export_command.export)
 
 
 def _beside(path: Path, plan: Plan) -> Run:

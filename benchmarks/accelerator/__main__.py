@@ -26,14 +26,14 @@ from benchmarks.arguments import one_of
 from benchmarks.demo import require_demo
 from benchmarks.host.score import STEP, Row, median_error, rows_of
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.calibrate import calibrate, read_run
+from meshwright.planner.analysis.correct_table import calibrate, read_run
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job import read_job, resolve
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.profiling import profile_job
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.train import run_plan
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.profiling.profiling import profile_job
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.cost_models.precision import element_bytes
 from meshwright.profiles.cluster import Device
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 
 
 def decode_seconds(spec: ModelSpec, device: Device, precision: str, *, rows: int, context: int) -> float:

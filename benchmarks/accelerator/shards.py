@@ -22,12 +22,12 @@ import yaml
 from benchmarks.accelerator.jobs import SIZES
 from benchmarks.fidelity.score import Answer, Bar, Score
 from meshwright.cost_models.imported import BODIES, imported_table
-from meshwright.planner.job import read_job, resolve
+from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
 from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Table
-from meshwright.runtime.profiling import profile_job
+from meshwright.runtime.profiling.profiling import profile_job
 
 _COMMON: dict[str, Any] = {"hidden_act": "silu", "max_position_embeddings": 131072}
 MODELS: dict[str, dict[str, Any]] = {

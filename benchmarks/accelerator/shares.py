@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from benchmarks.accelerator.limits import decode_seconds, train_seconds
-from meshwright.planner.job import Facts
+from meshwright.planner.plan.job import Facts
 from meshwright.profiles.cluster import of_one_kind
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Measurement, Point, shape_of
-from meshwright.runtime.bench import Bench
-from meshwright.runtime.instruments import instruments
-from meshwright.runtime.launch import Preparation, launch
-from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.device.instruments import instruments
+from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.profiling.bench import Bench
 
 _DECODE_ROWS = 64
 _REPEATS = 20

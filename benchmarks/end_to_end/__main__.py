@@ -28,15 +28,15 @@ from benchmarks.search import by_hand
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.job import Facts, Job, read_job, resolve
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.plan import Plan
-from meshwright.planner.simulate import first_step
+from meshwright.planner.plan.job import Facts, Job, read_job, resolve
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.simulation.simulate import first_step
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table, read_table
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.train import run_plan
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.train import run_plan
 
 RAMP = 8
 """Steps left out at both ends of every run; at its start also those in which what is in flight still grows."""

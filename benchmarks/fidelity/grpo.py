@@ -19,7 +19,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout, layers_of_stages, layout_violations
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload

@@ -20,7 +20,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, Role, Stage
 from meshwright.profiles.workload import Workload

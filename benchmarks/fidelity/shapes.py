@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.fidelity.rows import Row, Skip, count
 from meshwright.profiles.documents import Document, read_yaml
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 
 _SPELLINGS = {
     "llama-3.1 8b": "Llama-3-8B",

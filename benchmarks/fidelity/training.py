@@ -14,7 +14,7 @@ from meshwright.cost_models.pretraining import Iteration, iteration_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
 
 _VTRAIN_FABRIC = "ib-800-per-node"

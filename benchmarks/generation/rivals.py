@@ -14,13 +14,13 @@ from torch import Tensor
 
 from benchmarks.generation.work import BATCH, LONGEST_PROMPT, LONGEST_RESPONSE, Work
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime import host
-from meshwright.runtime.generation import Generator
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.slots import Prompt
-from meshwright.runtime.weights import load_weights
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.device import host
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.slots import Prompt
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

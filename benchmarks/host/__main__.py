@@ -28,12 +28,12 @@ from benchmarks.host.score import STEP, Row, median_error, median_rows, rows_of
 from benchmarks.host.variations import VARIATIONS, Variation
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job import Job, read_job, resolve
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.job import Job, read_job, resolve
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.table import Table, read_table
-from meshwright.runtime.profiling import profile_job
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.train import run_plan
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.profiling.profiling import profile_job
 
 _MIB = 2**20
 

@@ -13,16 +13,16 @@ import torch.distributed as dist
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call
-from meshwright.planner.job import Facts
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.table import Body, Measurement, Point, Table, shape_of
-from meshwright.runtime.bench import Bench
-from meshwright.runtime.instruments import instruments
-from meshwright.runtime.launch import Preparation, launch
-from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.device.instruments import instruments
+from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.profiling.bench import Bench
 
 _SHARED = ("kv cache", "refit buffer")
 """Transient terms that are no part of a body's working memory."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan import Plan
-from meshwright.planner.recost import recost
-from meshwright.profiles.calibrate import met, observe
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.recost import recost
+from meshwright.profiles.observations import met, observe
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import read_spans
 

@@ -22,12 +22,12 @@ from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import JOBS, OPPO, STEPS, facts_of, model_of
 from benchmarks.search.by_hand import WHOLE_BATCHES, single_layout
 from meshwright.planner.compile import best_plan
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import GENERATE, SYNCHRONOUS
-from meshwright.planner.pins import Pin
-from meshwright.planner.plan import Plan, write_plan
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import Simulation, simulate
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin
+from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import Simulation, simulate
 from meshwright.planner.solver.result import Limits
 
 GAP = 0.01

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.job import Facts, read_job, resolve
+from meshwright.planner.plan.job import Facts, read_job, resolve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, replace
 from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import EXAMPLES, STEPS, facts_of, model_of
 from meshwright.planner.compile import best_plan
-from meshwright.planner.durations import Durations, Planned, StepWork
-from meshwright.planner.leads import GENERATE
-from meshwright.planner.plan import Plan
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import first_step, simulate
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import first_step, simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.pipeline.ablation import SINGLE, SPACES, ablate
 from benchmarks.pipeline.jobs import JOBS, facts_of, model_of
-from meshwright.planner.plan import Plan, read_plan
-from meshwright.planner.sampled import Sampled
-from meshwright.runtime.rehearse import rehearse
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.runtime.execution.rehearse import rehearse
 
 STEPS = 3
 ROWS = {0: SINGLE, len(SPACES): SPACES[-1]}

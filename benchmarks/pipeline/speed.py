@@ -13,17 +13,17 @@ from pathlib import Path
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call, CostModel
-from meshwright.planner.assemble import Origin, Pick, assemble
-from meshwright.planner.durations import Planned, StepWork, lags_of
-from meshwright.planner.edges import handovers
-from meshwright.planner.events import play, score
-from meshwright.planner.frontier import Candidate
-from meshwright.planner.job import Facts, read_job, resolve
-from meshwright.planner.pins import Ranks
-from meshwright.planner.plan import Plan, Solver
-from meshwright.planner.program import lower
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.program.instruction_durations import Planned, StepWork, lags_of
+from meshwright.planner.program.program import lower
+from meshwright.planner.search.assemble import Origin, Pick, assemble
+from meshwright.planner.search.frontier import Candidate
+from meshwright.planner.simulation.events import play, score
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGES, Role, Stage

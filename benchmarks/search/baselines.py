@@ -25,15 +25,15 @@ from benchmarks.search.mcmc import walk
 from benchmarks.search.unproven import unproven
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.assemble import Pick
-from meshwright.planner.brute_force import best_makespan
 from meshwright.planner.compile import best_plan
-from meshwright.planner.edges import handovers
-from meshwright.planner.frontier import frontiers
-from meshwright.planner.job import Facts, RoleModels, read_job, resolve
-from meshwright.planner.leads import Leads, patterns, scopes
-from meshwright.planner.plan import Plan
-from meshwright.planner.pose import Posed, pose
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.job import Facts, RoleModels, read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import Leads, patterns, scopes
+from meshwright.planner.search.assemble import Pick
+from meshwright.planner.search.brute_force import best_makespan
+from meshwright.planner.search.formulate import Posed, pose
+from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.result import Limits
 

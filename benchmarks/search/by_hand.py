@@ -10,10 +10,10 @@ from itertools import permutations
 
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.job import Facts
-from meshwright.planner.pins import Pin, Ranks
-from meshwright.planner.plan import Plan
-from meshwright.planner.rules import layout_rules
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin, Ranks
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import layout_rules
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Schedule

@@ -25,15 +25,15 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.job import read_job
+from meshwright.planner.plan.job import read_job
 
 _PLAN = """
 import sys
 from pathlib import Path
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import best_plan
-from meshwright.planner.job import read_job, resolve
-from meshwright.planner.plan import write_plan
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.solver.result import Limits
 
 job, plan, gap = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])

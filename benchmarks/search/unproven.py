@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.assemble import Origin, Pick, assemble
-from meshwright.planner.edges import handovers
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import Leads
-from meshwright.planner.plan import Plan, Solver
-from meshwright.planner.verify import verify
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.steps_ahead import Leads
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.assemble import Origin, Pick, assemble
 
 
 def unproven(

@@ -18,12 +18,12 @@ from benchmarks.demo import TINY
 from benchmarks.truncation.treatments import Treatment, treated
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job import Job, read_job, resolve
-from meshwright.planner.plan import Plan
-from meshwright.runtime import host
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
-from meshwright.runtime.train import run_plan
+from meshwright.planner.plan.job import Job, read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.runtime.device import host
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.train import run_plan
 
 FROZEN = 1e-30
 """A learning rate that moves no weight."""

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.planner.ppo_settings import PPO
-from meshwright.runtime import learning
-from meshwright.runtime.advantages import generalized_advantages, token_rewards, whiten
-from meshwright.runtime.ppo import Targets, targets
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.runtime.training import learning
+from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
+from meshwright.runtime.training.ppo import Targets, targets
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshwright.planner.compare import Comparison, compare, step_seconds
-from meshwright.planner.plan import Plan
+from meshwright.planner.analysis.compare import Comparison, compare, step_seconds
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.contents import Contents, clock, named

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.planner.plan import Plan
-from meshwright.planner.simulate import Simulation
-from meshwright.planner.whatif import WhatIf
+from meshwright.planner.analysis.whatif import WhatIf
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.trace import Run
 
 

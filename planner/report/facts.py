@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, note, section, table, tag
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster

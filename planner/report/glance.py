@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.planner.evaluate import items, ranks_of
-from meshwright.planner.plan import Placement, Plan, Refit
+from meshwright.planner.plan.evaluate import items, ranks_of
+from meshwright.planner.plan.plan import Placement, Plan, Refit
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table

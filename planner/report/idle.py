@@ -6,7 +6,7 @@ from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, badge, note, section, table
 from meshwright.planner.report.lanes import Box, Label, legend, picture
-from meshwright.planner.simulate import Simulation, Use
+from meshwright.planner.simulation.simulate import Simulation, Use
 
 _LANE = 30.0
 _MOST_CAUSES, _LEAST_SHARE = 4, 0.0005

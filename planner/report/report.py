@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.planner.evaluate import fullest_rank
-from meshwright.planner.plan import Plan
+from meshwright.planner.analysis.whatif import outlook
+from meshwright.planner.plan.evaluate import fullest_rank
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.compared import compared
 from meshwright.planner.report.contents import Contents
@@ -11,13 +12,12 @@ from meshwright.planner.report.facts import facts, proof
 from meshwright.planner.report.glance import glance
 from meshwright.planner.report.html import Html, badge, tag
 from meshwright.planner.report.idle import idle
-from meshwright.planner.report.memory import memory
+from meshwright.planner.report.memory_chart import memory
 from meshwright.planner.report.page import page
-from meshwright.planner.report.sizes import sizes
+from meshwright.planner.report.sizes_chart import sizes
 from meshwright.planner.report.terms import terms
-from meshwright.planner.report.timeline import timelines
+from meshwright.planner.report.timeline_chart import timelines
 from meshwright.planner.report.turn import turn
-from meshwright.planner.whatif import outlook
 
 _SECTIONS = (
     ("glance", "The plan at a glance"),

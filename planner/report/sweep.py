@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from meshwright.planner.analysis.whatif import Answer, Outlook, WhatIf
+from meshwright.planner.plan.settings import Setting
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import at_values
 from meshwright.planner.report.html import Html, note, table, tag
 from meshwright.planner.report.lanes import legend
 from meshwright.planner.report.lines import Point, Series, plot
 from meshwright.planner.report.page import page
-from meshwright.planner.settings import Setting
-from meshwright.planner.whatif import Answer, Outlook, WhatIf
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGES
 

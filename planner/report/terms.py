@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.cost_models.cost import Source, Term
-from meshwright.planner.evaluate import Item, items, name_of
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.evaluate import Item, items, name_of
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table, tag

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.planner.evaluate import items, name_of
-from meshwright.planner.explain import explain
-from meshwright.planner.plan import Placement, Plan
+from meshwright.planner.analysis.explain import explain
+from meshwright.planner.plan.evaluate import items, name_of
+from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.glance import leads

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from meshwright.planner.dominance import undominated
 from meshwright.planner.solver.alike import Alike, alike
+from meshwright.planner.solver.dominance import undominated
 from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run, Transfer
 
 

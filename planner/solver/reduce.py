@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.planner.solver.bounds import within
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
-from meshwright.planner.solver.model import makespan_model
+from meshwright.planner.solver.place_model import makespan_model
 from meshwright.planner.solver.problem import Call, Option, Problem
 from meshwright.planner.solver.relaxation import Relaxation, Relaxed
 from meshwright.planner.solver.variables import Variables

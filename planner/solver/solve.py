@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.planner.solver import search_blocks, search_places
+from meshwright.planner.solver import block_search, place_search
 from meshwright.planner.solver.block_model import block_memory_model
-from meshwright.planner.solver.model import memory_model, run
+from meshwright.planner.solver.place_model import memory_model, run
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.result import Limits, Progress, Result
 
@@ -13,7 +13,7 @@ def solve(problem: Problem, limits: Limits, progress: Progress | None = None) ->
     """The best answer within the limits, with the bound that was proven."""
     if any(not call.options for call in problem.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
-    search = search_blocks.search if problem.anywhere else search_places.search
+    search = block_search.search if problem.anywhere else place_search.search
     return search(problem, limits, progress or _silence)
 
 

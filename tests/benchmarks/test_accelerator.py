@@ -13,7 +13,7 @@ from benchmarks.accelerator.shards import MODELS, against
 from benchmarks.accelerator.shards import write_job as write_job_of_shards
 from benchmarks.accelerator.shares import shares
 from meshwright.cost_models.imported import imported_points, imported_table
-from meshwright.planner.job import read_job, resolve
+from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
 from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.devices import device_named

@@ -11,11 +11,11 @@ from benchmarks.search.baselines import BY_HAND, ONE_LAYER, compare, facts_of
 from benchmarks.search.mapping import allocations, auto_mapping, partitions
 from benchmarks.search.mcmc import walk
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan import Plan
-from meshwright.planner.settings import with_setting
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.result import Limits
-from meshwright.planner.verify import verify
 from meshwright.profiles.stages import STAGES, Role
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.problems import random_problem

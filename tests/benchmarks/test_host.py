@@ -11,8 +11,8 @@ import yaml
 
 from benchmarks.host.score import STEP, Row, median_error, median_rows, rows_of
 from benchmarks.host.variations import VARIATIONS
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
 from tests.planner.test_calibrate import SYNCHRONOUS, TABLE
 

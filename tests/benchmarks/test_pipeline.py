@@ -7,11 +7,11 @@ import pytest
 from benchmarks.pipeline import ablation, law, rehearsed
 from benchmarks.pipeline.jobs import JOBS, facts_of, model_of
 from benchmarks.pipeline.speed import facts_of_1024_ranks, plan_by_hand
-from meshwright.planner.job import Facts
-from meshwright.planner.recost import illegal_under
-from meshwright.planner.rules import workload_violations
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.rules import workload_violations
+from meshwright.planner.search.recost import illegal_under
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

@@ -16,9 +16,9 @@ from benchmarks.truncation.treatments import (
     targets_paid_twice,
     treated,
 )
-from meshwright.planner.ppo_settings import PPO
-from meshwright.runtime import learning
-from meshwright.runtime.ppo import targets
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.runtime.training import learning
+from meshwright.runtime.training.ppo import targets
 from tests.runtime.checkpoints import expected_scores, tokens, write_checkpoint
 
 BEFORE, TERMINAL, BOOTSTRAP = TREATMENTS

@@ -10,7 +10,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec, model_from_config
+from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload

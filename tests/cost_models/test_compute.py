@@ -8,7 +8,7 @@ from meshwright.profiles.cluster import Cluster, Device
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
 
 

@@ -17,7 +17,7 @@ from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.harness import record
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body, Point, Table, shape_of
 from meshwright.profiles.workload import Workload
 from tests.cost_models.test_measured import PROVENANCE, sample

@@ -18,7 +18,7 @@ from meshwright.profiles.efficiency import Protocol, efficiency_of
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.routing import routing
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload

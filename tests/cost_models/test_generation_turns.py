@@ -11,7 +11,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Batch, batches_of, rounds_of
-from meshwright.cost_models.turns import Overlap, Turns, play, whole_steps
+from meshwright.cost_models.turn_cost import Overlap, Turns, play, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec

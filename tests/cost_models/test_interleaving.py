@@ -14,7 +14,7 @@ from meshwright.cost_models.pipeline import BUBBLE, MESSAGES
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.workload import Workload
 

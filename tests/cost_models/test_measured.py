@@ -15,7 +15,7 @@ from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, exchanges, failure, points, record, record_collective
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, Role
 from meshwright.profiles.table import Body, Correction, Measurement, Point, Provenance, Table, shape_of
 from meshwright.profiles.workload import Workload

@@ -9,7 +9,7 @@ from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import STAGES
 from meshwright.profiles.workload import Workload

@@ -20,7 +20,7 @@ from meshwright.profiles.aiconfigurator import Attention, Gemm, HeadCounts, Mess
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Exchange
 from meshwright.profiles.workload import Workload

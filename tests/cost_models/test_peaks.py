@@ -14,7 +14,7 @@ from meshwright.cost_models.peaks import MEASURED
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.harness import Sample, failure, points, record
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Provenance, Table
 from meshwright.profiles.workload import Workload

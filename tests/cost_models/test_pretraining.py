@@ -9,7 +9,7 @@ from meshwright.cost_models.pretraining import Iteration, iteration_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
 
 

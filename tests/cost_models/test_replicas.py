@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.cost_models import turns
+from meshwright.cost_models import turn_cost
 from meshwright.cost_models.replicas import bounds_of
 from meshwright.cost_models.rounds import Batch
-from meshwright.cost_models.turns import Overlap, Turns, play
+from meshwright.cost_models.turn_cost import Overlap, Turns, play
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 
@@ -40,7 +40,7 @@ def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, over
 
 
 def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_played_bounds", lambda *_: pytest.fail("a replica was played"))
+    monkeypatch.setattr(turn_cost, "_played_bounds", lambda *_: pytest.fail("a replica was played"))
     fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=512)
     assert Turns(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
 
@@ -48,8 +48,8 @@ def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.M
 def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8192)
     all_played = Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds
-    monkeypatch.setattr(turns, "_MOST_SEQUENCES", 2048)
-    assert turns.shares_of(workload, 32).shape == (8, 64, 32)
+    monkeypatch.setattr(turn_cost, "_MOST_SEQUENCES", 2048)
+    assert turn_cost.shares_of(workload, 32).shape == (8, 64, 32)
     assert Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds == pytest.approx(
         all_played, rel=0.03
     )

@@ -13,7 +13,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.harness import Sample, record_collective
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Collective, Exchange
 
 

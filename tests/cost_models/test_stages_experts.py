@@ -14,7 +14,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import framework_named
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import STAGES
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload

@@ -9,11 +9,11 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.pipeline import MicroBatches
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.streaming import STREAMING_STAGES, Chunks, all_chunks, last_chunks, passes_of
+from meshwright.cost_models.streaming_cost import STREAMING_STAGES, Chunks, all_chunks, last_chunks, passes_of
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 

@@ -8,7 +8,7 @@ from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.workload import Workload
 

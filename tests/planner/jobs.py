@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
-from meshwright.planner.job import Facts, RoleModels
+from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.workload import Workload
 

@@ -6,14 +6,14 @@ import random
 from collections import Counter
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.assemble import Origin, Pick, assemble
-from meshwright.planner.edges import handovers
-from meshwright.planner.evaluate import refit_readers
-from meshwright.planner.frontier import costed_choice
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads, Scope
-from meshwright.planner.plan import Plan, Solver
-from meshwright.planner.space import choices, pools
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.evaluate import refit_readers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, Scope
+from meshwright.planner.search.assemble import Origin, Pick, assemble
+from meshwright.planner.search.frontier import costed_choice
+from meshwright.planner.search.space import choices, pools
 from meshwright.profiles.stages import STAGES, Stage, stage_graph
 from tests.planner.jobs import RandomModel, small_facts
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.alternatives import Considered, alternatives
+from meshwright.planner.analysis.alternatives import Considered, alternatives
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import ToyModel, small_facts
 

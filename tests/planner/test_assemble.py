@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.leads import patterns
+from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import small_facts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.binding import held_back
+from meshwright.planner.analysis.binding import held_back
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
 from tests.planner.jobs import ToyModel, small_facts
 
 MIB = 2**20

@@ -8,9 +8,9 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call
-from meshwright.planner.calibrate import Calibration, StageRow, calibrate, read_run
-from meshwright.planner.plan import Plan, write_plan
-from meshwright.planner.simulate import simulate
+from meshwright.planner.analysis.correct_table import Calibration, StageRow, calibrate, read_run
+from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, points, record

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.planner.check_program import check_program, require_sound
-from meshwright.planner.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream, lower
+from meshwright.planner.program.check_program import check_program, require_sound
+from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream, lower
 from meshwright.profiles.errors import BadInput
 from tests.planner.plans import long_facts, random_plan
 

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.solver.alike import alike
 from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.coarse import around, coarsened, possible

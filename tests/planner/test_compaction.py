@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.compaction import compaction
+from meshwright.planner.simulation.compaction import compaction
 
 SLOTS = st.lists(st.tuples(st.integers(1, 2000), st.booleans()), max_size=64)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.compare import compare, step_ends, step_seconds
+from meshwright.planner.analysis.compare import compare, step_ends, step_seconds
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.leads import Leads, patterns
-from meshwright.planner.plan import Plan
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import Leads, patterns
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import Span
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.plans import random_plan

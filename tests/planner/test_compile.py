@@ -8,10 +8,10 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.result import Limits
-from meshwright.planner.verify import verify
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.stages import STAGES

@@ -9,25 +9,25 @@ from functools import cache
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.planner.brute_force import best_makespan
-from meshwright.planner.calls import Choice
-from meshwright.planner.check_program import require_sound
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.edges import handovers
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.frontier import costed_choice, frontier, frontiers
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import patterns, scopes
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.plan import Plan
-from meshwright.planner.pose import pose
-from meshwright.planner.program import lower, owners
-from meshwright.planner.rules import MIN_CONTEXT_TOKENS, layout_rules, max_context_parallel, schedule_rules
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import MIN_CONTEXT_TOKENS, layout_rules, max_context_parallel, schedule_rules
+from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.program.check_program import require_sound
+from meshwright.planner.program.program import lower, owners
+from meshwright.planner.search.brute_force import best_makespan
+from meshwright.planner.search.formulate import pose
+from meshwright.planner.search.frontier import costed_choice, frontier, frontiers
+from meshwright.planner.search.space import check_pins, choices
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
-from meshwright.planner.space import check_pins, choices
-from meshwright.planner.verify import verify
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.documents import canonical_json, parse
@@ -35,7 +35,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from meshwright.profiles.workload import Workload

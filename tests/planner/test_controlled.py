@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.controlled import Controlled, assumed_reward
-from meshwright.planner.controllers import Controllers, Observation
-from meshwright.planner.generated import CarriedOver, Lengths
-from meshwright.planner.leads import GENERATE
-from meshwright.planner.plan import Plan
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.program.controllers import Controllers, Observation
+from meshwright.planner.simulation.controlled import Controlled, assumed_reward
+from meshwright.planner.simulation.generated import CarriedOver, Lengths
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT
 from tests.planner.plans import long_facts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.controllers import ChunkTuner, OvercommitTuner
+from meshwright.planner.program.controllers import ChunkTuner, OvercommitTuner
 from meshwright.profiles.errors import BadInput
 
 

@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from meshwright.planner.controllers import Controllers, Observation, OvercommitTuner
-from meshwright.planner.deferral import held_back, steps_to_grow
-from meshwright.planner.flight import Drawn, FirstEnded, Flight, Turn
+from meshwright.planner.program.controllers import Controllers, Observation, OvercommitTuner
+from meshwright.planner.simulation.deferral import held_back, steps_to_grow
+from meshwright.planner.simulation.flight import Drawn, FirstEnded, Flight, Turn
 from tests.planner.test_controlled import controlled
 from tests.planner.test_flight import TIMES
 from tests.planner.test_sampled import carrying_over

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from meshwright.planner.dominance import undominated
+from meshwright.planner.solver.dominance import undominated
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost_models.cost import Cost, Term
-from meshwright.planner.evaluate import Task, evaluate, list_schedule, peak_bytes, resident_bytes
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.evaluate import Task, evaluate, list_schedule, peak_bytes, resident_bytes
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from tests.planner.plans import random_plan
 

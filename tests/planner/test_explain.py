@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from meshwright.planner.analysis.explain import explain
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.explain import explain
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
 from tests.planner.jobs import ToyModel, small_facts
 
 

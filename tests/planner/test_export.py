@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.export import slurm_script, torchrun_scripts
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
 from tests.planner.jobs import ToyModel, small_facts
 
 PLAN, JOB = Path("/data/it's here/plan.json"), Path("/data/$HOME job.yaml")

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from meshwright.planner.flight import Drawn, FirstEnded, Flight, Turn, WholeStep
-from meshwright.planner.generated import generation_seconds
-from meshwright.planner.probe import Grid, RoundTimes
-from meshwright.runtime import slots, turns
+from meshwright.planner.simulation.flight import Drawn, FirstEnded, Flight, Turn, WholeStep
+from meshwright.planner.simulation.generated import generation_seconds
+from meshwright.planner.simulation.round_times import Grid, RoundTimes
+from meshwright.runtime.generation.engine import slots, turn_rules
 
 _AXES = np.array([1.0, 1024.0]), np.array([1.0, 10_000.0])
 TIMES = RoundTimes(
@@ -63,11 +63,11 @@ class RuntimesFlight:
     """The runtime's slots, flight and delivery, with tokens that nothing has computed: its generator's turn."""
 
     def __init__(self, num_slots: int, num_stages: int) -> None:
-        self._flight = turns.Flight(slots.cut_slots(num_slots, min(num_stages, num_slots)))
+        self._flight = turn_rules.Flight(slots.cut_slots(num_slots, min(num_stages, num_slots)))
         self._drawn: set[int] = set()
 
     def turn(
-        self, admitted: Sequence[slots.Prompt], delivery: turns.Delivery, least_rounds: int
+        self, admitted: Sequence[slots.Prompt], delivery: turn_rules.Delivery, least_rounds: int
     ) -> tuple[slots.Response, ...]:
         self._flight.begin(admitted, least_rounds)
         rotation = itertools.cycle(self._flight.groups)
@@ -114,7 +114,7 @@ def test_it_delivers_what_the_runtime_delivers_token_by_token(
     ours = play(num_slots, num_slots, num_stages, batches=batches, extra=extra, least_rounds=least_rounds, num_turns=25)
     theirs = RuntimesFlight(num_slots, num_stages)
     for step, admitted in enumerate(admissions(num_slots, extra or (batches - 1) * ROWS, 25)):
-        delivery = turns.FirstEnded(ROWS, DEFERRAL) if extra else turns.WholeStep(step)
+        delivery = turn_rules.FirstEnded(ROWS, DEFERRAL) if extra else turn_rules.WholeStep(step)
         responses = theirs.turn([prompt_of(one) for one in admitted], delivery, least_rounds)
         assert [(one.step, one.row) for one in ours[step].delivered] == [(r.step, r.row) for r in responses]
         assert [one.tokens_by_turn() for one in ours[step].delivered] == [Counter(r.versions) for r in responses]

@@ -9,9 +9,9 @@ import pytest
 
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call
-from meshwright.planner.frontier import DOMINATED, TOO_LARGE, Candidate, frontier
-from meshwright.planner.pins import Ranks, parse_pins
-from meshwright.planner.space import choices
+from meshwright.planner.plan.pins import Ranks, parse_pins
+from meshwright.planner.search.frontier import DOMINATED, TOO_LARGE, Candidate, frontier
+from meshwright.planner.search.space import choices
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import RandomModel, small_facts

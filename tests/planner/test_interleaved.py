@@ -8,22 +8,22 @@ from functools import cache
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.planner.brute_force import best_makespan
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.edges import handovers
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.frontier import frontier, frontiers
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import patterns, scopes
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.plan import Plan
-from meshwright.planner.pose import pose
-from meshwright.planner.rules import layout_rules, schedule_rules
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import layout_rules, schedule_rules
+from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.brute_force import best_makespan
+from meshwright.planner.search.formulate import pose
+from meshwright.planner.search.frontier import frontier, frontiers
+from meshwright.planner.search.space import check_pins
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
-from meshwright.planner.space import check_pins
-from meshwright.planner.verify import verify
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.job import ClusterSpec, Facts, Job, Models, ModelSource, require_job, resolve
+from meshwright.planner.plan.job import ClusterSpec, Facts, Job, Models, ModelSource, require_job, resolve
 from meshwright.profiles.cluster import Cluster, Device, Link
 from meshwright.profiles.devices import cpu_links, local_cluster
 from meshwright.profiles.errors import BadInput

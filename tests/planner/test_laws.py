@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job import Facts
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
 from tests.planner.jobs import ToyModel, small_facts
 
 MIB = 2**20

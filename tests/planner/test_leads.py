@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.check_program import check_program
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.evaluate import items, ranks_of
-from meshwright.planner.leads import SYNCHRONOUS, max_deferral, patterns, scopes, staleness_of
-from meshwright.planner.plan import Plan
-from meshwright.planner.program import MoveWeights, Receive, RunStage, Send, lower, takes_part
-from meshwright.planner.simulate import simulate
-from meshwright.planner.verify import verify
+from meshwright.planner.plan.evaluate import items, ranks_of
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, max_deferral, patterns, scopes, staleness_of
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.program.check_program import check_program
+from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, takes_part
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import stage_graph
 from tests.planner.jobs import RandomModel, small_facts

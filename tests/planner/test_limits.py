@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.settings import with_setting
+from meshwright.planner.plan.settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import small_facts
 

@@ -8,24 +8,24 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel, Move
-from meshwright.planner.brute_force import best_makespan
+from meshwright.planner.analysis.explain import explain
+from meshwright.planner.analysis.sensitivity import sensitivities
+from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan, compile_plan
-from meshwright.planner.edges import handovers
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.explain import explain
-from meshwright.planner.frontier import frontiers
-from meshwright.planner.job import Facts, MixedSpec
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.plan import Plan
-from meshwright.planner.pose import pose
-from meshwright.planner.refusal import NoPlan
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.job import Facts, MixedSpec
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import parse_settings
+from meshwright.planner.plan.verify import verify
 from meshwright.planner.report.report import report
-from meshwright.planner.sensitivity import sensitivities
-from meshwright.planner.settings import parse_settings
+from meshwright.planner.search.brute_force import best_makespan
+from meshwright.planner.search.formulate import pose
+from meshwright.planner.search.frontier import frontiers
+from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
-from meshwright.planner.verify import verify
-from meshwright.planner.whatif import whatif
 from meshwright.profiles.cluster import MixedCluster, of_one_kind
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput

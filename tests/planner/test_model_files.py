@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.model_files import require_heads, require_one_tokenizer
+from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from tests.planner.jobs import small_facts
 

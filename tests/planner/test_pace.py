@@ -6,12 +6,12 @@ import statistics
 
 import pytest
 
-from meshwright.cost_models.turns import Overlap, Turns
-from meshwright.planner.leads import GENERATE, patterns
-from meshwright.planner.pace import Pace, planned_rounds
-from meshwright.planner.plan import Plan
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import simulate
+from meshwright.cost_models.turn_cost import Overlap, Turns
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE, patterns
+from meshwright.planner.simulation.pace import Pace, planned_rounds
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import small_facts
@@ -93,6 +93,6 @@ def test_what_runs_beside_generation_waits_less_when_turns_are_equally_long(monk
         return statistics.stdev(seconds) / statistics.fmean(seconds)
 
     paced, period = spread(), simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean
-    monkeypatch.setattr("meshwright.planner.pace.planned_rounds", lambda _plan: 0.0)
+    monkeypatch.setattr("meshwright.planner.simulation.pace.planned_rounds", lambda _plan: 0.0)
     assert paced < spread() / 2
     assert period < simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean * 1.01

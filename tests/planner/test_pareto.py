@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.analysis.pareto import Point, pareto
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.pareto import Point, pareto
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import ToyModel, small_facts
 

@@ -9,11 +9,11 @@ import pytest
 
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
-from meshwright.planner.edges import handovers
-from meshwright.planner.frontier import frontiers
-from meshwright.planner.leads import SYNCHRONOUS, Scope
-from meshwright.planner.pins import Ranks, parse_pins
-from meshwright.planner.pose import BLOCK_BYTES, Posed, pose
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.pins import Ranks, parse_pins
+from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Scope
+from meshwright.planner.search.formulate import BLOCK_BYTES, Posed, pose
+from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
 from meshwright.profiles.layout import Layout

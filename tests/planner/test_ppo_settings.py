@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.planner.ppo_settings import PPO, LearningRateSchedule
+from meshwright.planner.plan.ppo_settings import PPO, LearningRateSchedule
 from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role

@@ -9,13 +9,13 @@ import pytest
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.job import Facts, read_job, resolve
-from meshwright.planner.pins import parse_pins
-from meshwright.planner.plan import Plan
-from meshwright.planner.rules import layout_rules, schedules
+from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import layout_rules, schedules
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec, read_model
+from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan import Plan
-from meshwright.planner.program import MoveWeights, Receive, RunStage, Send, lower, owners
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, owners
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from tests.planner.jobs import RandomModel, small_facts
 

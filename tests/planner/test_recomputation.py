@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from meshwright.cost_models.generation import RECOMPUTATION
-from meshwright.planner.calls import call_in
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import GENERATE
-from meshwright.planner.plan import Plan
-from meshwright.planner.recost import recost
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.verify import verify
+from meshwright.cost_models.generation_cost import RECOMPUTATION
+from meshwright.planner.plan.calls import call_in
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.recost import recost
+from meshwright.planner.simulation.sampled import Sampled
 from meshwright.profiles.documents import canonical_json
 from tests.planner.test_sampled import carrying_over, model_of
 

@@ -8,10 +8,10 @@ import pytest
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job import Facts
-from meshwright.planner.plan import Plan
-from meshwright.planner.refusal import Change, NoPlan
-from meshwright.planner.settings import with_setting
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.search.refusal import Change, NoPlan
 from meshwright.planner.solver.result import Limits
 from tests.planner.jobs import ToyModel, small_facts
 

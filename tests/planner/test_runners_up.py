@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.analysis.runners_up import RunnerUp, runners_up
 from meshwright.planner.compile import best_plan, compile_plan
-from meshwright.planner.pins import Pin
-from meshwright.planner.plan import Plan
-from meshwright.planner.runners_up import RunnerUp, runners_up
+from meshwright.planner.plan.pins import Pin
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import ToyModel, small_facts

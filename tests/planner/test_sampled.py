@@ -11,13 +11,13 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.generated import generation_seconds
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import patterns
-from meshwright.planner.plan import Plan
-from meshwright.planner.probe import Grid, RoundTimes
-from meshwright.planner.sampled import Sampled, draw_lengths, tokens_of_replicas
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.simulation.generated import generation_seconds
+from meshwright.planner.simulation.round_times import Grid, RoundTimes
+from meshwright.planner.simulation.sampled import Sampled, draw_lengths, tokens_of_replicas
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.trace import LIVE
 from meshwright.profiles.workload import Workload

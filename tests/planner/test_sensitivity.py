@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.job import Facts
-from meshwright.planner.sensitivity import Sensitivity, sensitivities
+from meshwright.planner.analysis.sensitivity import Sensitivity, sensitivities
+from meshwright.planner.plan.job import Facts
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.planner.ppo_settings import PPO
+from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshwright.planner.side_by_side import side_by_side
+from meshwright.planner.search.parallel import side_by_side
 from tests.planner.processes import at_work
 
 ROOT = Path(__file__).parents[2]

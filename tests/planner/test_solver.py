@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.planner.brute_force import best_makespan
-from meshwright.planner.brute_force import least_memory as least_memory_by_brute_force
-from meshwright.planner.solver import coarse, search_blocks
+from meshwright.planner.search.brute_force import best_makespan
+from meshwright.planner.search.brute_force import least_memory as least_memory_by_brute_force
+from meshwright.planner.solver import block_search, coarse
 from meshwright.planner.solver.alike import Alike
 from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer, ends_of
 from meshwright.planner.solver.result import Limits, Result, picked_options
@@ -214,8 +214,8 @@ def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, mon
         merged.append(any(layout != other for (_, layout), other in found.stands_for.items()))
         return found
 
-    monkeypatch.setattr(search_blocks, "_MANY", 0)
-    monkeypatch.setattr(search_blocks, "coarsened", coarsened)
+    monkeypatch.setattr(block_search, "_MANY", 0)
+    monkeypatch.setattr(block_search, "coarsened", coarsened)
     asked = with_layouts_alike(random_blocks(seed, num_ranks=8, num_calls=4, num_options=6))
     best, result = solve(asked, Limits()), solve(asked, Limits(gap=0.05))
     check(asked, result)

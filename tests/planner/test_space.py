@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.planner.job import Facts
-from meshwright.planner.pins import Pin, Ranks, forbidden, parse_pin, parse_pins
-from meshwright.planner.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedule_rules
-from meshwright.planner.space import check_pins, choices, pools
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin, Ranks, forbidden, parse_pin, parse_pins
+from meshwright.planner.plan.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedule_rules
+from meshwright.planner.search.space import check_pins, choices, pools
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout

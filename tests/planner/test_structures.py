@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
+from meshwright.planner.analysis.structures import best_structures
 from meshwright.planner.compile import best_plan
-from meshwright.planner.pins import Pin
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.pins import Pin
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.result import Limits
-from meshwright.planner.structures import best_structures
-from meshwright.planner.verify import verify
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import RandomModel, small_facts

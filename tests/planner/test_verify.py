@@ -10,9 +10,9 @@ import pytest
 
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.plan import Plan
-from meshwright.planner.verify import verify
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule

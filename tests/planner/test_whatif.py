@@ -6,14 +6,14 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.analysis.whatif import outlook, whatif
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job import Facts
-from meshwright.planner.plan import Plan
-from meshwright.planner.recost import recost
-from meshwright.planner.settings import parse_settings, with_setting
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import parse_settings, with_setting
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.recost import recost
 from meshwright.planner.solver.result import Limits
-from meshwright.planner.verify import verify
-from meshwright.planner.whatif import outlook, whatif
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts

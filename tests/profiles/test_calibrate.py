@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.profiles.calibrate import bodies_of, extra_seconds, factor, met, observe, traffic_factor
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.observations import bodies_of, extra_seconds, factor, met, observe, traffic_factor
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.table import Body
 from meshwright.profiles.trace import Span

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.profiles.durations import refit_seconds, stage_seconds
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.trace import Span
+from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
 
 
 def span(rank: int, start: float, end: float, name: str = "actor_train", kind: str = "stage") -> Span:

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, layout_violations
-from meshwright.profiles.model import ModelSpec, model_from_config
+from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.table import shape_of
 
 BASE: dict[str, Any] = {

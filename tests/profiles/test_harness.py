@@ -17,7 +17,7 @@ from meshwright.profiles.harness import (
     record,
 )
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, shape_of
 from meshwright.profiles.workload import Workload

@@ -13,7 +13,7 @@ from meshwright.profiles.layout import (
     layout_violations,
     nearest_divisor,
 )
-from meshwright.profiles.model import ModelSpec, model_from_config
+from meshwright.profiles.model_shape import ModelSpec, model_from_config
 
 LAYOUTS = [
     Layout(),

@@ -5,7 +5,7 @@ import pytest
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, exchanges, failure, points, record, record_collective
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Point, Provenance, Table, read_table, write_table

@@ -7,7 +7,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, failure, points, record, record_collective
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import (
     Body,

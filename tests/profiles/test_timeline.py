@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.profiles.timeline import chrome_trace
+from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.trace import Run, Span
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from meshwright.profiles.errors import MeshwrightError
-from meshwright.runtime.launch import MESSAGES_ONLY, launch
-from meshwright.runtime.rendezvous import Rendezvous
+from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
+from meshwright.runtime.launch.rendezvous import Rendezvous
 
 
 def tell_rank() -> tuple[int, int]:

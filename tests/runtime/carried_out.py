@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
 
 
 def carried_out(asked: RunRequest) -> Run:

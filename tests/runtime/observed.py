@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE
-from meshwright.runtime.bodies import MicroBatch
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
-from meshwright.runtime.weights import save_weights
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
+from meshwright.runtime.model.weights import save_weights
+from meshwright.runtime.training.bodies import MicroBatch
 from tests.runtime.ranks import run_on_ranks
 
 FIELDS = tuple(name for stage in STAGES for name in stage.writes)

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.assemble import Origin, Pick, assemble
-from meshwright.planner.calls import Choice
-from meshwright.planner.edges import handovers
-from meshwright.planner.frontier import costed_choice
-from meshwright.planner.job import Facts
-from meshwright.planner.leads import SYNCHRONOUS, Leads, Scope
-from meshwright.planner.pins import Ranks
-from meshwright.planner.plan import Plan, Solver
-from meshwright.planner.verify import verify
+from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Leads, Scope
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.assemble import Origin, Pick, assemble
+from meshwright.planner.search.frontier import costed_choice
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES

@@ -29,12 +29,12 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from meshwright.runtime import host
+from meshwright.runtime.device import host
 
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
-_SLOW = ("meshwright.runtime.train", "pytest", "tests.runtime.checkpoints")
+_SLOW = ("meshwright.runtime.execution.train", "pytest", "tests.runtime.checkpoints")
 """What nearly every test of ranks imports, and what that imports."""
 
 _POOLS: dict[int, _Pool] = {}

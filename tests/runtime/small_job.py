@@ -12,9 +12,9 @@ import yaml
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.job import read_job, resolve
-from meshwright.planner.plan import Plan
-from meshwright.runtime.request import RunRequest
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 
 VOCAB_SIZE = 32

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.planner.ppo_settings import PPO, Truncation
-from meshwright.runtime.advantages import (
+from meshwright.planner.plan.ppo_settings import PPO, Truncation
+from meshwright.runtime.training.advantages import (
     ends_response,
     generalized_advantages,
     moments,
@@ -21,7 +21,7 @@ from meshwright.runtime.advantages import (
     token_rewards,
     whiten,
 )
-from meshwright.runtime.ppo import targets
+from meshwright.runtime.training.ppo import targets
 
 ROWS, WIDTH = 6, 12
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.planner.job import read_job, resolve
-from meshwright.planner.plan import read_plan, write_plan
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import read_plan, write_plan
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
-from meshwright.runtime import profiling
+from meshwright.runtime.profiling.profiling import profiling
 from tests.runtime.command import Call
 from tests.runtime.test_report import small_plan
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads, patterns, staleness_of
-from meshwright.planner.verify import verify
-from meshwright.runtime.request import RunRequest
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, patterns, staleness_of
+from meshwright.planner.plan.verify import verify
+from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.runtime.test_train import FIELDS, TOLERANCE, Held, run_steps
 

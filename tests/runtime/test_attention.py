@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.runtime.equal_rows import equal_rows
+from meshwright.runtime.model.equal_rows import equal_rows
 from tests.runtime.test_kv_cache import NUM_SLOTS, ROTARY, Row, attend, random_rows, used_cache
 
 seeded = pytest.mark.parametrize("seed", range(10))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.planner.job import read_job, resolve
+from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.harness import Sample, points, record
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Provenance, Table, write_table

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from meshwright.runtime.bands import bands
+from meshwright.runtime.model.row_bands import bands
 
 
 def aged(num_rows: int, seed: int) -> list[int]:

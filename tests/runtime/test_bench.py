@@ -12,9 +12,9 @@ import torch.distributed as dist
 from meshwright.profiles.harness import Conditions
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.table import Body, Measurement, Point, Shape
-from meshwright.runtime.bench import NOT_FINITE, Bench
-from meshwright.runtime.instruments import instruments
-from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.device.instruments import instruments
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.profiling.bench import NOT_FINITE, Bench
 from tests.runtime.ranks import run_on_ranks
 
 SHAPE = Shape(

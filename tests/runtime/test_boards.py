@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.boards import Board
+from meshwright.runtime.records.boards import Board
 
 
 def test_numbers_are_found_again_by_group_name_and_step(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_numbers_are_found_again_by_group_name_and_step(tmp_path: Path) -> None:
 
 
 def test_a_run_without_the_package_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.runtime.boards.find_spec", lambda _: None)
+    monkeypatch.setattr("meshwright.runtime.records.boards.find_spec", lambda _: None)
     board = Board(tmp_path, 0)
     board.add("train", {"score": 1.0}, 0)
     board.close()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan import write_plan
+from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, MeshwrightError
-from meshwright.runtime.train import run_plan
+from meshwright.runtime.execution.train import run_plan
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.hosts import BIN
 from tests.runtime.small_job import VOCAB_SIZE, request, write_job

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.planner.plan import read_plan
+from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.table import read_table
 from meshwright.profiles.trace import Span, write_spans
 from tests.runtime.command import Call, exit_code

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from meshwright.runtime.actions import Actions
-from meshwright.runtime.batch import Batch
-from meshwright.runtime.computing import Computing
-from meshwright.runtime.refit import Refit
+from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.megatron_device import Computing
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.training.refit import Refit
 
 
 class Heard:

@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.durations import Planned
-from meshwright.planner.program import lower
-from meshwright.planner.rules import MIN_CONTEXT_TOKENS
+from meshwright.planner.plan.rules import MIN_CONTEXT_TOKENS
+from meshwright.planner.program.instruction_durations import Planned
+from meshwright.planner.program.program import lower
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.bodies import MicroBatch, Trainer
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import Recompute, build_model
-from meshwright.runtime.parts import Gathered, Parts
-from meshwright.runtime.rehearse import rehearse
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.execution.rehearse import rehearse
+from meshwright.runtime.model.context_parallel import Gathered, Parts
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import Recompute, build_model
+from meshwright.runtime.training.bodies import MicroBatch, Trainer
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.checkpoints import expected_logprobs, expected_scores, tokens, write_checkpoint

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.controllers import Controllers, Observation, Setting
-from meshwright.planner.job import read_job, resolve
-from meshwright.planner.leads import GENERATE, SYNCHRONOUS, Leads, patterns
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, patterns
+from meshwright.planner.program.controllers import Controllers, Observation, Setting
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
-from meshwright.runtime.data import read_data
-from meshwright.runtime.record import observations
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
-from meshwright.runtime.train import run_plan
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.generation.prompts import read_data
+from meshwright.runtime.records.record import observations
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import write_job

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.job import Job, read_job
+from meshwright.planner.plan.job import Job, read_job
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.data import PromptData, read_data
-from meshwright.runtime.end_tokens import ResponseEnds
+from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.model.end_tokens import ResponseEnds
 from tests.runtime.small_job import EOS, VOCAB_SIZE, write_job
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.continuing import forward_continued
-from meshwright.runtime.decoding import DecodeStep
-from meshwright.runtime.kv_cache import SlotCache
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.relay import Relay
-from meshwright.runtime.weights import load_weights
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.end_tokens import ResponseEnds, read_end_tokens
-from meshwright.runtime.slots import Finish, LiveSequence, Prompt
-from meshwright.runtime.stopping import Stopping
+from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt
+from meshwright.runtime.generation.stopping import Stopping
+from meshwright.runtime.model.end_tokens import ResponseEnds, read_end_tokens
 
 WORDS = ("<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|pad|>", "word")
 BEGIN, END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN, PAD, WORD = range(len(WORDS))

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner import rules
-from meshwright.planner.job import read_job, resolve
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import rules
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.runtime.kv_cache import SlotCache
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
+from meshwright.runtime.model.kv_cache import SlotCache
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, write_job

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.planner.program import Program, Receive, RunStage, Send
-from meshwright.runtime.batch import Batch
-from meshwright.runtime.executor import Executor
+from meshwright.planner.program.program import Program, Receive, RunStage, Send
+from meshwright.runtime.execution.executor import Executor
+from meshwright.runtime.messages.step_experience import Batch
 
 
 class Heard:

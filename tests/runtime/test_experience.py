@@ -8,9 +8,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.program import Receive, Send
-from meshwright.runtime.experience import Courier, Experience, even_share, micro_batches, share
-from meshwright.runtime.mail import Mail
+from meshwright.planner.program.program import Receive, Send
+from meshwright.runtime.messages.experience import Courier, Experience, even_share, micro_batches, share
+from meshwright.runtime.messages.transport import Mail
 from tests.runtime.ranks import run_on_ranks
 
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.space import choices
+from meshwright.planner.search.space import choices
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
+from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import STAGE_BY_NAME
-from meshwright.runtime.bodies import MicroBatch, forward_logprobs
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.slots import Response
-from meshwright.runtime.train import run_plan
-from meshwright.runtime.turns import Everything, FirstEnded
-from meshwright.runtime.weights import load_weights
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.generation.slots import Response
+from meshwright.runtime.generation.turn_rules import Everything, FirstEnded
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 from tests.planner.jobs import small_facts
 from tests.runtime import small_job
 from tests.runtime.checkpoints import expected_logprobs, name_end_tokens, tokens, write_checkpoint

@@ -12,18 +12,18 @@ import torch
 import transformers
 from torch import Tensor
 
-from meshwright.planner.job import ModelSource, read_job
+from meshwright.planner.plan.job import ModelSource, read_job
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
+from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import Role
-from meshwright.runtime.bodies import Trainer
-from meshwright.runtime.exported import TrainedModel, write_models
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
-from meshwright.runtime.train import run_plan
-from meshwright.runtime.weights import load_weights
+from meshwright.runtime.execution.model_export import TrainedModel, write_models
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import Trainer
 from tests.runtime.checkpoints import FAMILIES, expected_scores, tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.ranks import run_on_ranks

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.bodies import MicroBatch, forward_logprobs
-from meshwright.runtime.generation import Generator
-from meshwright.runtime.mesh import Mesh, build_mesh
-from meshwright.runtime.models import Decoder, build_model
-from meshwright.runtime.slots import Finish, Prompt, Response
-from meshwright.runtime.turns import FirstEnded, WholeStep
-from meshwright.runtime.weights import load_weights
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.slots import Finish, Prompt, Response
+from meshwright.runtime.generation.turn_rules import FirstEnded, WholeStep
+from meshwright.runtime.model.mesh import Mesh, build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 

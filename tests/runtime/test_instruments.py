@@ -9,8 +9,8 @@ import torch
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.harness import Conditions
-from meshwright.runtime import memory
-from meshwright.runtime.instruments import Thermometer, is_finite, query_device, why_failed
+from meshwright.runtime.device import used_memory
+from meshwright.runtime.device.instruments import Thermometer, is_finite, query_device, why_failed
 
 _MIB = 2**20
 
@@ -73,8 +73,8 @@ def test_the_peak_is_what_was_in_use_at_most_and_not_what_was_freed_before(size:
         del blocks
 
     use()
-    before = memory.reset_peak()
+    before = used_memory.reset_peak()
     use()
-    assert memory.peak_bytes() - before == pytest.approx(3 * size, rel=0.1)
-    again = memory.reset_peak()
-    assert memory.peak_bytes() - again < size / 2
+    assert used_memory.peak_bytes() - before == pytest.approx(3 * size, rel=0.1)
+    again = used_memory.reset_peak()
+    assert used_memory.peak_bytes() - again < size / 2

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.bodies import Trainer
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.refit import Refit
-from meshwright.runtime.weights import load_weights, save_weights
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights, save_weights
+from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.refit import Refit
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.test_checkpoint import Places, Run, _merge

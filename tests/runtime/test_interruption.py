@@ -11,11 +11,11 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from meshwright.planner.leads import patterns
-from meshwright.planner.plan import write_plan
-from meshwright.runtime.agreement import Agreement, Wish
-from meshwright.runtime.interruption import STOPPED
-from meshwright.runtime.resume import saved_steps
+from meshwright.planner.plan.plan import write_plan
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.runtime.execution.agreement import Agreement, Wish
+from meshwright.runtime.execution.resume import saved_steps
+from meshwright.runtime.launch.interruption import STOPPED
 from tests.runtime.hosts import BIN, LOOPBACK, Agent
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job

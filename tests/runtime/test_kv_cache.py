@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.runtime.attention import CoreAttention, Rotary
-from meshwright.runtime.kv_cache import ContinuedRows, SlotCache
+from meshwright.runtime.model.attention import CoreAttention, Rotary
+from meshwright.runtime.model.kv_cache import ContinuedRows, SlotCache
 from tests.planner.jobs import model_spec
 
 SPEC = replace(model_spec("actor"), num_kv_heads=2)

@@ -13,10 +13,10 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from meshwright.planner.plan import write_plan
+from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.launch import Preparation, launch
-from meshwright.runtime.rendezvous import Rendezvous
+from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.rendezvous import Rendezvous
 from tests.runtime.hosts import BIN, LOOPBACK, free_port
 from tests.runtime.small_job import request, write_job
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 ON_CPU = Preparation("cpu")
-READY = "meshwright.runtime.train"
+READY = "meshwright.runtime.execution.train"
 either_way = pytest.mark.parametrize("preload", [None, READY], ids=["from nothing", "from a process that is ready"])
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime import memory
-from meshwright.runtime.learning import minibatches
+from meshwright.runtime.device import used_memory
+from meshwright.runtime.training.learning import minibatches
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(0, 3))
@@ -35,18 +35,18 @@ def test_the_order_depends_on_seed_step_and_epoch() -> None:
 def test_pages_of_a_file_do_not_count(tmp_path: Path) -> None:
     path, num_bytes = tmp_path / "library", 200 * 2**20
     path.write_bytes(bytes(num_bytes))
-    before = memory.reset_peak()
+    before = used_memory.reset_peak()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
         assert sum(pages[:: mmap.PAGESIZE]) == 0
-        assert abs(memory.bytes_in_use() - before) < num_bytes / 4
-        assert abs(memory.peak_bytes() - before) < num_bytes / 4
+        assert abs(used_memory.bytes_in_use() - before) < num_bytes / 4
+        assert abs(used_memory.peak_bytes() - before) < num_bytes / 4
 
 
 def test_a_large_allocation_shows_in_the_peak_and_is_forgotten_by_a_reset() -> None:
     num_bytes = 200 * 2**20
-    before = memory.reset_peak()
+    before = used_memory.reset_peak()
     block = torch.ones(num_bytes // 4)
     del block
-    assert memory.peak_bytes() - before > 0.9 * num_bytes
-    memory.reset_peak()
-    assert memory.peak_bytes() - before < 0.5 * num_bytes
+    assert used_memory.peak_bytes() - before > 0.9 * num_bytes
+    used_memory.reset_peak()
+    assert used_memory.peak_bytes() - before < 0.5 * num_bytes

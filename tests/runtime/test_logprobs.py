@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import meshwright.runtime.logprobs as module
+import meshwright.runtime.model.logprobs as module
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.logprobs import token_logprobs
-from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.model.logprobs import token_logprobs
+from meshwright.runtime.model.mesh import build_mesh
 from tests.runtime.ranks import run_on_ranks
 
 LENGTH, ROWS, PADDED = 6, 3, 64

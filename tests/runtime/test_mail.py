@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.runtime.mail import House, Mail
+from meshwright.runtime.messages.transport import House, Mail
 from tests.runtime.ranks import run_on_ranks
 
 NO_GROUP = cast(dist.ProcessGroup, None)

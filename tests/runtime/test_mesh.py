@@ -2,7 +2,7 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.model.mesh import build_mesh
 from tests.runtime.ranks import run_on_ranks
 
 GROUPS = ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd", "ep", "expt_dp", "tp_ep", "tp_ep_pp")

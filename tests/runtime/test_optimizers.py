@@ -11,16 +11,16 @@ import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from meshwright.planner.job import read_job, resolve
-from meshwright.planner.ppo_settings import LearningRateSchedule
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.ppo_settings import LearningRateSchedule
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.bodies import Trainer
-from meshwright.runtime.checkpoint import load_trainers, save_trainers
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.weights import load_weights
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.checkpoint import load_trainers, save_trainers
 from tests.runtime.carried_out import carried_out
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.plans_by_hand import Where, plan_by_hand

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan import write_plan
+from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.lock import locked, require_free
-from meshwright.runtime.outputs import Kind
+from meshwright.runtime.records.lock import locked, require_free
+from meshwright.runtime.records.outputs import Kind
 from tests.runtime.command import Call
 from tests.runtime.test_report import small_plan
 
@@ -140,7 +140,7 @@ def test_a_disk_that_takes_no_more_is_one_sentence(call: Call, plan: Path) -> No
 
 def test_a_directory_is_held_by_one_process_until_it_ends_in_whatever_way(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from meshwright.runtime.lock import locked\n"
+        "import sys, time; from pathlib import Path; from meshwright.runtime.records.lock import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as other:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.edges import field_bytes
-from meshwright.runtime.overhead import num_processors, processor_seconds, slow_enough
+from meshwright.planner.plan.edges import field_bytes
+from meshwright.runtime.execution.rehearsal_overhead import num_processors, processor_seconds, slow_enough
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.test_rehearse import slow_enough as ten_times_as_long

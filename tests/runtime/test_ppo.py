@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from meshwright.planner.ppo_settings import PPO
-from meshwright.runtime.advantages import response_mask
-from meshwright.runtime.ppo import (
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.runtime.training.advantages import response_mask
+from meshwright.runtime.training.ppo import (
     Share,
     experience_metrics,
     explained_variance,

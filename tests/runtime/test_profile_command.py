@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.job import ClusterSpec
+from meshwright.planner.plan.job import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.table import read_table
-from meshwright.runtime.importing import offer
+from meshwright.runtime.commands.import_operators import offer
 from tests.runtime.command import Call
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.job import Facts
+from meshwright.planner.plan.job import Facts
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.profiling import require_device
+from meshwright.runtime.profiling.profiling import require_device
 from tests.planner.jobs import small_facts
 
 H200 = "NVIDIA H200"

@@ -9,14 +9,14 @@ import pytest
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.question import Call
-from meshwright.planner.job import Facts, read_job, resolve
+from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.profiles.harness import exchanges, points
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import partial_path
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, Role
 from meshwright.profiles.table import Table, read_table, write_table
-from meshwright.runtime.profiling import profile_job
+from meshwright.runtime.profiling.profiling import profile_job
 from tests.runtime.small_job import write_job
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.trace import Span
-from meshwright.runtime.gap import Gap
-from meshwright.runtime.outcome import Outcome
-from meshwright.runtime.record import Evaluation, Recorder, RunSummary
+from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.records.record import Evaluation, Recorder, RunSummary
+from meshwright.runtime.records.version_gap import Gap
 from tests.planner.jobs import ToyModel, small_facts
 
 

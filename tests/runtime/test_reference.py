@@ -14,11 +14,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from meshwright.planner.job import read_job, resolve
-from meshwright.planner.leads import patterns
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
-from meshwright.runtime.request import RunRequest
+from meshwright.runtime.execution.request import RunRequest
 from tests.reference import ppo
 from tests.reference.ppo import Learnt, Reference, Row, Settings
 from tests.runtime.checkpoints import edit_config, write_checkpoint

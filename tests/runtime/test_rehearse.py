@@ -11,23 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.planner.durations import Planned, StepWork
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.leads import patterns
-from meshwright.planner.plan import Plan
-from meshwright.planner.program import Send, lower
-from meshwright.planner.sampled import draw_lengths
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.program.instruction_durations import Planned, StepWork
+from meshwright.planner.program.program import Send, lower
+from meshwright.planner.simulation.sampled import draw_lengths
+from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.timeline import chrome_trace
 from meshwright.profiles.trace import Run
-from meshwright.runtime.batch import Batch
-from meshwright.runtime.executor import Executor
-from meshwright.runtime.mail import Mail
-from meshwright.runtime.meeting import Meetings
-from meshwright.runtime.rehearse import Rehearsal, Request, live, rehearse
-from meshwright.runtime.streaming import Streaming
-from meshwright.runtime.waiting import Waiting
+from meshwright.runtime.execution.executor import Executor
+from meshwright.runtime.execution.rehearsal_device import Waiting
+from meshwright.runtime.execution.rehearse import Rehearsal, Request, live, rehearse
+from meshwright.runtime.messages.barriers import Meetings
+from meshwright.runtime.messages.chunk_transport import Streaming
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.transport import Mail
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand

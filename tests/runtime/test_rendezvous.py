@@ -8,11 +8,10 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime import gathering
-from meshwright.runtime.gathering import Pulse
-from meshwright.runtime.joining import Seat
-from meshwright.runtime.launch import MESSAGES_ONLY, launch
-from meshwright.runtime.rendezvous import Arrival, Rendezvous, address_towards, interface_of, is_here, node_order
+from meshwright.runtime.launch.gathering import Pulse
+from meshwright.runtime.launch.joining import Seat
+from meshwright.runtime.launch.launch import MESSAGES_ONLY, gathering, launch
+from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of, is_here, node_order
 from tests.runtime.hosts import free_port
 
 TORCHRUN = {

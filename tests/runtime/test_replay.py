@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.decoding import DecodeStep
-from meshwright.runtime.kv_cache import SlotCache
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import Decoder, build_model
-from meshwright.runtime.replay import Recorder, Replayed, Work, can_replay
-from meshwright.runtime.slots import cut_slots
+from meshwright.runtime.generation.cuda_graphs import Recorder, Replayed, Work, can_replay
+from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.generation.slots import cut_slots
+from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 

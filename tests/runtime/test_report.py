@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan import Plan, read_plan, write_plan
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

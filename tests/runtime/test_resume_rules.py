@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import pytest
 
-from meshwright.planner.job import Job, read_job
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.resume_rules import RULES, Effect, changes, draws_by, rule_of
-from meshwright.runtime.run_file import RunFile
+from meshwright.runtime.execution.resume_rules import RULES, Effect, changes, draws_by, rule_of
+from meshwright.runtime.records.run_file import RunFile
 from tests.runtime.small_job import request, write_job
 
 Leaf: TypeAlias = tuple[str, Any]

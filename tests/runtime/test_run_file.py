@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.job import read_job
+from meshwright.planner.plan.job import read_job
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.run_file import RunFile, read_run_file, write_run_file
+from meshwright.runtime.records.run_file import RunFile, read_run_file, write_run_file
 from tests.runtime.small_job import write_job
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.runtime.sampling import Sampling, uniforms
+from meshwright.runtime.generation.sampling import Sampling, uniforms
 
 
 def many(logits: list[float], sampling: Sampling, count: int = 40_000) -> tuple[Tensor, Tensor]:

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.bodies import MicroBatch, forward_logprobs, forward_scalars
-from meshwright.runtime.generation import Generator
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.scoring import ChunkScorer
-from meshwright.runtime.slots import Prompt, Response
-from meshwright.runtime.stream import Chunk, Stream
-from meshwright.runtime.turns import FirstEnded
-from meshwright.runtime.weights import load_weights
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.generation.chunking import Chunk, Stream
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.scoring import ChunkScorer
+from meshwright.runtime.generation.slots import Prompt, Response
+from meshwright.runtime.generation.turn_rules import FirstEnded
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.compare import Comparison
+from meshwright.planner.analysis.compare import Comparison
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.runtime.record import RunSummary
-from meshwright.runtime.show import plan, run_summary
-from meshwright.runtime.use import MemoryUse
+from meshwright.runtime.commands.show import plan, run_summary
+from meshwright.runtime.records.record import RunSummary
+from meshwright.runtime.records.resource_use import MemoryUse
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.sampled import Sampled
-from meshwright.planner.simulate import Simulation, simulate
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import Simulation, simulate
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.runtime import show_time
+from meshwright.runtime.commands import show_time
 from tests.planner.test_sampled import model_of, plan_of
 
 

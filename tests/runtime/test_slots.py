@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.bands import bands
-from meshwright.runtime.slots import Finish, LiveSequence, Prompt, SlotGroup, cut_slots
-from meshwright.runtime.stopping import Stopping
+from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, SlotGroup, cut_slots
+from meshwright.runtime.generation.stopping import Stopping
+from meshwright.runtime.model.row_bands import bands
 
 EOS = 0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from meshwright.runtime.slots import Finish, LiveSequence, Prompt
-from meshwright.runtime.stopping import Stopping, StopStrings
+from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt
+from meshwright.runtime.generation.stopping import Stopping, StopStrings
 
 EOS = 0
 PIECES = ["<eos>", "\u010a", "Us", "er", ":", "er:x", "\u0120a", "Ã", "©", "\u010aUser", "<turn>"]  # Ċ newline, Ġ space

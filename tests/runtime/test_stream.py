@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.slots import Finish, Prompt, SlotGroup
-from meshwright.runtime.stopping import Stopping
-from meshwright.runtime.stream import Chunk, Stream
+from meshwright.runtime.generation.chunking import Chunk, Stream
+from meshwright.runtime.generation.slots import Finish, Prompt, SlotGroup
+from meshwright.runtime.generation.stopping import Stopping
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 5))

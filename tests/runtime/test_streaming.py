@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.mail import Mail
-from meshwright.runtime.streaming import ChunkReader, ChunkSender, Letter, Piece, streaming_violations
+from meshwright.runtime.messages.chunk_transport import ChunkReader, ChunkSender, Letter, Piece, streaming_violations
+from meshwright.runtime.messages.transport import Mail
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks

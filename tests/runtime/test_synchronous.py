@@ -15,23 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.planner.job import Job, read_job
-from meshwright.planner.leads import GENERATE, SYNCHRONOUS
+from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
+from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import Role
-from meshwright.runtime.batch import Batch
-from meshwright.runtime.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
-from meshwright.runtime.data import PromptData, read_data
-from meshwright.runtime.experience import even_share, micro_batches
-from meshwright.runtime.generation import Generator
-from meshwright.runtime.learning import Learning, minibatches, training_loss
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import Decoder, build_model
-from meshwright.runtime.ppo import final_metrics
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.slots import Finish
-from meshwright.runtime.weights import load_weights
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.generation.slots import Finish
+from meshwright.runtime.messages.experience import even_share, micro_batches
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
+from meshwright.runtime.training.learning import Learning, minibatches, training_loss
+from meshwright.runtime.training.ppo import final_metrics
 from tests.runtime.carried_out import carried_out
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import request, write_job

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.job import read_job, resolve
+from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
-from meshwright.runtime.train import run_plan
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.train import run_plan
 from tests.runtime.checkpoints import edit_config, name_end_tokens
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks

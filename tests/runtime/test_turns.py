@@ -13,12 +13,12 @@ from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.generation import Generator
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.slots import Finish, LiveSequence, Prompt, Response, SlotGroup
-from meshwright.runtime.turns import Everything, FirstEnded, Flight, WholeStep
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response, SlotGroup
+from meshwright.runtime.generation.turn_rules import Everything, FirstEnded, Flight, WholeStep
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.leads import Leads, patterns
+from meshwright.planner.plan.steps_ahead import Leads, patterns
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.run import Run
-from meshwright.runtime.train import run_plan
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.train import run_plan
 from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.runtime.test_ahead import DISJOINT, ahead

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.layout import layers_of_stages
-from meshwright.profiles.model import read_model
+from meshwright.profiles.model_shape import read_model
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.test_checkpoint import Run, _merge

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import Span
-from meshwright.runtime.use import memory_use, offload_seconds
+from meshwright.runtime.records.resource_use import memory_use, offload_seconds
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 

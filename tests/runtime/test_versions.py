@@ -13,16 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.planner.leads import SYNCHRONOUS, patterns
-from meshwright.planner.program import Send
+from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, patterns
+from meshwright.planner.program.program import Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.actions import Actions
-from meshwright.runtime.batch import Batch
-from meshwright.runtime.computing import Computing
-from meshwright.runtime.experience import Courier, Experience
-from meshwright.runtime.refit import Refit
-from meshwright.runtime.request import RunRequest
-from meshwright.runtime.versions import Version, cache_gap, generator_gap, staleness
+from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.megatron_device import Computing
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.messages.experience import Courier, Experience
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.training.versions import Version, cache_gap, generator_gap, staleness
 from tests.runtime.carried_out import carried_out
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import RankError, run_on_ranks

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import read_model
-from meshwright.runtime.bodies import MicroBatch, forward_logprobs, forward_scalars
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.models import build_model
-from meshwright.runtime.weights import load_weights, save_weights
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights, save_weights
+from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from tests.runtime.checkpoints import (
     BIASED_LLAMA,
     FAMILIES,

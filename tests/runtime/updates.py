@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model import ModelSpec, read_model
-from meshwright.runtime.bodies import MicroBatch, Trainer
-from meshwright.runtime.logprobs import token_logprobs
-from meshwright.runtime.mesh import Mesh, build_mesh
-from meshwright.runtime.models import Recompute, build_model
-from meshwright.runtime.ppo import Share
-from meshwright.runtime.weights import load_weights, save_weights
+from meshwright.profiles.model_shape import ModelSpec, read_model
+from meshwright.runtime.model.logprobs import token_logprobs
+from meshwright.runtime.model.mesh import Mesh, build_mesh
+from meshwright.runtime.model.model_shard import Recompute, build_model
+from meshwright.runtime.model.weights import load_weights, save_weights
+from meshwright.runtime.training.bodies import MicroBatch, Trainer
+from meshwright.runtime.training.ppo import Share
 from tests.runtime.checkpoints import tokens
 from tests.runtime.ranks import run_on_ranks
 

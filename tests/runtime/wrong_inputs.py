@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.plan import write_plan
-from meshwright.planner.simulate import simulate
+from meshwright.planner.plan.plan import write_plan
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
 from tests.runtime.small_job import request, write_job
 from tests.runtime.test_report import small_plan

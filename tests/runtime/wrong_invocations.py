@@ -23,7 +23,7 @@ from unittest import mock
 import typer
 
 from meshwright.runtime import cli
-from meshwright.runtime.lock import locked
+from meshwright.runtime.records.lock import locked
 from tests.runtime.wrong_inputs import BAD_JOBS, BAD_MODELS, BAD_PLANS, prepare
 
 _WORKERS = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from meshwright.planner.leads import SYNCHRONOUS, Leads
-from meshwright.planner.plan import Plan
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Leads
 from meshwright.planner.report.contents import Contents
-from meshwright.planner.simulate import simulate
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import Run
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

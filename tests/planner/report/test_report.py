@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.evaluate import evaluate
-from meshwright.planner.leads import Leads, patterns
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.steps_ahead import Leads, patterns
 from meshwright.planner.report.glance import glance
-from meshwright.planner.report.memory import fillings
+from meshwright.planner.report.memory_chart import fillings
 from meshwright.planner.report.report import report
 from meshwright.planner.report.terms import terms
-from meshwright.planner.report.timeline import shown_ranks
+from meshwright.planner.report.timeline_chart import shown_ranks
 from meshwright.planner.report.turn import turn
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

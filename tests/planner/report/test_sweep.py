@@ -8,12 +8,12 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.job import Facts
-from meshwright.planner.report.sizes import sizes
+from meshwright.planner.analysis.whatif import WhatIf, whatif
+from meshwright.planner.plan.cluster_sizes import size_settings
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.settings import parse_settings
+from meshwright.planner.report.sizes_chart import sizes
 from meshwright.planner.report.sweep import sweep
-from meshwright.planner.settings import parse_settings
-from meshwright.planner.sizes import size_settings
-from meshwright.planner.whatif import WhatIf, whatif
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

@@ -1,0 +1,231 @@
+"""Bytes on the fullest rank of a pool, sized for the longest sequence that the workload can produce.
+
+What stays while other stages run is resident: the weight copy under the term "weights" (which a planner drops where
+two stages share one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation
+that runs on from turn to turn. Activations, logits, any other KV cache and the buffer of a refit are transient, and so
+is what is offloaded to the host. The fullest pipeline stage is answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from meshwright.cost_models.context import longest_part
+from meshwright.cost_models.cost import Cost, Memory, Tally
+from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
+from meshwright.cost_models.question import Call
+from meshwright.cost_models.state import offloaded, optimizer_state, weights
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.workload import Workload
+
+_FP32_BYTES = 4
+
+_LOGSUMEXP_BYTES = 4
+"""What flash attention keeps per head and token besides its output (Dao et al., arXiv:2205.14135, section 3.1)."""
+
+_LOGIT_CHUNK_ELEMENTS = 2**25
+"""Logits that are in fp32 at once when tokens are scored: `runtime.logprobs.CHUNK_ELEMENTS`."""
+
+_LOGIT_CHUNK_COPIES = 4
+"""fp32 tensors of a chunk alive at once: logits or their logarithms, exponentials, a product, a gradient."""
+
+_SAMPLING_BYTES = 16
+"""fp64 logits and log-probabilities of a token being sampled."""
+
+_GATHERED_COPIES = 2, 3
+"""Keys and values of all context-parallel ranks that are alive at once, forward and in training: as they arrive, in the
+order of their sequences, and their gradient."""
+
+_NOTHING = Cost()
+
+
+class LayoutMemory:
+    """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
+
+    def __init__(self, call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> None:
+        parts = stage_parts(call.model, call.layout.tp, call.layout.pp, call.layout.ep, call.layout.vpp)
+        copied = max(part.num_params for part in parts)
+        self._ranks = tuple(
+            _RankMemory(call, shard, workload, element_bytes, part=part, copied=copied) for part in parts
+        )
+
+    def memory(self, call: Call) -> Memory:
+        """The fullest pipeline stage, with the most that any leaves on its host."""
+        answers = [rank.memory(call) for rank in self._ranks]
+        fullest = max(answers, key=lambda answer: answer.peak_bytes)
+        host = max((answer.host for answer in answers), key=lambda cost: cost.total)
+        return fullest if fullest.host is host else replace(fullest, host=host)
+
+
+class _State(NamedTuple):
+    """What stays on the device between turns, and what is offloaded to the host."""
+
+    resident: Cost
+    away: Cost
+
+
+class _RankMemory:
+    """A rank of one pipeline stage.
+
+    Its weight copy counts as `copied` parameters, those of the fullest stage: who shares it may be fullest elsewhere.
+    """
+
+    def __init__(
+        self, call: Call, shard: ModelSpec, workload: Workload, size: int, *, part: StagePart, copied: float
+    ) -> None:
+        self._stage, self._model, self._layout = call.stage, call.model, call.layout
+        self._shard, self._workload, self._size = shard, workload, size
+        self._part, self._copied = part, copied
+        self._rows = -(-workload.batch_size // call.layout.dp)
+        self._cached_bytes = workload.max_tokens * self._part.num_layers * shard.cached_elements * size
+        experts, ep = shard.experts, call.layout.ep
+        # The longest sequence of every replica that shares experts is routed to them as a power law has it.
+        self._busiest = experts.busiest(workload.max_tokens * ep, ep) if experts else 1.0
+        self._working_bytes = self._working_elements() * size
+        self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
+        self._refitting = self._refit_buffer()
+        self._states: dict[Offload, _State] = {}
+
+    def memory(self, call: Call) -> Memory:
+        state = self._states.get(call.schedule.offload)
+        if state is None:
+            state = self._states[call.schedule.offload] = self._state(call)
+        cache, running = self._cache(call.schedule), self._running(call.schedule)
+        resident = state.resident
+        if call.schedule.runs_on:
+            resident += cache
+        else:
+            running = cache + running
+        if self._refitting.total > running.total:
+            running = self._refitting
+        return Memory(resident=resident, transient=state.away + running, host=state.away)
+
+    def _state(self, call: Call) -> _State:
+        away = offloaded(call, self._part, self._size)
+        kept = weights(self._copied, self._size) + optimizer_state(call, self._part, self._size)
+        names = {term.name for term in away.terms}
+        return _State(Cost(tuple(term for term in kept.terms if term.name not in names)), away)
+
+    def _refit_buffer(self) -> Cost:
+        """A copy of a trained role receives all its weights before it overwrites the old ones."""
+        tally = Tally()
+        if self._stage.role in TRAIN_STAGE and not self._stage.trains:
+            tally.add("refit buffer", self._part.num_params * self._size)
+        return tally.cost()
+
+    def _running(self, schedule: Schedule) -> Cost:
+        if self._stage.generates:
+            return self._generating(schedule)
+        return self._training(schedule) if self._stage.trains else self._forwarding(schedule)
+
+    def _cache(self, schedule: Schedule) -> Cost:
+        """Keys and values for the longest sequence: of every slot, or of every row of a stage that streams."""
+        if self._stage.generates:
+            rows = self._slots(schedule)
+        elif schedule.chunk_tokens:
+            rows = self._rows
+        else:
+            return _NOTHING
+        tally = Tally()
+        tally.add("kv cache", rows * self._cached_bytes)
+        return tally.cost()
+
+    def _slots(self, schedule: Schedule) -> int:
+        """Slots that can hold a sequence."""
+        in_flight = schedule.batches_in_flight * self._rows - (-schedule.overcommit // self._layout.dp)
+        return min(schedule.generation_slots, in_flight)
+
+    def _generating(self, schedule: Schedule) -> Cost:
+        """The working set of a prefill, and sampling."""
+        group = -(-self._slots(schedule) // self._layout.pp)
+        tally = Tally()
+        tally.add("working set", group * self._workload.prompt.max * self._working_bytes)
+        if self._part.is_last:
+            tally.add("logits", group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
+        return tally.cost()
+
+    def _forwarding(self, schedule: Schedule) -> Cost:
+        tokens = self._micro_batch_tokens(schedule)
+        tally = Tally()
+        tally.add("working set", tokens * self._working_bytes)
+        self._add_gathered(tally, tokens, trains=False)
+        self._add_logits(tally, tokens, copies=1)
+        return tally.cost()
+
+    def _training(self, schedule: Schedule) -> Cost:
+        """Activations of every micro-batch in flight, and the logits of one.
+
+        A stage holds those of `micro_batches_in_flight`. Full recomputation keeps the input of each layer and works on
+        one layer.
+        """
+        tokens, layout = self._micro_batch_tokens(schedule), self._layout
+        rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
+        num_batches = -(-rows // schedule.micro_batch_size)
+        in_flight = micro_batches_in_flight(layout, self._part.num_behind, num_batches)
+        layer_bytes = self._layer_bytes[schedule.recompute]
+        tally = Tally()
+        if schedule.recompute is Recompute.FULL:
+            inputs = self._part.num_layers * self._whole(self._shard.hidden_size) * self._size
+            tally.add("activations", in_flight * tokens * inputs)
+            tally.add("working set", tokens * layer_bytes)
+        else:
+            tally.add("activations", in_flight * tokens * self._part.num_layers * layer_bytes)
+        self._add_gathered(tally, tokens, trains=True)
+        self._add_logits(tally, tokens, copies=2)
+        return tally.cost()
+
+    def _bytes_of_layer(self, recompute: Recompute) -> float:
+        """Bytes per token that one layer keeps for its backward pass.
+
+        Counted as in Korthikanti et al., arXiv:2205.05198, section 4, for this layer: no dropout and no stored
+        scores (flash attention), a gated activation, grouped keys and values. Whole on every rank unless sequence
+        parallel (equations 2 and 4): the inputs and outputs of both norms. Divided by tp: queries, keys, values,
+        attention output, and the gate, the up projection, the activated gate and their product. Experts count as
+        what one token passes of them, on the rank that most tokens are routed to. Selective recomputation drops what
+        flash attention keeps, which is little.
+        """
+        shard = self._shard
+        kept = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
+        divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(self._busiest)
+        return (self._whole(4 * shard.hidden_size) + self._routed() + divided) * self._size + kept
+
+    def _working_elements(self) -> float:
+        """Elements per token alive at once in the widest part of one layer without gradients: the gated projection."""
+        shard = self._shard
+        mlp = (2 + shard.gated_mlp) * shard.active_ffn_size(self._busiest)
+        return self._whole(shard.hidden_size) + shard.hidden_size + self._routed() + mlp
+
+    def _routed(self) -> float:
+        """Elements per token that are copied to its experts and come back from them, whole on every rank."""
+        experts = self._shard.experts
+        return 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
+
+    def _whole(self, elements: float) -> float:
+        """This rank's part of what tensor parallelism repeats and sequence parallelism divides."""
+        return elements / self._layout.tp if self._layout.sp else elements
+
+    def _micro_batch_tokens(self, schedule: Schedule) -> int:
+        """Tokens of one pass at its longest: sequences or parts of them, prompts and chunks of a stage that streams."""
+        workload = self._workload
+        chunk = min(schedule.chunk_tokens, workload.response.max)
+        longest = max(chunk, workload.prompt.max) if chunk else longest_part(workload.max_tokens, self._layout.cp)
+        return schedule.micro_batch_size * longest
+
+    def _add_gathered(self, tally: Tally, tokens: int, *, trains: bool) -> None:
+        """Keys and values of one layer from all context-parallel ranks; nothing of them is kept for the backward pass,
+        which gathers them again."""
+        if self._layout.cp > 1:
+            elements = tokens * self._layout.cp * self._shard.cached_elements
+            tally.add("gathered keys and values", elements * self._size * _GATHERED_COPIES[trains])
+
+    def _add_logits(self, tally: Tally, tokens: int, *, copies: int) -> None:
+        """Logits of a micro-batch (and their gradient), and a chunk of them in fp32."""
+        shard = self._shard
+        if not self._part.is_last or shard.scalar_head:
+            return
+        elements = tokens * shard.padded_vocab_size
+        chunk_bytes = _FP32_BYTES * _LOGIT_CHUNK_COPIES * min(elements, _LOGIT_CHUNK_ELEMENTS)
+        tally.add("logits", elements * copies * self._size + chunk_bytes)

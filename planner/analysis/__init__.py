@@ -1,0 +1,1 @@
+"""What can be asked of a plan: why, what if, what else, and how it compares with what was measured."""

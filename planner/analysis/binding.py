@@ -1,0 +1,62 @@
+"""What memory keeps each stage from: faster choices on the same ranks, for which there is no room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.analysis.alternatives import room_for
+from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.frontier import frontier
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+_LEAST_GAIN = 1e-2
+"""Relative to the stage's seconds: what is faster by less is not worth telling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBack:
+    """The smallest of a stage's faster choices on its ranks that memory excludes, beside what else is kept there.
+
+    `gain_seconds` is what the stage alone would save, and `lacking_bytes` what a rank would need more.
+    """
+
+    stage: str
+    layout: Layout
+    schedule: Schedule
+    gain_seconds: float
+    lacking_bytes: float
+
+
+def held_back(plan: Plan, model: CostModel) -> tuple[HeldBack, ...]:
+    """The stages that memory binds, the largest gain first. `model` prices the plan's own facts."""
+    found = (_held_back(plan, model, placement.stage) for placement in plan.placements)
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.gain_seconds))
+
+
+def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
+    pool, seconds = plan.pool_of(stage), plan.placement(stage).cost.total
+    ranks = Ranks(pool.first_rank, pool.num_ranks)
+    pins = [pin for pin in parse_pins(plan.pins) if pin.stage == stage and pin.key != "pool"]
+    here = (*pins, Pin(stage, "pool", ranks))
+    candidates = frontier(plan.facts, model, STAGE_BY_NAME[stage], here, is_limited=False).on(ranks)
+    room = room_for(plan, stage, ranks)
+    excluded = [
+        candidate
+        for candidate in candidates
+        if candidate.seconds.total < seconds * (1 - _LEAST_GAIN)
+        and candidate.peak_bytes - candidate.weights_bytes > room
+    ]
+    if not excluded:
+        return None
+    smallest = min(excluded, key=lambda candidate: candidate.peak_bytes - candidate.weights_bytes)
+    return HeldBack(
+        stage=stage,
+        layout=smallest.layout,
+        schedule=smallest.schedule,
+        gain_seconds=seconds - smallest.seconds.total,
+        lacking_bytes=smallest.peak_bytes - smallest.weights_bytes - room,
+    )

@@ -1,0 +1,237 @@
+"""A run's trace corrects a table: the plan is asked again at the lengths that the run met.
+
+First collectives, where stages that compute the same differ in what they exchange. Then computing: stages that share a
+shape and a body share a factor, which makes their sum right; groups are solved one after the other, because training
+with full recomputation runs the forward body too. Then refits. What the step takes beyond all that lies between its
+stages, and is charged to handing experience over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.planner.plan.calls import call_in
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.search.recost import recost
+from meshwright.profiles.cluster import of_one_kind
+from meshwright.profiles.documents import digest
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.observations import (
+    Observation,
+    bodies_of,
+    extra_seconds,
+    factor,
+    met,
+    observe,
+    traffic_factor,
+    unprofiled,
+)
+from meshwright.profiles.stages import STAGES
+from meshwright.profiles.table import Body, Correction, Shape, Table, Traffic, TrafficCorrection, shape_of
+from meshwright.profiles.trace import Span, read_spans
+from meshwright.profiles.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """Seconds of a stage, of all refits, or of the step. `before` and `after` the calibration are predicted at the
+    lengths that the run met."""
+
+    stage: str
+    planned_seconds: float
+    before_seconds: float
+    measured_seconds: float
+    after_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Stages whose shards have one shape and compute the same bodies; `corrections`, one for each body, change nothing
+    until they are applied with a factor."""
+
+    stages: tuple[str, ...]
+    corrections: tuple[Correction, ...]
+
+    def applied(self, table: Table, factor: float) -> Table:
+        """The table with these corrections behind those that it has."""
+        mine = tuple(correction.model_copy(update={"factor": factor}) for correction in self.corrections)
+        return table.model_copy(update={"corrections": (*table.corrections, *mine)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The corrected table, and what it changes. Response tokens are means per response."""
+
+    table: Table
+    num_steps: int
+    response_tokens: float | None
+    expected_response_tokens: float
+    rows: tuple[StageRow, ...]
+
+
+def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
+    """The trace of a run of this plan. Raises BadInput for a directory without one, and for a run of another plan."""
+    if read_plan(directory / "plan.json") != plan:
+        raise BadInput(f"{directory} is a run of another plan; calibrate with the plan.json that it holds.")
+    return read_spans(directory / "trace.jsonl")
+
+
+def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date: str) -> Calibration:
+    """The table with a correction for each shape and body of the plan. Raises BadInput for a trace that is no use."""
+    base = _base(plan, table, date)
+    workload = plan.facts.workload
+    seen = observe(spans, {p.stage: p.layout for p in plan.placements}, workload.batch_size)
+    actual = met(workload, seen)
+    corrected = _with_collectives(plan, seen, actual, base, date)
+    for group in _groups(plan, seen, date):
+        corrected = group.applied(corrected, _factor(plan, group, seen, actual, corrected))
+    corrected = _with_handovers(plan, seen, actual, _with_refits(plan, seen, actual, corrected, date), date)
+    return Calibration(
+        table=corrected,
+        num_steps=seen.num_steps,
+        response_tokens=seen.response_tokens,
+        expected_response_tokens=workload.response_lengths.mean,
+        rows=tuple(_rows(plan, seen, _recosted(plan, actual, base), _recosted(plan, actual, corrected))),
+    )
+
+
+def _rows(plan: Plan, seen: Observation, before: Plan, after: Plan) -> Iterator[StageRow]:
+    """The stages in the order of the plan, then the refits where the trace has them, then the step."""
+    for p in sorted(plan.placements, key=lambda p: p.start_seconds):
+        costs = (found.placement(p.stage).cost.total for found in (plan, before, after))
+        yield _row(p.stage, seen.seconds[p.stage], *costs)
+    if seen.refit_seconds is not None:
+        yield _row("refits", seen.refit_seconds, *(_refit_seconds(found) for found in (plan, before, after)))
+    yield _row("step", seen.step_seconds, *(found.period_seconds for found in (plan, before, after)))
+
+
+def _row(name: str, measured: float, planned: float, before: float, after: float) -> StageRow:
+    return StageRow(
+        stage=name, planned_seconds=planned, before_seconds=before, measured_seconds=measured, after_seconds=after
+    )
+
+
+def _with_collectives(plan: Plan, seen: Observation, actual: Workload, table: Table, date: str) -> Table:
+    """The table with a factor of all collectives, where the trace tells one."""
+    slower = _corrected(table, plan, seen, date, traffic=Traffic.COLLECTIVE, factor=2.0)
+    parts = []
+    for group in _groups(plan, seen, date):
+        predicted, computing, exchanging = (
+            _seconds(plan, actual, tried, group.stages) for tried in (table, group.applied(table, 2.0), slower)
+        )
+        shares = []
+        for stage in group.stages:
+            computed, exchanged = computing[stage] - predicted[stage], exchanging[stage] - predicted[stage]
+            fixed = predicted[stage] - computed - exchanged
+            measured = seen.seconds[stage]
+            shares.append(((measured - fixed) / measured, computed / measured, exchanged / measured))
+        parts.append(shares)
+    found = traffic_factor(parts)
+    if found is None:
+        return table
+    return _corrected(table, plan, seen, date, traffic=Traffic.COLLECTIVE, factor=found)
+
+
+def _with_refits(plan: Plan, seen: Observation, actual: Workload, table: Table, date: str) -> Table:
+    """The table with a factor of all refits, where the plan and the trace have them."""
+    predicted = _refit_seconds(_recosted(plan, actual, table))
+    if seen.refit_seconds is None or not predicted:
+        return table
+    found = factor(seen.refit_seconds, predicted, 2 * predicted)
+    return _corrected(table, plan, seen, date, traffic=Traffic.REFIT, factor=found)
+
+
+def _with_handovers(plan: Plan, seen: Observation, actual: Workload, table: Table, date: str) -> Table:
+    """The table with the seconds that every handover takes longer, so that the step is right; the table as it is for a
+    step that took no longer than its stages."""
+
+    def later(seconds: float) -> Table:
+        return _corrected(table, plan, seen, date, traffic=Traffic.HANDOVER, seconds=seconds)
+
+    found = extra_seconds(seen.step_seconds, lambda s: _recosted(plan, actual, later(s)).period_seconds)
+    return later(found) if found else table
+
+
+def _corrected(table: Table, plan: Plan, seen: Observation, date: str, **changes: object) -> Table:
+    """The table with one more correction of traffic behind those that it has."""
+    origin = {"plan": digest(plan), "num_steps": seen.num_steps, "date": date}
+    more = TrafficCorrection.model_validate({**origin, **changes})
+    return table.model_copy(update={"traffic": (*table.traffic, more)})
+
+
+def _recosted(plan: Plan, workload: Workload, table: Table) -> Plan:
+    """The plan as it is predicted for this workload."""
+    facts = plan.facts.model_copy(update={"workload": workload})
+    return recost(plan, facts, cost_model(facts.cluster, workload, facts.precision, table))
+
+
+def _refit_seconds(plan: Plan) -> float:
+    """Of all refits together; they are between the same ranks, or take turns on those that they share."""
+    return math.fsum(refit.cost.total for refit in plan.refits)
+
+
+def _base(plan: Plan, table: Table | None, date: str) -> Table:
+    """The table to correct; an empty one for a plan that was made from the equations alone."""
+    if table is not None:
+        return table
+    if "profile" in plan.digests:
+        raise BadInput("the plan was made with a measured table; name it with --profile, so that it is corrected.")
+    cluster = of_one_kind(plan.facts.cluster, "calibrate without a table")
+    return unprofiled(
+        device=cluster.device.name,
+        kind=cluster.device.kind,
+        precision=plan.facts.precision,
+        num_ranks=cluster.ranks_per_node,
+        date=date,
+    )
+
+
+def _groups(plan: Plan, seen: Observation, date: str) -> Iterator[_Group]:
+    """The groups of the plan's stages, in the order of `STAGES`: forward before training."""
+    found: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
+    for stage in STAGES:
+        placement = plan.placement(stage.name)
+        shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
+        found.setdefault((shape, bodies_of(stage)), []).append(stage.name)
+    for (shape, bodies), stages in found.items():
+        corrections = (
+            Correction(
+                shape=shape,
+                body=body,
+                factor=1.0,
+                spread=max(seen.spread[stage] for stage in stages),
+                stages=tuple(stages),
+                plan=digest(plan),
+                num_steps=seen.num_steps,
+                date=date,
+            )
+            for body in bodies
+        )
+        yield _Group(stages=tuple(stages), corrections=tuple(corrections))
+
+
+def _factor(plan: Plan, group: _Group, seen: Observation, actual: Workload, table: Table) -> float:
+    """What the group's bodies must be multiplied by. Raises BadInput when no factor explains the measured seconds."""
+    predicted, doubled = (
+        sum(_seconds(plan, actual, tried, group.stages).values()) for tried in (table, group.applied(table, 2.0))
+    )
+    measured = sum(seen.seconds[stage] for stage in group.stages)
+    found = factor(measured, predicted, doubled)
+    if found <= 0:
+        raise BadInput(
+            f"{' and '.join(group.stages)}: messages and scheduling alone are predicted to take "
+            f"{2 * predicted - doubled:.3g} s and the whole was measured to take {measured:.3g} s; "
+            "profile this machine and calibrate that table."
+        )
+    return found
+
+
+def _seconds(plan: Plan, workload: Workload, table: Table, stages: Sequence[str] = ()) -> dict[str, float]:
+    """Predicted seconds of the stages, all when none is named, placed as in the plan but for this workload."""
+    facts = plan.facts
+    model = cost_model(facts.cluster, workload, facts.precision, table)
+    return {p.stage: model.seconds(call_in(plan, p)).total for p in plan.placements if not stages or p.stage in stages}

@@ -1,0 +1,165 @@
+"""Why a turn takes as long as it does: its critical path, what binds each pool, what is idle, what was guessed.
+
+Everything is read off the plan; nothing is searched again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.cost_models.cost import Source, Term
+from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
+from meshwright.planner.plan.evaluate import items as items_of
+from meshwright.planner.plan.evaluate import name_of as task_name
+from meshwright.planner.plan.plan import Plan, Pool
+from meshwright.profiles.cluster import most_usable_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """One task of the critical path, and why it did not start before."""
+
+    task: str
+    start_seconds: float
+    seconds: float
+    because: str
+    largest_terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolUse:
+    """One pool: the stages on it, the share of the turn in which nothing runs on its ranks, its fullest rank.
+
+    `critical_seconds` of the critical path are its stages'; the pool with most of them is the critical one.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    idle_share: float
+    critical_seconds: float
+    peak_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankUse:
+    """One rank: the share of the turn in which nothing runs on it, and its memory at the worst instant."""
+
+    rank: int
+    idle_share: float
+    peak_bytes: int
+    largest_resident: str
+    largest_resident_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    period_seconds: float
+    bound_seconds: float
+    gap: float
+    status: str
+    critical_path: tuple[Wait, ...]
+    pools: tuple[PoolUse, ...]
+    ranks: tuple[RankUse, ...]
+    device_bytes: int
+    extrapolated: tuple[str, ...]
+    pins: tuple[str, ...]
+
+
+_NUM_TERMS = 3
+_TOLERANCE = 1e-9
+
+
+def explain(plan: Plan) -> Explanation:
+    """The explanation of a valid plan."""
+    path = _critical_path(plan)
+    return Explanation(
+        period_seconds=plan.period_seconds,
+        bound_seconds=plan.solver.bound_seconds,
+        gap=plan.solver.gap,
+        status=plan.solver.status,
+        critical_path=path,
+        pools=tuple(
+            sorted((_pool_use(plan, pool, path) for pool in plan.pools), key=lambda use: -use.critical_seconds)
+        ),
+        ranks=tuple(_rank_use(plan, rank) for rank in range(plan.facts.cluster.num_ranks)),
+        device_bytes=most_usable_bytes(plan.facts.cluster),
+        extrapolated=tuple(task_name(i) for i in items_of(plan) if i.cost.source is Source.EXTRAPOLATED),
+        pins=plan.pins,
+    )
+
+
+def _critical_path(plan: Plan) -> tuple[Wait, ...]:
+    """From the task that ends last back through what each one waited for, in order of time."""
+    items = {task_name(item): item for item in items_of(plan)}
+    by_name = {task.name: task for task in tasks(plan)}
+    path: list[Wait] = []
+    current: str | None = max(items, key=lambda name: items[name].end_seconds)
+    while current is not None:
+        item = items[current]
+        before, because = _waited_for(plan, by_name[current], by_name)
+        largest = sorted(item.cost.terms, key=lambda term: -term.amount)[:_NUM_TERMS]
+        path.append(
+            Wait(
+                task=current,
+                start_seconds=item.start_seconds,
+                seconds=item.cost.total,
+                because=because,
+                largest_terms=tuple(largest),
+            )
+        )
+        current = before
+    return tuple(reversed(path))
+
+
+def _waited_for(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | None, str]:
+    """The task that kept this one from starting, and how: as its input or on its ranks."""
+    ends = {task_name(item): item.end_seconds for item in items_of(plan)}
+    starts = {task_name(item): item.start_seconds for item in items_of(plan)}
+    start = starts[task.name]
+    if start <= _TOLERANCE:
+        return None, "starts the turn"
+    inputs = {name: ends[name] + lag for name, lag in task.after}
+    latest = max(inputs, key=inputs.__getitem__, default=None)
+    if latest is not None and inputs[latest] >= start - _TOLERANCE * plan.period_seconds:
+        return latest, f"needs what {latest} gives"
+    streams = next((name for name in task.beside if starts[name] >= start - _TOLERANCE * plan.period_seconds), None)
+    if streams is not None:
+        return streams, f"reads what {streams} writes while it goes on"
+    shared = [name for name, other in by_name.items() if name != task.name and other.ranks & task.ranks]
+    occupied = [name for name in shared if abs(ends[name] - start) <= _TOLERANCE * plan.period_seconds]
+    if not occupied:
+        return None, "is scheduled then"
+    return occupied[0], f"takes its turn on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
+
+
+def _pool_use(plan: Plan, pool: Pool, path: Sequence[Wait]) -> PoolUse:
+    stages = tuple(placement.stage for placement in plan.placements if placement.pool == pool.name)
+    peak = max(plan.peak_bytes_per_rank[rank] for rank in pool.ranks)
+    return PoolUse(
+        name=pool.name,
+        stages=stages,
+        idle_share=statistics.fmean(_idle_share(plan, rank) for rank in pool.ranks),
+        critical_seconds=math.fsum(wait.seconds for wait in path if wait.task in stages),
+        peak_bytes=peak,
+        free_bytes=plan.facts.cluster.usable_bytes(pool.first_rank) - peak,
+    )
+
+
+def _idle_share(plan: Plan, rank: int) -> float:
+    return 1 - sum(item.cost.total for item in items_of(plan) if rank in ranks_of(plan, item)) / plan.period_seconds
+
+
+def _rank_use(plan: Plan, rank: int) -> RankUse:
+    resident = {p.stage: resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks}
+    largest = max(resident, key=resident.__getitem__, default="")
+    return RankUse(
+        rank=rank,
+        idle_share=_idle_share(plan, rank),
+        peak_bytes=plan.peak_bytes_per_rank[rank],
+        largest_resident=largest,
+        largest_resident_bytes=resident.get(largest, 0.0),
+    )

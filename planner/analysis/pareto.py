@@ -1,0 +1,71 @@
+"""Step time against GPUs and against money: the best plan of the same job on clusters of several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.analysis.whatif import Answer, Outlook, whatif
+from meshwright.planner.plan.cluster_sizes import size_settings
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.simulation.round_times import Remodel
+from meshwright.planner.solver.result import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One size of the cluster. Without an `outlook` no plan was found there: `broken` says why.
+
+    It is on a front when no other size has both a shorter step and fewer GPUs, or less money per step. Money goes by
+    GPU-hours, so the front needs no price.
+    """
+
+    num_ranks: int
+    outlook: Outlook | None
+    is_on_front_of_gpus: bool
+    is_on_front_of_money: bool
+    broken: tuple[str, ...]
+
+
+def pareto(
+    plan: Plan,
+    sizes: Sequence[int],
+    remodel: Remodel,
+    *,
+    price: float | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[], None] | None = None,
+) -> tuple[Point, ...]:
+    """One point for each size, ascending. Raises BadInput for a size that is no number of whole nodes.
+
+    `price` is of a GPU-hour; each size takes a new search under the plan's pins, and `progress` is called after it.
+    """
+    settings = dict(zip(sizes, size_settings(plan.facts.cluster, sizes), strict=True))
+    answers: dict[int, Answer] = {}
+    for size in sorted(settings):
+        found = whatif(plan, (settings[size],), remodel, replan=True, price=price, limits=limits)
+        answers[size] = found.answers[0]
+        if progress:
+            progress()
+    outlooks = {size: answer.outlook for size, answer in answers.items() if answer.outlook}
+    gpus = _front({size: (outlook.step_seconds, float(size)) for size, outlook in outlooks.items()})
+    money = _front({size: (outlook.step_seconds, outlook.gpu_hours) for size, outlook in outlooks.items()})
+    return tuple(
+        Point(
+            num_ranks=size,
+            outlook=answer.outlook,
+            is_on_front_of_gpus=size in gpus,
+            is_on_front_of_money=size in money,
+            broken=answer.broken,
+        )
+        for size, answer in answers.items()
+    )
+
+
+def _front(points: dict[int, tuple[float, float]]) -> frozenset[int]:
+    """The keys whose point no other is as good as in both numbers and better in one."""
+
+    def is_beaten(one: tuple[float, float]) -> bool:
+        return any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points.values())
+
+    return frozenset(key for key, point in points.items() if not is_beaten(point))

@@ -1,0 +1,94 @@
+"""The best plans that differ in structure: in the layout, and so in the number of ranks, of some stage.
+
+The search is asked again without the structures that are known (Lawler, Management Science 18, 1972): what is left
+after a plan is cut into one part per stage, in which the stages before have that plan's layouts and the stage itself
+has another. The parts overlap nowhere and leave nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.pins import Pin, parse_pin
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.simulation.round_times import Remodel
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.stages import STAGES
+
+NUM_SEARCHES = len(STAGES)
+"""New searches for each further plan, at most."""
+
+_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A plan and the mean of its simulated steps with drawn lengths, in seconds."""
+
+    plan: Plan
+    simulated_seconds: float
+
+
+def best_structures(
+    best: Plan, model: CostModel, *, count: int, limits: Limits, progress: Callable[[], None] | None = None
+) -> tuple[Plan, ...]:
+    """The `count` best plans of different structure under the pins of `best`, which is the first of them.
+
+    Each is the best of all structures that are left, to within the limits; its bound and gap are those of the whole
+    space. Fewer when there are no more. `progress` is called after each new search.
+    """
+    asked, found, left = tuple(map(parse_pin, best.pins)), [best], []
+    parts = _parts(best, asked)
+    while len(found) < count:
+        for part in parts:
+            plan = best_plan(best.facts, model, pins=part, digests=_others(best), limits=limits)
+            if isinstance(plan, Plan):
+                left.append((part, plan))
+            if progress:
+                progress()
+        if not left:
+            break
+        pins, following = min(left, key=lambda one: one[1].period_seconds)
+        left = [one for one in left if one[1] is not following]
+        found.append(_of_the_whole_space(following, best))
+        parts = _parts(following, pins)
+    return tuple(found)
+
+
+def ranked(plans: Sequence[Plan], model_of: Remodel, *, seed: int = 0) -> tuple[Ranked, ...]:
+    """The plans by their mean step under the simulator, which draws the same lengths for each."""
+    means = [simulate(plan, Sampled(plan, model_of, seed=seed), steps=_STEPS).steps.mean for plan in plans]
+    rows = [Ranked(plan=plan, simulated_seconds=mean) for plan, mean in zip(plans, means, strict=True)]
+    return tuple(sorted(rows, key=lambda row: row.simulated_seconds))
+
+
+def _parts(plan: Plan, pins: tuple[Pin, ...]) -> list[tuple[Pin, ...]]:
+    """The pins of every part of what is left of the space under `pins` without the structure of a plan."""
+    layouts = {stage.name: plan.placement(stage.name).layout for stage in STAGES}
+    fixed = {pin.stage for pin in pins if pin.key == "layout" and not pin.forbids}
+    free = [name for name in layouts if name not in fixed]
+    return [
+        (
+            *pins,
+            *(Pin(before, "layout", layouts[before]) for before in free[:index]),
+            Pin(name, "layout", layouts[name], forbids=True),
+        )
+        for index, name in enumerate(free)
+    ]
+
+
+def _of_the_whole_space(plan: Plan, best: Plan) -> Plan:
+    """The plan of a part as one of the space under the pins of `best`: with that bound, and no proof of its own."""
+    period, bound = plan.period_seconds, min(best.solver.bound_seconds, plan.period_seconds)
+    update = {"status": "feasible", "bound_seconds": bound, "gap": (period - bound) / period}
+    return plan.model_copy(update={"pins": best.pins, "solver": plan.solver.model_copy(update=update)})
+
+
+def _others(plan: Plan) -> Mapping[str, str]:
+    """Digests of inputs that are not in the facts."""
+    return {name: digest for name, digest in plan.digests.items() if name not in plan.facts.digests()}

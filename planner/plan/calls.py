@@ -1,0 +1,40 @@
+"""What a choice of the plan is to a cost model: the question that is asked of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cost_models.question import Call
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Placement, Plan
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a stage may run on a pool of `layout.num_ranks` ranks."""
+
+    layout: Layout
+    schedule: Schedule
+
+
+def call_in(plan: Plan, placement: Placement) -> Call:
+    """The question that a placement of a plan is to a cost model."""
+    choice = Choice(placement.layout, placement.schedule)
+    deferral, part = plan.facts.staleness - placement.lead, plan.part_of(placement.stage)
+    return call_of(plan.facts, STAGE_BY_NAME[placement.stage], choice, deferral=deferral, part=part)
+
+
+def call_of(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
+    """The question that a choice is to a cost model; `deferral` counts turns, and matters where a stage overcommits."""
+    return Call(
+        stage=stage,
+        model=facts.models.spec(stage.role),
+        layout=choice.layout,
+        schedule=choice.schedule,
+        max_deferral=deferral if choice.schedule.overcommit else 0,
+        part=part,
+        recomputes_cache=stage.generates and facts.cache_after_refit == "recompute",
+    )

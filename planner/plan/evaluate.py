@@ -1,0 +1,195 @@
+"""What a plan takes: the times of a turn by list scheduling in its own order, its period, and the bytes on every rank.
+
+It reads placements, edges and refits, and knows nothing of how they were found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
+from meshwright.profiles.cluster import AnyCluster
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+WEIGHTS = "weights"
+"""The term of resident bytes that the owner of a copy holds for all stages that share it."""
+
+Item: TypeAlias = Placement | Refit
+_I = TypeVar("_I", Placement, Refit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Something that occupies ranks for a time. `after` gives the tasks whose end it waits for, each with a lag in
+    seconds; `beside` gives those whose start it waits for."""
+
+    name: str
+    ranks: frozenset[int]
+    seconds: float
+    after: tuple[tuple[str, float], ...]
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Times:
+    """When a task runs, in seconds since the start of the turn."""
+
+    start: float
+    end: float
+
+
+def evaluate(plan: Plan) -> Plan:
+    """The plan with the times, the period and the peak bytes that follow from its choices and its order."""
+    times = list_schedule(tasks(plan))
+    placements = tuple(_timed(p, times[name_of(p)]) for p in plan.placements)
+    refits = tuple(_timed(r, times[name_of(r)]) for r in plan.refits)
+    return plan.model_copy(
+        update={
+            "placements": tuple(sorted(placements, key=lambda p: list(STAGE_BY_NAME).index(p.stage))),
+            "refits": tuple(sorted(refits, key=lambda r: list(STAGE_BY_NAME).index(r.target))),
+            "period_seconds": period_seconds(plan, times),
+            "peak_bytes_per_rank": peak_bytes(plan),
+        }
+    )
+
+
+def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
+    """From the start of one turn to the start of the next, when all turns are alike.
+
+    A turn lasts until its last task ends. It lasts longer where what a stage hands to a later turn would arrive late.
+    """
+    late = [0.0]
+    for edge in plan.edges:
+        turns = plan.placement(edge.producer).lead - plan.placement(edge.consumer).lead
+        if turns:
+            arrival = times[edge.producer].end + edge.cost.total
+            late.append((arrival - times[edge.consumer].start) / turns)
+    return max(*late, *(t.end for t in times.values()))
+
+
+def items(plan: Plan) -> tuple[Item, ...]:
+    """All that occupies ranks during a turn."""
+    return (*plan.refits, *plan.placements)
+
+
+def name_of(item: Item) -> str:
+    """The name of the task that a placement or a refit is."""
+    return item.stage if isinstance(item, Placement) else f"refit {item.target}"
+
+
+def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
+    """The ranks that a stage occupies, or that a refit occupies: those of both pools."""
+    if isinstance(item, Placement):
+        return frozenset(plan.pool(item.pool).ranks)
+    return frozenset(plan.pool_of(item.source).ranks) | frozenset(plan.pool_of(item.target).ranks)
+
+
+def tasks(plan: Plan) -> tuple[Task, ...]:
+    """The refits and stages of one turn in the order of their start."""
+    names = list(STAGE_BY_NAME)
+    ordered = sorted(
+        items(plan),
+        key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), names.index(_stage(i))),
+    )
+    return tuple(
+        Task(
+            name=name_of(item),
+            ranks=ranks_of(plan, item),
+            seconds=item.cost.total,
+            after=_after(plan, item),
+            beside=tuple(edge.producer for edge in inputs_of(plan, item) if _is_streamed(plan, edge)),
+        )
+        for item in ordered
+    )
+
+
+def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
+    """Each task as early as its ranks and what it waits for allow, ranks taking the tasks in this order."""
+    free: dict[int, float] = {}
+    times: dict[str, Times] = {}
+    for task in order:
+        ready = max([0.0, *(times[name].end + lag for name, lag in task.after)])
+        ready = max([ready, *(times[name].start for name in task.beside)])
+        start = max(ready, max((free.get(rank, 0.0) for rank in task.ranks), default=0.0) if task.seconds else 0.0)
+        times[task.name] = Times(start, start + task.seconds)
+        if task.seconds:
+            free.update(dict.fromkeys(task.ranks, start + task.seconds))
+    return times
+
+
+def peak_bytes(plan: Plan) -> tuple[int, ...]:
+    """Bytes on every rank at its worst instant: each copy once, and the largest transient of the stages that use it."""
+    return tuple(_bytes_on(plan, rank) for rank in range(plan.facts.cluster.num_ranks))
+
+
+def resident_bytes(plan: Plan, placement: Placement) -> float:
+    """Bytes that a stage keeps on its ranks, without weights that another stage's copy already holds."""
+    if plan.copy_of(placement.stage) == placement.stage:
+        return placement.resident.total
+    return private_bytes(placement)
+
+
+def private_bytes(placement: Placement) -> float:
+    """Bytes that a stage keeps on its ranks beside the weights."""
+    return math.fsum(term.amount for term in placement.resident.terms if term.name != WEIGHTS)
+
+
+def _bytes_on(plan: Plan, rank: int) -> int:
+    here = [p for p in plan.placements if rank in plan.pool(p.pool).ranks]
+    resident = math.fsum(resident_bytes(plan, p) for p in here)
+    return math.ceil(resident + max((p.transient.total for p in here), default=0.0))
+
+
+def refit_readers(target: str) -> tuple[str, ...]:
+    """The stages that wait for the refit of a stage's copy: it, and those after it that may share the copy."""
+    names, role = list(STAGE_BY_NAME), STAGE_BY_NAME[target].role
+    later = [STAGE_BY_NAME[name] for name in names[names.index(target) :]]
+    return tuple(stage.name for stage in later if stage.role == role and not stage.trains)
+
+
+def fullest_rank(cluster: AnyCluster, peaks: Sequence[int]) -> int:
+    """Of ranks with these peaks, in bytes, the one that has the least left of the memory that its device can use."""
+    return max(range(len(peaks)), key=lambda rank: peaks[rank] - cluster.usable_bytes(rank))
+
+
+def free_bytes(plan: Plan) -> int:
+    """What the fullest rank has left; negative where it has too little."""
+    rank = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
+    return plan.facts.cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank]
+
+
+def inputs_of(plan: Plan, item: Item) -> tuple[Edge, ...]:
+    """The edges over which a stage waits for others in its own turn."""
+    if isinstance(item, Refit):
+        return ()
+    return tuple(e for e in plan.edges if e.consumer == item.stage and plan.waits(e.producer, e.consumer))
+
+
+def _after(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
+    if isinstance(item, Refit):
+        return ()
+    inputs = [(edge.producer, edge.cost.total - _early_seconds(plan, edge)) for edge in inputs_of(plan, item)]
+    refits = [(name_of(refit), 0.0) for refit in plan.refits if item.stage in refit_readers(refit.target)]
+    return (*inputs, *refits)
+
+
+def _is_streamed(plan: Plan, edge: Edge) -> bool:
+    """Whether the consumer reads chunks while the producer goes on."""
+    return STAGE_BY_NAME[edge.producer].generates and plan.placement(edge.consumer).schedule.chunk_tokens > 0
+
+
+def _early_seconds(plan: Plan, edge: Edge) -> float:
+    """How long before the end of what it reads a stage may start: all of its time but the tail."""
+    consumer = plan.placement(edge.consumer)
+    return consumer.cost.total - consumer.tail_seconds if _is_streamed(plan, edge) else 0.0
+
+
+def _stage(item: Item) -> str:
+    return item.stage if isinstance(item, Placement) else item.target
+
+
+def _timed(item: _I, times: Times) -> _I:
+    return item.model_copy(update={"start_seconds": times.start, "end_seconds": times.end})

@@ -1,0 +1,245 @@
+"""The job a user writes, and the facts it resolves to.
+
+`job.yaml` names models, a cluster, a workload, PPO settings and data. `Facts` is what planning needs of it, with every
+name looked up; a plan carries its facts, so that it can be checked and asked about without the files it came from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
+
+from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
+from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, MixedCluster
+from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
+from meshwright.profiles.differences import differences
+from meshwright.profiles.documents import Document, digest, parse, read_yaml
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_shape import ModelSpec, read_model
+from meshwright.profiles.stages import Role
+from meshwright.profiles.workload import Workload
+
+_SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
+_GIB = 2**30
+_CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
+_LONG_PROMPTS = "one of more than workload.prompt.max tokens: left out, cut to its last tokens, or the job is refused"
+_CACHE = (
+    "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
+    "recompute them with the new ones before the next token (AReaL, arXiv:2505.24298)"
+)
+_STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous PPO"
+
+
+CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
+
+
+class ModelSource(Document):
+    path: str = Field(
+        description="Hugging Face directory, or a config.json when only planning; relative to the job file"
+    )
+
+
+class Models(Document):
+    """The four models. The critic may name the reward model's directory: it then starts from those weights."""
+
+    actor: ModelSource
+    critic: ModelSource
+    ref: ModelSource
+    reward: ModelSource
+
+    def source(self, role: Role) -> ModelSource:
+        source: ModelSource = getattr(self, role.value)
+        return source
+
+
+class ClusterSpec(Document):
+    """Devices by name or typed in, and the network between nodes. `local` is this machine, or `nodes` like it."""
+
+    device: str | Device = Field(default="local", description="a device's name, its facts, or local")
+    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
+    ranks_per_node: int | None = Field(
+        default=None, gt=0, le=MOST_RANKS_PER_NODE, description="default: one per core on local, else 8"
+    )
+    network: str | Link = Field(default="ib-hdr-200", description="fabric between nodes, by name or typed in")
+    host_memory_gib: float = Field(default=1024.0, gt=0, description="memory of one host, in GiB; not used by local")
+
+    def resolve(self) -> Cluster:
+        """The cluster with every name looked up. Raises BadInput for a name that is not known."""
+        if self.device == "local":
+            return self._machines_like_this()
+        device, intra_node, host = device_named(self.device) if isinstance(self.device, str) else _typed(self.device)
+        return Cluster(
+            nodes=self.nodes,
+            ranks_per_node=self.ranks_per_node or 8,
+            device=device,
+            intra_node=intra_node,
+            inter_node=self._network(),
+            host=host,
+            host_memory_bytes=int(self.host_memory_gib * _GIB),
+        )
+
+    def _machines_like_this(self) -> Cluster:
+        """As many machines like this one as there are nodes; what joins them cannot be seen from here."""
+        here = local_cluster(self.ranks_per_node)
+        if self.nodes == 1:
+            return here
+        if "network" not in self.model_fields_set:
+            raise BadInput(
+                f"cluster.nodes={self.nodes}: local is this machine and does not know the network to others like it; "
+                "give cluster.network, by name or as seconds and bytes_per_second."
+            )
+        return here.model_copy(update={"nodes": self.nodes, "inter_node": self._network()})
+
+    def _network(self) -> Link:
+        return network_named(self.network) if isinstance(self.network, str) else self.network
+
+
+class MixedSpec(Document):
+    """Nodes of several kinds; a stage runs on ranks of one kind."""
+
+    parts: tuple[ClusterSpec, ...] = Field(min_length=2, description="clusters of one kind each; not local")
+    network: str | Link = Field(default="ib-hdr-200", description="fabric between the parts, by name or typed in")
+
+    def resolve(self) -> MixedCluster:
+        """The clusters with every name looked up. Raises BadInput for a name that is not known, for local, and for
+        parts that are not alike where they must be."""
+        if any(part.device == "local" for part in self.parts):
+            raise BadInput("cluster.parts: a part is local, which is this machine alone; name the device of each part.")
+        between = network_named(self.network) if isinstance(self.network, str) else self.network
+        found = MixedCluster.model_construct(parts=tuple(part.resolve() for part in self.parts), between=between)
+        return parse(MixedCluster, found.model_dump_json(), "cluster")
+
+
+def _typed(device: Device) -> tuple[Device, Link, Link]:
+    """A user's own device, its links those of a CPU's ranks or PCIe 4.0 x16 until links are typed too."""
+    _, *pcie = device_named("l40s")
+    intra_node, host = cpu_links() if device.kind == "cpu" else pcie
+    return device, intra_node, host
+
+
+class Data(Document):
+    """JSON-lines files of {"id", "prompt"} and the tokenizer that reads them; relative to the job file."""
+
+    prompts: str
+    held_out: str | None = None
+    tokenizer: str
+    long_prompts: Literal["filter", "cut", "refuse"] = Field(default="filter", description=_LONG_PROMPTS)
+
+
+class Evaluation(Document):
+    """Held-out prompts under the policy: before the first step, behind the last, and in between as asked here."""
+
+    every_steps: int = Field(default=0, ge=0, description="steps between evaluations; 0 is none in between")
+
+
+def _spec_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return MixedSpec.__name__ if "parts" in value else ClusterSpec.__name__
+    return type(value).__name__ if isinstance(value, Document) else "Name"
+
+
+_AnySpec: TypeAlias = Annotated[
+    Annotated[str, Tag("Name")] | Annotated[ClusterSpec, Tag("ClusterSpec")] | Annotated[MixedSpec, Tag("MixedSpec")],
+    Discriminator(_spec_of),
+]
+
+
+class Job(Document):
+    models: Models
+    cluster: _AnySpec = Field(default="local", description="local, a device's name, or what the cluster is made of")
+    precision: Literal["fp32", "bf16"] = "bf16"
+    workload: Workload
+    staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
+    controllers: bool = Field(default=False, description=_CONTROLLERS)
+    cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    ppo: PPO = PPO()
+    evaluation: Evaluation = Evaluation()
+    data: Data | None = Field(default=None, description="needed by run, not by plan")
+
+
+class RoleModels(Document):
+    """The shapes of the four models."""
+
+    actor: ModelSpec
+    critic: ModelSpec
+    ref: ModelSpec
+    reward: ModelSpec
+
+    def spec(self, role: Role) -> ModelSpec:
+        spec: ModelSpec = getattr(self, role.value)
+        return spec
+
+
+class Facts(Document):
+    """All that a plan is computed from, names resolved."""
+
+    models: RoleModels
+    cluster: AnyCluster
+    precision: Literal["fp32", "bf16"]
+    workload: Workload
+    staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
+    controllers: bool = Field(default=False, description=_CONTROLLERS)
+
+    cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans of jobs that keep the cache are written as they were before there was a choice."""
+        found: dict[str, Any] = written(self)
+        if self.cache_after_refit == "keep":
+            del found["cache_after_refit"]
+        return found
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each part's canonical text."""
+        return {
+            "cluster": digest(self.cluster),
+            "models": digest(self.models),
+            "workload": digest(self.workload),
+        }
+
+
+def read_job(path: Path) -> Job:
+    """The job in a YAML file. Raises BadInput naming the key and the rule."""
+    return read_yaml(Job, path, "job")
+
+
+def resolve(job: Job, directory: Path) -> Facts:
+    """The facts of a job whose relative paths start at `directory`. Raises BadInput for what cannot be looked up."""
+    directories = {role: directory / job.models.source(role).path for role in Role}
+    specs = {role: read_model(directories[role], scalar_head=_SCALAR_HEADS[role]) for role in Role}
+    require_heads(specs, directories)
+    require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
+    cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
+    by_name = {role.value: spec for role, spec in specs.items()}
+    require_possible(by_name, cluster, job.workload, "job")
+    for sentence in position_violations(by_name, job.workload):
+        raise BadInput(f"workload: {sentence}")
+    return Facts(
+        models=RoleModels(**by_name),
+        cluster=cluster,
+        precision=job.precision,
+        workload=job.workload,
+        staleness=job.staleness,
+        controllers=job.controllers,
+        cache_after_refit=job.cache_after_refit,
+    )
+
+
+def require_job(planned: Facts, job: Job, directory: Path) -> None:
+    """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
+    or lowered included. The cluster may be another of its kind, for the plan says what it runs on."""
+    facts = resolve(job, directory)
+    if facts.cluster.kind != planned.cluster.kind:
+        raise BadInput(
+            f"the plan was made for another job: it is for a {planned.cluster.kind} cluster and the job's cluster is "
+            f"{facts.cluster.kind}; plan this job again."
+        )
+    for found in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
+        raise BadInput(
+            f"the plan was made for another job: {found.between('the plan', 'the job')}; plan this job again."
+        )

@@ -1,0 +1,107 @@
+"""What the directories of the four models must have in common, as far as their small files tell.
+
+A directory may hold a config.json alone: then it gives a shape to plan with, and there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import Role
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_TOKENIZER = "tokenizer.json"
+_OF_WORDS = ("ForCausalLM", "a language model")
+_OF_SCORES = ("ForSequenceClassification", "a model with a scalar head")
+
+
+def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
+    """Raises BadInput for weights without the head that their role needs. A critic may start from a language model,
+    with a head of zeros; a reward model may not, for all its scores would be zero."""
+    for role, wanted in ((Role.ACTOR, _OF_WORDS), (Role.REF, _OF_WORDS), (Role.REWARD, _OF_SCORES)):
+        architecture, directory = specs[role].architecture, directories[role]
+        if not architecture.endswith(wanted[0]) and any(any(directory.glob(name)) for name in _WEIGHTS):
+            missing = "scalar head (score.weight)" if wanted is _OF_SCORES else "vocabulary head"
+            raise BadInput(
+                f"models.{role.value}: {directory} holds a {architecture}, which has no {missing}; the {role.value} "
+                f"must be {wanted[1]}, one of ...{wanted[0]}."
+            )
+
+
+def require_one_tokenizer(
+    specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path], tokenizer: Path | None
+) -> None:
+    """Raises BadInput unless a token means the same to all four models, and each has a row for it in its vocabulary.
+
+    Tokenizers are compared, not sizes, which are padded differently from model to model: all must have the vocabulary
+    and the merges of the job's `tokenizer`, a file or a directory, and no id may stand for two added tokens. Where
+    the job's is not there they are compared with the first model's that is.
+    """
+    files = {role: path for role, directory in directories.items() if (path := directory / _TOKENIZER).is_file()}
+    if tokenizer is not None and tokenizer.is_dir():
+        tokenizer /= _TOKENIZER
+    known = tokenizer if tokenizer is not None and tokenizer.is_file() else next(iter(files.values()), None)
+    if known is None:
+        return
+    text = known.read_bytes()
+    words = _Words.read(known, text)
+    for role, spec in specs.items():
+        if words.num_ids > spec.vocab_size:
+            raise BadInput(
+                f"tokenizer {known} has ids up to {words.num_ids - 1} and the {role.value} has a vocabulary of "
+                f"{spec.vocab_size}; give the tokenizer of the models, or resize the model's embedding."
+            )
+    for role, path in files.items():
+        other = path.read_bytes()
+        for sentence in () if other == text else words.differences(_Words.read(path, other)):
+            raise BadInput(
+                f"the four models must share one tokenizer, and that of the {role.value}, {path}, {sentence} {known}; "
+                "give models that were trained with one tokenizer."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    """What a tokenizer.json says of tokens and their ids; how it pads, cuts and adds is left out."""
+
+    ids: Mapping[str, int]
+    merges: tuple[str, ...]
+    added: Mapping[int, str]
+
+    @classmethod
+    def read(cls, path: Path, text: bytes) -> _Words:
+        """Of BPE, WordPiece and WordLevel, whose vocabulary is a mapping, and of Unigram, where it is a list."""
+        try:
+            document = json.loads(text)
+            model: Mapping[str, Any] = document["model"]
+            vocabulary = model["vocab"]
+            if isinstance(vocabulary, list):
+                vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+            merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ())
+            added = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens") or ()}
+            return cls(ids=dict(vocabulary), merges=tuple(merges), added=added)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadInput(
+                f"tokenizer {path} cannot be read: {type(error).__name__}: {error}; give a tokenizer.json as the "
+                "tokenizers library writes it."
+            ) from None
+
+    @property
+    def num_ids(self) -> int:
+        return max((*self.ids.values(), *self.added), default=-1) + 1
+
+    def differences(self, other: _Words) -> Iterator[str]:
+        """In which ways the tokens of another tokenizer are not these, up to the name of this one."""
+        for token in sorted(other.ids.items() ^ self.ids.items(), key=lambda item: (item[1], item[0]))[:1]:
+            yield f"has {other.ids.get(token[0])} for the token {token[0]!r} and not {self.ids.get(token[0])} as"
+        if other.merges != self.merges:
+            yield "has other merges than"
+        for number in sorted(other.added.keys() & self.added.keys()):
+            if other.added[number] != self.added[number]:
+                yield f"has {other.added[number]!r} for id {number} and not {self.added[number]!r} as"

@@ -1,0 +1,167 @@
+"""The plan: which stage runs where, how, and at what predicted cost. A document that loads without a solver.
+
+A turn is one period of the steady state. In turn n a stage with lead l works on step n + l: it works ahead of stages of
+a smaller lead. Leads never rise along the edges of the stage graph. Where the lead falls from a producer to its
+consumer, the consumer reads what an earlier turn wrote, and the two may run at the same time on different pools. A plan
+whose leads are all 0 is synchronous PPO.
+
+Costs are `Cost` records: named terms in seconds or bytes, each with its source.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from meshwright.cost_models.cost import Cost
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job_limits import require_possible
+from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Role
+from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
+
+SCHEMA_VERSION = 1
+
+
+class Pool(Document):
+    """Consecutive ranks on which stages take turns."""
+
+    name: str
+    first_rank: int = Field(ge=0)
+    num_ranks: int = Field(gt=0)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_ranks)
+
+
+class Placement(Document):
+    """One stage: its pool, layout and schedule, when it runs within a turn, and what that costs."""
+
+    stage: str
+    pool: str
+    layout: Layout
+    schedule: Schedule
+    lead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")
+    start_seconds: float = Field(ge=0)
+    end_seconds: float = Field(ge=0)
+    cost: Cost = Field(description="seconds")
+    tail_seconds: float = Field(default=0.0, ge=0, description="of a stage that streams: left after the last token")
+    resident: Cost = Field(description="bytes on the fullest rank, while any stage runs")
+    transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
+    host: Cost = Field(default=Cost(), description="bytes in host memory for each rank")
+
+    @property
+    def role(self) -> Role:
+        return STAGE_BY_NAME[self.stage].role
+
+
+class Edge(Document):
+    """Experience handed from one stage to another."""
+
+    producer: str
+    consumer: str
+    fields: tuple[str, ...]
+    bytes: float = Field(ge=0)
+    cost: Cost = Field(description="seconds")
+
+
+class Refit(Document):
+    """Weights moved from the training copy of a role to the copy of another stage, before that stage runs."""
+
+    role: Role
+    source: str
+    target: str
+    start_seconds: float = Field(ge=0)
+    end_seconds: float = Field(ge=0)
+    bytes: float = Field(ge=0)
+    cost: Cost = Field(description="seconds")
+
+
+class Solver(Document):
+    """How the plan was found and how good it is: `gap` = (objective - bound) / objective."""
+
+    name: str
+    version: str
+    seed: int
+    num_workers: int
+    max_deterministic_time: float
+    status: Literal["optimal", "feasible", "pinned"]
+    objective_seconds: float
+    bound_seconds: float
+    gap: float = Field(ge=0)
+
+
+class Plan(Document):
+    schema_version: Literal[1]
+    digests: dict[str, str] = Field(description="SHA-256 of each input the plan was computed from")
+    facts: Facts
+    staleness: int = Field(ge=0, description="most actor updates between sampling a token and its use")
+    pins: tuple[str, ...] = Field(default=(), description="what the user fixed")
+    solver: Solver
+    pools: tuple[Pool, ...]
+    placements: tuple[Placement, ...]
+    edges: tuple[Edge, ...]
+    refits: tuple[Refit, ...]
+    period_seconds: float = Field(gt=0, description="predicted seconds per PPO step")
+    peak_bytes_per_rank: tuple[int, ...]
+
+    def placement(self, stage: str) -> Placement:
+        return next(p for p in self.placements if p.stage == stage)
+
+    def part_of(self, stage: str) -> int:
+        """The position of the cluster's part that a stage runs in."""
+        return self.facts.cluster.part_of(self.pool_of(stage).first_rank)
+
+    @property
+    def leads(self) -> dict[str, int]:
+        return {placement.stage: placement.lead for placement in self.placements}
+
+    def waits(self, producer: str, consumer: str) -> bool:
+        """Whether the consumer reads what the producer writes in the same turn."""
+        return self.placement(producer).lead == self.placement(consumer).lead
+
+    def pool(self, name: str) -> Pool:
+        return next(p for p in self.pools if p.name == name)
+
+    def pool_of(self, stage: str) -> Pool:
+        return self.pool(self.placement(stage).pool)
+
+    def copy_of(self, stage: str) -> str:
+        """The stage whose weights this stage uses.
+
+        Stages of one role with one pool and one layout share a copy: the training stage's, else the first one's.
+        """
+        mine = self.placement(stage)
+        owners = [p for p in self.placements if (p.role, p.pool, p.layout) == (mine.role, mine.pool, mine.layout)]
+        names = [p.stage for p in owners]
+        trained = TRAIN_STAGE.get(mine.role)
+        return trained if trained in names else min(names, key=list(STAGE_BY_NAME).index)
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a JSON file. Raises BadInput for another schema version and for anything malformed."""
+    text = read_text(path, "plan", MOST_JSON_BYTES)
+    _refuse_other_versions(path, json_value(text, f"plan {path}"))
+    plan = parse(Plan, text, f"plan {path}")
+    require_possible(dict(plan.facts.models), plan.facts.cluster, plan.facts.workload, f"plan {path}")
+    return plan
+
+
+def write_plan(path: Path, plan: Plan) -> None:
+    """Writes the canonical bytes."""
+    write_atomically(path, canonical_json(plan))
+
+
+def _refuse_other_versions(path: Path, value: Any) -> None:
+    """A plan of another schema version is refused in words that say so, before its keys are read."""
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version is not None and version != SCHEMA_VERSION:
+        raise BadInput(
+            f"plan {path}: schema_version={version} is not the {SCHEMA_VERSION} this program reads; plan the job again."
+        )

@@ -1,0 +1,284 @@
+"""What is legal: which pools exist, which layouts a stage may have there, which schedules a layout may have.
+
+Each function gives one sentence per broken rule, with the value, the rule and the nearest legal value. The search
+enumerates by these rules and the verifier checks by them; neither knows of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.cost_models.streaming_cost import STREAMING_STAGES
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.steps_ahead import PLAIN, Scope, max_deferral
+from meshwright.profiles.cluster import AnyCluster, Cluster
+from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
+
+CHUNKS = (128, 256, 512)
+"""Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
+
+MIN_CONTEXT_TOKENS = 2048
+"""Of the longest sequence, the least that context parallelism may leave to a rank."""
+
+
+def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
+    """How many ranks a pool may have: powers of two, and all nodes of one kind."""
+    return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}))
+
+
+def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
+    """Where a pool of this size may start among nodes of one kind: at multiples of its size, and not across a node
+    that could hold it."""
+    return tuple(
+        before + first
+        for before, part in zip(cluster.first_ranks, cluster.parts, strict=True)
+        if num_ranks in _sizes(part)
+        for first in range(0, part.num_ranks - num_ranks + 1, num_ranks)
+        if not _straddles(part, first, num_ranks)
+    )
+
+
+def _sizes(part: Cluster) -> set[int]:
+    return {*(2**k for k in range(part.num_ranks.bit_length()) if 2**k <= part.num_ranks), part.num_ranks}
+
+
+def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
+    """Rules that a pool breaks."""
+    if num_ranks not in pool_sizes(cluster):
+        legal = _nearest(num_ranks, pool_sizes(cluster))
+        return (
+            f"{num_ranks} ranks is neither a power of two nor the whole cluster of {cluster.num_ranks}; "
+            f"use {legal} ranks.",
+        )
+    if first_rank + num_ranks > cluster.num_ranks:
+        legal = _nearest(first_rank, first_ranks(cluster, num_ranks))
+        return (
+            f"ranks {first_rank} to {first_rank + num_ranks - 1} leave the cluster of {cluster.num_ranks} ranks; "
+            f"start at rank {legal}.",
+        )
+    if first_rank not in first_ranks(cluster, num_ranks):
+        legal = _nearest(first_rank, first_ranks(cluster, num_ranks))
+        return (f"a pool of {num_ranks} ranks cannot start at rank {first_rank}; start at rank {legal}.",)
+    return ()
+
+
+def rows_per_update(facts: Facts, stage: Stage) -> int:
+    """The sequences that all replicas together take at once: a minibatch when training, else the batch."""
+    workload = facts.workload
+    return workload.batch_size // workload.num_minibatches if stage.trains else workload.batch_size
+
+
+def rows_per_replica(facts: Facts, stage: Stage, layout: Layout) -> int:
+    """The sequences that one replica takes at once."""
+    return rows_per_update(facts, stage) // layout.dp
+
+
+def workload_violations(facts: Facts) -> tuple[str, ...]:
+    """Rules that the workload itself breaks, whatever is planned."""
+    batch_size, num_minibatches = facts.workload.batch_size, facts.workload.num_minibatches
+    if batch_size % num_minibatches:
+        legal = nearest_divisor(num_minibatches, batch_size)
+        return (f"num_minibatches={num_minibatches} does not divide batch_size={batch_size}; use {legal}.",)
+    return ()
+
+
+def max_context_parallel(facts: Facts, stage: Stage) -> int:
+    """The largest cp that a stage may have.
+
+    A token that is drawn depends on the one before it, so that generation has no sequence to cut. Elsewhere a rank's
+    part of the longest sequence has `MIN_CONTEXT_TOKENS` tokens at least: with fewer, gathering keys and values and
+    computing in smaller kernels cost more than is saved, and what was to fit in memory does so without.
+    """
+    if stage.generates or facts.models.spec(stage.role).experts:
+        return 1
+    return max(1, facts.workload.max_tokens // MIN_CONTEXT_TOKENS)
+
+
+def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
+    """Rules that a stage's layout breaks."""
+    found = [
+        *(workload_violations(facts) if stage.trains else ()),
+        *layout_violations(layout, facts.models.spec(stage.role)),
+    ]
+    per_node, rows = facts.cluster.ranks_per_node, rows_per_update(facts, stage)
+    if per_node % layout.tp:
+        legal = nearest_divisor(layout.tp, per_node)
+        found.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
+    if rows % layout.dp:
+        legal = nearest_divisor(layout.dp, rows)
+        what = "minibatch" if stage.trains else "batch"
+        found.append(f"dp={layout.dp} does not divide the {rows} sequences of a {what}; use dp={legal}.")
+    if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
+        found.append(f"tp={layout.tp} cuts experts, which are trained with sequence parallelism only; turn sp on.")
+    if layout.vpp > 1 and not stage.trains:
+        found.append(f"vpp={layout.vpp} on a stage that does not train; use vpp=1.")
+    elif layout.vpp > 1 and rows // layout.dp % layout.pp:
+        found.append(
+            f"vpp={layout.vpp} needs micro-batches in multiples of pp={layout.pp}, and a replica has "
+            f"{rows // layout.dp} sequences of a minibatch; use vpp=1."
+        )
+    if stage.generates and layout.sp:
+        found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
+    most = max_context_parallel(facts, stage)
+    if layout.cp > most and stage.generates:
+        found.append(f"cp={layout.cp} cuts sequences, and generation draws one token after the other; use cp=1.")
+    elif layout.cp > most and not facts.models.spec(stage.role).experts:
+        tokens = facts.workload.max_tokens
+        found.append(
+            f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
+            f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
+        )
+    return tuple(found)
+
+
+def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
+    """Rules that a stage's schedule breaks on a legal layout."""
+    found = []
+    rows = rows_per_replica(facts, stage, layout)
+    if rows % schedule.micro_batch_size:
+        legal = nearest_divisor(schedule.micro_batch_size, rows)
+        found.append(
+            f"micro_batch_size={schedule.micro_batch_size} does not divide the {rows} sequences of a replica; "
+            f"use {legal}."
+        )
+    elif layout.vpp > 1 and rows // schedule.micro_batch_size % layout.pp:
+        legal = nearest_divisor(schedule.micro_batch_size, rows // layout.pp)
+        found.append(
+            f"micro_batch_size={schedule.micro_batch_size} makes {rows // schedule.micro_batch_size} micro-batches of "
+            f"the {rows} sequences of a replica, and vpp={layout.vpp} needs a multiple of pp={layout.pp}; use {legal}."
+        )
+    if layout.cp > 1 and schedule.micro_batch_size > 1:
+        found.append(
+            f"micro_batch_size={schedule.micro_batch_size} with cp={layout.cp} cuts sequences of which fewer could be "
+            "taken at a time; use 1."
+        )
+    if schedule.recompute is not Recompute.NONE and not stage.trains:
+        found.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
+    if schedule.offload not in offloads(stage):
+        legal_kinds = " or ".join(offloads(stage))
+        found.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
+    if schedule.chunk_tokens and stage.name not in STREAMING_STAGES:
+        names = ", ".join(STREAMING_STAGES)
+        found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
+    generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
+    return (*found, *streaming_rules(facts, layout, schedule), *generation)
+
+
+def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
+    """Rules that a stage breaks when it reads what another generates beside it."""
+    if schedule.chunk_tokens and layout.num_ranks == facts.cluster.num_ranks:
+        return (f"a stage on all {layout.num_ranks} ranks has none beside it to stream from; use chunk_tokens=0.",)
+    if schedule.chunk_tokens and layout.cp > 1:
+        return (f"cp={layout.cp} cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",)
+    if schedule.chunk_tokens and layout.ep > 1:
+        return (
+            f"chunk_tokens={schedule.chunk_tokens} lets each replica read at its own pace, and the replicas of "
+            f"ep={layout.ep} pass their experts together; use chunk_tokens=0.",
+        )
+    return ()
+
+
+def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: int) -> Iterator[str]:
+    """Rules about what a replica has in flight, and in how many slots."""
+    batch_size, extra = facts.workload.batch_size, schedule.overcommit
+    if extra % layout.dp or extra > batch_size:
+        legal = _nearest(extra, range(0, batch_size + 1, layout.dp))
+        yield f"overcommit={extra} is not a multiple of dp={layout.dp} up to the batch of {batch_size}; use {legal}."
+        return
+    slots, legal_slots = schedule.generation_slots, slot_counts(in_flight(schedule, rows, layout.dp), layout.pp)
+    if slots not in legal_slots:
+        yield (
+            f"generation_slots={slots} is not a power of two between pp={layout.pp} and the {legal_slots[-1]} "
+            f"sequences of a replica, nor that number; use {_nearest(slots, legal_slots)}."
+        )
+
+
+def _no_generation(schedule: Schedule) -> Iterator[str]:
+    plain = Schedule()
+    for name in ("generation_slots", "batches_in_flight", "overcommit"):
+        if getattr(schedule, name) != getattr(plain, name):
+            yield f"{name}={getattr(schedule, name)} on a stage that does not generate; use {getattr(plain, name)}."
+
+
+def in_flight(schedule: Schedule, rows: int, dp: int) -> int:
+    """The sequences that a replica with these rows of a batch may have begun and not delivered."""
+    return rows * schedule.batches_in_flight + schedule.overcommit // dp
+
+
+def slot_counts(num_rows: int, pp: int) -> tuple[int, ...]:
+    """How many sequences a replica may decode at a time: powers of two and all, one per pipeline stage at least."""
+    counts = {2**k for k in range(num_rows.bit_length()) if 2**k <= num_rows} | {num_rows}
+    return tuple(sorted(count for count in counts if count >= pp)) or (num_rows,)
+
+
+def offloads(stage: Stage) -> tuple[Offload, ...]:
+    """What of a stage's state may wait in host memory."""
+    if stage.trains:
+        return (Offload.NONE, Offload.OPTIMIZER)
+    return (Offload.NONE,) if stage.role in TRAIN_STAGE else (Offload.NONE, Offload.WEIGHTS)
+
+
+def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) -> tuple[Schedule, ...]:
+    """Every schedule of a stage on a legal layout. Generation admits what slots are free: no micro-batches.
+
+    Sequences are cut one at a time: of two at a time, each of twice as many replicas takes one, which is as much work
+    in as much memory and exchanges less.
+    """
+    rows = rows_per_replica(facts, stage, layout)
+    if stage.generates:
+        return tuple(
+            replace(overlap, generation_slots=slots)
+            for overlap in _overlaps(facts, layout, scope)
+            for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
+        )
+    kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
+    streams = scope.streams(stage.name) and layout.cp == 1
+    chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
+    states = offloads(stage) if scope.offload else (Offload.NONE,)
+    if layout.vpp > 1:  # a multiple of pp micro-batches
+        rows //= layout.pp
+    return _schedules(divisors(rows) if layout.cp == 1 else (1,), kinds, chunks, states)
+
+
+@lru_cache(maxsize=1024)  # many layouts of many stages have as many rows
+def _schedules(
+    sizes: tuple[int, ...], kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
+) -> tuple[Schedule, ...]:
+    return tuple(
+        Schedule(micro_batch_size=size, recompute=kind, chunk_tokens=chunk, offload=state)
+        for chunk in chunks
+        for state in states
+        for size in sizes
+        for kind in kinds
+    )
+
+
+def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...]:
+    """How generation may run on from turn to turn, as the bound on staleness allows: batches in flight as powers of
+    two, an overcommit of an eighth, a quarter, a half and the whole of a batch."""
+    batch_size = facts.workload.batch_size
+    deferral = max_deferral(scope.leads, facts.staleness) if scope.runs_on else 0
+    batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
+    if not deferral:
+        return tuple(batches)
+    extras = [batch_size // part for part in (8, 4, 2, 1) if batch_size % (part * layout.dp) == 0]
+    return (*batches, *(Schedule(overcommit=extra) for extra in extras))
+
+
+def _nearest(value: int, legal: Iterable[int]) -> int:
+    return min(legal, key=lambda other: (abs(other - value), other))
+
+
+def _straddles(cluster: Cluster, first: int, num_ranks: int) -> bool:
+    per_node = cluster.ranks_per_node
+    return num_ranks <= per_node and first // per_node != (first + num_ranks - 1) // per_node
+
+
+def host_share(cluster: Cluster) -> float:
+    """Bytes of host memory that one rank may use for one stage: an equal part for each stage that can offload."""
+    offloading = sum(len(offloads(stage)) > 1 for stage in STAGES)
+    return cluster.host_memory_bytes / cluster.ranks_per_node / offloading

@@ -1,0 +1,310 @@
+"""Checks a plan against its own facts, rule by rule. It uses nothing of the search, so it can convict it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+from meshwright.planner.plan.evaluate import (
+    Times,
+    fullest_rank,
+    items,
+    name_of,
+    peak_bytes,
+    period_seconds,
+    ranks_of,
+    tasks,
+)
+from meshwright.planner.plan.pins import Ranks, parse_pin
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import host_share, layout_rules, pool_violations, schedule_rules
+from meshwright.planner.plan.steps_ahead import GENERATE, lead_violations, staleness_of
+from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE
+
+_TOLERANCE = 1e-9
+"""Relative to the period: what adding the same numbers in another order may change."""
+
+Check = Callable[[Plan], Iterator[str]]
+
+
+def verify(plan: Plan) -> tuple[str, ...]:
+    """One sentence per broken rule; empty for a valid plan. What names nothing that exists hides the later rules."""
+    for checks in (_NAMES, _CHOICES, _CONSEQUENCES):
+        found = tuple(sentence for check in checks for sentence in check(plan))
+        if found:
+            return found
+    return ()
+
+
+def _stages_are_complete(plan: Plan) -> Iterator[str]:
+    placed = [placement.stage for placement in plan.placements]
+    for stage in STAGE_BY_NAME:
+        if placed.count(stage) != 1:
+            yield f"{stage} is placed {placed.count(stage)} times; place it once."
+    for stage in placed:
+        if stage not in STAGE_BY_NAME:
+            yield f"{stage} is placed and is no stage of a PPO step; remove it."
+
+
+def _pools_are_named_once(plan: Plan) -> Iterator[str]:
+    names = [pool.name for pool in plan.pools]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            yield f"pool {name!r} is defined {names.count(name)} times; define it once."
+    for one, other in combinations(plan.pools, 2):
+        if one.ranks == other.ranks and one.name != other.name:
+            yield f"pools {one.name!r} and {other.name!r} have the same ranks; use one of them."
+    for placement in plan.placements:
+        if placement.pool not in names:
+            yield f"{placement.stage} is placed on pool {placement.pool!r}, which is not defined; define it."
+
+
+def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
+    expected = {(producer, consumer): fields for producer, consumer, fields in STAGE_EDGES}
+    given = {(edge.producer, edge.consumer): edge.fields for edge in plan.edges}
+    if len(given) < len(plan.edges):
+        yield "an edge is listed twice; list each once."
+    for (producer, consumer), fields in expected.items():
+        if set(given.get((producer, consumer), ())) != set(fields):
+            yield f"the edge {producer} -> {consumer} must carry {', '.join(fields)}."
+    for producer, consumer in given.keys() - expected.keys():
+        yield f"the edge {producer} -> {consumer} carries nothing that {consumer} reads; remove it."
+
+
+def _refits_name_stages(plan: Plan) -> Iterator[str]:
+    for refit in plan.refits:
+        for end in (refit.source, refit.target):
+            if end not in STAGE_BY_NAME:
+                yield f"the refit {refit.source} -> {refit.target} names {end!r}; {suggestion(end, STAGE_BY_NAME)}"
+
+
+def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
+    for name, digest in plan.facts.digests().items():
+        if plan.digests.get(name) != digest:
+            yield f"the digest of {name} does not match the plan's facts; plan the job again."
+
+
+def _leads_fall_along_the_edges(plan: Plan) -> Iterator[str]:
+    leads = plan.leads
+    yield from lead_violations(leads)
+    for edge in plan.edges:
+        behind, ahead = leads[edge.producer], leads[edge.consumer]
+        if ahead > behind:
+            yield (
+                f"{edge.consumer} has lead={ahead} and reads what {edge.producer} writes with lead={behind}; "
+                f"use {behind} or less."
+            )
+
+
+def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
+    generation = plan.placement(GENERATE)
+    for placement in plan.placements:
+        if placement.schedule.chunk_tokens and placement.lead != generation.lead:
+            yield (
+                f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens} with lead={placement.lead}, and "
+                f"{GENERATE} has lead={generation.lead}; a stage streams from its own turn: use chunk_tokens=0."
+            )
+
+
+def _what_runs_on_is_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
+    runs_on = plan.placement(GENERATE).schedule.runs_on
+    for placement in plan.placements:
+        if runs_on and placement.schedule.chunk_tokens and placement.role in TRAIN_STAGE:
+            yield (
+                f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens}, and its weights change between "
+                f"the chunks of a sequence that is in flight for several turns; use chunk_tokens=0."
+            )
+
+
+def _staleness_keeps_its_bound(plan: Plan) -> Iterator[str]:
+    generation, bound = plan.placement(GENERATE), plan.facts.staleness
+    used = staleness_of(generation.lead, generation.schedule, bound)
+    if plan.staleness != used:
+        yield f"staleness={plan.staleness} and what {GENERATE} does makes it {used}; plan the job again."
+    if used > bound:
+        yield f"staleness={used} exceeds the job's bound of {bound}; let {GENERATE} work less ahead."
+    if generation.schedule.overcommit and bound == generation.lead:
+        yield f"{GENERATE}: overcommit={generation.schedule.overcommit} needs a staleness above {bound}; use 0."
+
+
+def _pools_are_legal(plan: Plan) -> Iterator[str]:
+    for pool in plan.pools:
+        for sentence in pool_violations(plan.facts.cluster, pool.first_rank, pool.num_ranks):
+            yield f"pool {pool.name!r}: {sentence}"
+
+
+def _layouts_are_legal(plan: Plan) -> Iterator[str]:
+    """One sentence per stage: the first rule that its layout breaks; the rules after it mostly follow from it."""
+    for placement in plan.placements:
+        pool, layout = plan.pool(placement.pool), placement.layout
+        broken = layout_rules(plan.facts, STAGE_BY_NAME[placement.stage], layout)
+        if broken:
+            yield f"{placement.stage}: {broken[0]}"
+        elif layout.num_ranks != pool.num_ranks:
+            yield (
+                f"{placement.stage}: tp={layout.tp} x pp={layout.pp} x dp={layout.dp}{_times_cp(layout)} is "
+                f"{layout.num_ranks} ranks and "
+                f"its pool has {pool.num_ranks}; make the product {pool.num_ranks}."
+            )
+
+
+def _times_cp(layout: Layout) -> str:
+    return f" x cp={layout.cp}" if layout.cp > 1 else ""
+
+
+def _schedules_are_legal(plan: Plan) -> Iterator[str]:
+    for placement in plan.placements:
+        stage = STAGE_BY_NAME[placement.stage]
+        if not layout_rules(plan.facts, stage, placement.layout):
+            for sentence in schedule_rules(plan.facts, stage, placement.layout, placement.schedule):
+                yield f"{placement.stage}: {sentence}"
+
+
+def _refits_are_complete(plan: Plan) -> Iterator[str]:
+    needed = {
+        p.stage
+        for p in plan.placements
+        if p.role in TRAIN_STAGE and p.stage != TRAIN_STAGE[p.role] and plan.copy_of(p.stage) == p.stage
+    }
+    given = [refit.target for refit in plan.refits]
+    for target in sorted(needed - set(given)):
+        yield f"{target} has its own copy of the weights and no refit; add one."
+    for refit in plan.refits:
+        if refit.target not in needed or given.count(refit.target) > 1:
+            yield f"the refit of {refit.target} is not needed; remove it."
+        elif refit.source != TRAIN_STAGE.get(refit.role) or STAGE_BY_NAME[refit.target].role is not refit.role:
+            yield f"the refit of {refit.target} comes from {refit.source}, which does not train its weights."
+
+
+def _pins_are_kept(plan: Plan) -> Iterator[str]:
+    for text in plan.pins:
+        try:
+            pin = parse_pin(text)
+        except BadInput as error:
+            yield str(error)
+            continue
+        placement, pool = plan.placement(pin.stage), plan.pool_of(pin.stage)
+        value = {"pool": Ranks(pool.first_rank, pool.num_ranks), "layout": placement.layout}.get(
+            pin.key, getattr(placement.schedule, pin.key, None)
+        )
+        if not pin.allows(value):
+            yield f"the pin {text!r} is not kept: {pin.stage} has {pin.key}={value}."
+
+
+def _costs_are_sums_of_addends(plan: Plan) -> Iterator[str]:
+    costs = [(p.stage, cost) for p in plan.placements for cost in (p.cost, p.resident, p.transient)]
+    costs += [(f"the edge {e.producer} -> {e.consumer}", e.cost) for e in plan.edges]
+    costs += [(f"the refit of {r.target}", r.cost) for r in plan.refits]
+    for name, cost in costs:
+        for term in cost.terms:
+            if term.amount < 0:
+                yield f"{name}: the cost term {term.name!r} is {term.amount}; a cost adds up from 0."
+
+
+def _tasks_last_as_long_as_they_cost(plan: Plan) -> Iterator[str]:
+    for item in items(plan):
+        seconds = item.end_seconds - item.start_seconds
+        if not _equal(plan, seconds, item.cost.total):
+            yield f"{name_of(item)} lasts {seconds:.6g} s and its cost is {item.cost.total:.6g} s."
+
+
+def _inputs_are_there(plan: Plan) -> Iterator[str]:
+    starts = {name_of(i): i.start_seconds for i in items(plan)}
+    ends = {name_of(i): i.end_seconds for i in items(plan)}
+    for task in tasks(plan):
+        for before, lag in task.after:
+            ready = ends[before] + lag
+            if starts[task.name] < ready and not _equal(plan, starts[task.name], ready):
+                yield f"{task.name} starts at {starts[task.name]:.6g} s, before {before} is ready at {ready:.6g} s."
+        for producer in task.beside:
+            if starts[task.name] < starts[producer] and not _equal(plan, starts[task.name], starts[producer]):
+                yield f"{task.name} starts at {starts[task.name]:.6g} s, before {producer}, which it reads, starts."
+
+
+def _ranks_do_one_thing_at_a_time(plan: Plan) -> Iterator[str]:
+    for one, other in combinations(items(plan), 2):
+        common = ranks_of(plan, one) & ranks_of(plan, other)
+        start, end = max(one.start_seconds, other.start_seconds), min(one.end_seconds, other.end_seconds)
+        if common and start < end and not _equal(plan, start, end):
+            yield f"{name_of(one)} and {name_of(other)} both run on rank {min(common)} at {start:.6g} s."
+
+
+def _memory_suffices(plan: Plan) -> Iterator[str]:
+    expected = peak_bytes(plan)
+    if plan.peak_bytes_per_rank != expected:
+        yield "peak_bytes_per_rank is not what the placements add up to; plan the job again."
+    rank = fullest_rank(plan.facts.cluster, expected)
+    limit = plan.facts.cluster.usable_bytes(rank)
+    if expected[rank] > limit:
+        names = ", ".join(_residents(plan, rank))
+        yield (
+            f"rank {rank} needs {expected[rank] / 2**30:.1f} GiB for {names} and its device can use "
+            f"{limit / 2**30:.1f} GiB; move a stage away or cut it over more ranks."
+        )
+
+
+def _host_memory_suffices(plan: Plan) -> Iterator[str]:
+    for placement in plan.placements:
+        share = host_share(plan.facts.cluster.parts[plan.part_of(placement.stage)])
+        if placement.host.total > share:
+            yield (
+                f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "
+                f"{share / 2**30:.1f} GiB are for it; set its offload to none."
+            )
+
+
+def _the_period_is_that_of_the_times(plan: Plan) -> Iterator[str]:
+    expected = period_seconds(plan, {name_of(i): Times(i.start_seconds, i.end_seconds) for i in items(plan)})
+    if not _equal(plan, plan.period_seconds, expected):
+        yield f"period_seconds is {plan.period_seconds:.6g} and the turn takes {expected:.6g} s."
+    if plan.solver.status != "pinned" and not _equal(plan, plan.solver.objective_seconds, plan.period_seconds):
+        yield f"the objective is {plan.solver.objective_seconds:.6g} s and the period {plan.period_seconds:.6g} s."
+
+
+def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
+    objective, bound = plan.solver.objective_seconds, plan.solver.bound_seconds
+    if objective <= 0:
+        yield f"the objective is {objective:.6g} s; a turn takes more than 0."
+    elif abs(plan.solver.gap - (objective - bound) / objective) > _TOLERANCE:
+        expected = (objective - bound) / objective
+        yield f"gap={plan.solver.gap:.3g} is not (objective - bound) / objective = {expected:.3g}."
+
+
+def _residents(plan: Plan, rank: int) -> tuple[str, ...]:
+    return tuple(p.stage for p in plan.placements if rank in plan.pool(p.pool).ranks)
+
+
+def _equal(plan: Plan, one: float, other: float) -> bool:
+    return abs(one - other) <= _TOLERANCE * max(plan.period_seconds, 1e-9)
+
+
+_NAMES: tuple[Check, ...] = (
+    _stages_are_complete,
+    _pools_are_named_once,
+    _edges_are_the_stage_graph,
+    _refits_name_stages,
+    _digests_match_the_facts,
+)
+_CHOICES: tuple[Check, ...] = (
+    _leads_fall_along_the_edges,
+    _staleness_keeps_its_bound,
+    _streams_are_of_one_turn,
+    _what_runs_on_is_scored_by_fixed_weights,
+    _pools_are_legal,
+    _layouts_are_legal,
+    _schedules_are_legal,
+)
+_CONSEQUENCES: tuple[Check, ...] = (
+    _refits_are_complete,
+    _pins_are_kept,
+    _costs_are_sums_of_addends,
+    _tasks_last_as_long_as_they_cost,
+    _inputs_are_there,
+    _ranks_do_one_thing_at_a_time,
+    _memory_suffices,
+    _host_memory_suffices,
+    _the_period_is_that_of_the_times,
+    _the_gap_is_the_distance_to_the_bound,
+)

@@ -1,0 +1,1 @@
+"""The plan lowered to instructions, checked before anything follows them."""

@@ -1,0 +1,180 @@
+"""Checks a program before anything follows it: hand-overs match, every rank has what it reads, no circle of waits.
+
+It reads only the program and the stages' fields, and nothing of how the program was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from meshwright.planner.program.deadlock import circle_of_waits
+from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+
+Check = Callable[[Program], Iterator[str]]
+
+_WRITER = {name: stage.name for stage in STAGES for name in stage.writes}
+
+
+def check_program(program: Program) -> tuple[str, ...]:
+    """One sentence per fault; empty for a program that every rank can follow to its end, any number of times."""
+    return tuple(sentence for check in _CHECKS for sentence in check(program))
+
+
+def require_sound(program: Program) -> None:
+    """Raises BadInput with the first fault."""
+    for sentence in check_program(program):
+        raise BadInput(f"program: {sentence}")
+
+
+def _sends_and_receives_match(program: Program) -> Iterator[str]:
+    """Each pair of producer and consumer has one send and one receive with the same ends, later in the order or in
+    a later turn."""
+    sends, receives = _by_pair(program, Send), _by_pair(program, Receive)
+    for pair, (send, *others) in sends.items():
+        if others:
+            yield f"{send.name!r} is in the program {1 + len(others)} times; a pair of stages has one."
+        if pair not in receives:
+            yield f"{send.name!r} has no receive; what it sends would wait for ever."
+    for pair, (receive, *others) in receives.items():
+        if others:
+            yield f"{receive.name!r} is in the program {1 + len(others)} times; a pair of stages has one."
+        if pair not in sends:
+            yield f"{receive.name!r} has no send; its ranks would wait for ever."
+            continue
+        yield from _ends_differ(program, sends[pair][0], receive)
+
+
+def _by_pair(program: Program, kind: type[Instruction]) -> dict[tuple[str, str], list[Instruction]]:
+    found: dict[tuple[str, str], list[Instruction]] = {}
+    for instruction in program.instructions:
+        if isinstance(instruction, kind) and isinstance(instruction, Send | Receive):
+            found.setdefault((instruction.producer, instruction.consumer), []).append(instruction)
+    return found
+
+
+def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> Iterator[str]:
+    assert isinstance(send, Send)
+    assert isinstance(receive, Receive)
+    if receive.lead > send.lead:
+        yield f"{receive.name!r} has lead={receive.lead}, ahead of its send with lead={send.lead}; use {send.lead}."
+    elif receive.lead == send.lead and program.instructions.index(receive) < program.instructions.index(send):
+        yield f"{receive.name!r} comes before its send in the order; put it after."
+    if set(send.ranks) != set(receive.owners):
+        yield f"{send.name!r} is sent by {_ranks(send.ranks)} and expected from {_ranks(receive.owners)}."
+    if set(send.targets) != set(receive.ranks):
+        yield f"{send.name!r} goes to {_ranks(send.targets)} and is received by {_ranks(receive.ranks)}."
+    if set(send.fields) != set(receive.fields):
+        yield f"{send.name!r} carries {', '.join(send.fields)} and {', '.join(receive.fields)} is expected."
+
+
+def _streams_fit_their_stages(program: Program) -> Iterator[str]:
+    """A stream goes from the owners of what its producer writes to all ranks of its consumer, of the same turn."""
+    runs = {i.stage: i for i in program.instructions if isinstance(i, RunStage)}
+    sends = {i.producer: i for i in program.instructions if isinstance(i, Send)}
+    streamed: set[str] = set()
+    for stream in program.streams:
+        name = f"the stream {stream.producer} -> {stream.consumer}"
+        if stream.consumer in streamed:
+            yield f"{name} is not the only one to {stream.consumer}; a stage has one."
+        streamed.add(stream.consumer)
+        absent = [stage for stage in (stream.producer, stream.consumer) if stage not in runs]
+        if absent:
+            yield f"{name} has no {' and no '.join(absent)} in the program; leave it out."
+        else:
+            yield from _ends_do_not_fit(name, stream, runs[stream.producer], runs[stream.consumer])
+        send = sends.get(stream.producer)
+        if send and set(send.ranks) != set(stream.owners):
+            yield f"{name} comes from {_ranks(stream.owners)} and {send.name!r} from {_ranks(send.ranks)}."
+
+
+def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: RunStage) -> Iterator[str]:
+    strangers = set(stream.owners) - set(producer.ranks)
+    if strangers:
+        yield f"{name} comes from {_ranks(strangers)}, where {stream.producer} does not run."
+    if set(stream.targets) != set(consumer.ranks):
+        yield f"{name} goes to {_ranks(stream.targets)} and {stream.consumer} runs on {_ranks(consumer.ranks)}."
+    if producer.lead != consumer.lead:
+        yield (
+            f"{name} goes from lead={producer.lead} to lead={consumer.lead}; a stage streams within its turn: "
+            f"use {producer.lead}."
+        )
+
+
+def _stages_have_what_they_read(program: Program) -> Iterator[str]:
+    """Walks through a step: a field is written where its stage ran, whole where all its owners sent it, and read in
+    chunks where it streams."""
+    ran: dict[str, set[int]] = {}
+    whole: dict[str, set[int]] = {}
+    for instruction in program.in_order_of_a_step():
+        match instruction:
+            case RunStage():
+                yield from _missing(instruction, whole, program.stream_to(instruction.stage))
+                ran.setdefault(instruction.stage, set()).update(instruction.ranks)
+            case Send():
+                absent = set(instruction.ranks) - ran.get(instruction.producer, set())
+                if absent:
+                    yield f"{instruction.name!r} is sent by {_ranks(absent)} before {instruction.producer} ran there."
+            case Receive():
+                for name in instruction.fields:
+                    whole.setdefault(name, set()).update(instruction.ranks)
+            case MoveWeights():
+                pass
+
+
+def _missing(run: RunStage, whole: dict[str, set[int]], stream: Stream | None) -> Iterator[str]:
+    for name in STAGE_BY_NAME[run.stage].reads:
+        lacking = set(run.ranks) - whole.get(name, set())
+        if stream and stream.producer == _WRITER[name]:
+            lacking -= set(stream.targets)
+        if lacking:
+            yield f"{run.stage} reads {name} of {_WRITER[name]}, which has not reached {_ranks(lacking)}."
+
+
+def _owners_are_one_set(program: Program) -> Iterator[str]:
+    """All that a producer sends, it sends from the same ranks: each holds a part of the rows."""
+    owners: dict[str, Send] = {}
+    for send in program.instructions:
+        if isinstance(send, Send):
+            first = owners.setdefault(send.producer, send)
+            if set(first.ranks) != set(send.ranks):
+                yield (
+                    f"{first.name!r} is sent by {_ranks(first.ranks)} and {send.name!r} by {_ranks(send.ranks)}; "
+                    f"the rows of {send.producer} have one set of owners."
+                )
+
+
+def _weights_arrive_before_they_are_used(program: Program) -> Iterator[str]:
+    """A refit precedes its stage in the turn; every rank of the stage takes part in it."""
+    ran: set[str] = set()
+    at: dict[str, tuple[int, ...]] = {i.stage: i.ranks for i in program.instructions if isinstance(i, RunStage)}
+    for instruction in program.instructions:
+        if isinstance(instruction, RunStage):
+            ran.add(instruction.stage)
+        elif isinstance(instruction, MoveWeights):
+            if instruction.target in ran:
+                yield f"{instruction.name!r} comes after {instruction.target} in the order; put it before."
+            left = set(at.get(instruction.target, ())) - set(instruction.ranks)
+            if left:
+                yield f"{instruction.name!r} leaves out {_ranks(left)}, where {instruction.target} runs."
+
+
+def _ranks(ranks: set[int] | tuple[int, ...]) -> str:
+    """Ranks in words: `rank 3`, `ranks 0, 1` or `ranks 0-7`."""
+    found = sorted(ranks)
+    if len(found) == 1:
+        return f"rank {found[0]}"
+    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
+        return f"ranks {found[0]}-{found[-1]}"
+    return f"ranks {', '.join(map(str, found)) or 'none'}"
+
+
+_CHECKS: tuple[Check, ...] = (
+    _sends_and_receives_match,
+    _owners_are_one_set,
+    _streams_fit_their_stages,
+    _stages_have_what_they_read,
+    _weights_arrive_before_they_are_used,
+    circle_of_waits,
+)

@@ -1,0 +1,92 @@
+"""How long each instruction of a step takes: what a program needs besides its order to run in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.controllers import Setting
+from meshwright.profiles.stages import STAGES
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica.
+
+    `tail_seconds` has, by stage, those of stages that stream in other chunks than the plan's, and `setting` what
+    controllers decided about the turn that generates the step.
+
+    Where lengths are drawn, `live_sequences` has, by stage, how many sequences each replica has in flight on average,
+    and `tokens_by_staleness` the response tokens by the number of actor updates between their drawing and their use.
+    """
+
+    seconds: Mapping[str, tuple[float, ...]]
+    num_tokens: float  # response tokens of the step
+    live_sequences: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tokens_by_staleness: Mapping[int, int] = field(default_factory=dict)
+    tail_seconds: Mapping[str, float] = field(default_factory=dict)
+    setting: Setting | None = None
+
+
+class Durations(Protocol):
+    """The work of every step; the same step has the same work however often it is asked."""
+
+    @property
+    def name(self) -> str:
+        """What the seconds are: `planned`, `sampled`."""
+        ...
+
+    def of_step(self, step: int, /) -> StepWork: ...
+
+
+class Planned:
+    """Each stage and refit takes what the plan says it costs."""
+
+    name = "planned"
+
+    def __init__(self, plan: Plan) -> None:
+        workload = plan.facts.workload
+        self._work = StepWork(
+            seconds={
+                **{stage.name: (plan.placement(stage.name).cost.total,) for stage in STAGES},
+                **refit_seconds(plan),
+            },
+            num_tokens=workload.batch_size * workload.response_lengths.mean,
+        )
+
+    def of_step(self, _step: int, /) -> StepWork:
+        return self._work
+
+
+@dataclass(frozen=True)
+class Known:
+    """The work of the first steps as another answer had it: no state, so that threads and processes may share it."""
+
+    name: str
+    works: tuple[StepWork, ...]
+
+    def of_step(self, step: int, /) -> StepWork:
+        return self.works[step]
+
+
+def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
+    """Seconds of each refit of the plan, by the name of its instruction."""
+    return {f"refit {refit.source} -> {refit.target}": (refit.cost.total,) for refit in plan.refits}
+
+
+@dataclass(frozen=True)
+class Lags:
+    """Seconds that pass after a producer has ended: `whole` until what it hands over has arrived, by producer and
+    consumer, and `tails` until a consumer that reads the last of it in chunks can end, by consumer."""
+
+    whole: Mapping[tuple[str, str], float]
+    tails: Mapping[str, float]
+
+
+def lags_of(plan: Plan) -> Lags:
+    """The hand-overs of a plan; what streams has its tail to read after the last hand-over."""
+    whole = {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
+    tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
+    return Lags(whole, tails)

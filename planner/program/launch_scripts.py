@@ -1,0 +1,109 @@
+"""The scripts that start a plan on its nodes, by torchrun or under Slurm.
+
+Local rank r of a node computes on the r-th device that the node sees, and ranks of a node are consecutive: the order
+of the devices is the order of the plan's ranks.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshwright.planner.plan.plan import Plan
+
+_INTERFACES = """\
+# Gloo takes the interface that leads to the meeting point and NCCL chooses its own; where that is not the fast one:
+# export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
+"""
+
+
+def torchrun_scripts(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, str]:
+    """One script per node by file name; each is started with the meeting point and the options of `meshwright run`."""
+    return {f"node{node}.sh": _node_script(plan, node, plan_path, job_path) for node in range(plan.facts.cluster.nodes)}
+
+
+def slurm_script(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, str]:
+    """One batch script by file name; it is submitted with the options of `meshwright run`."""
+    cluster = plan.facts.cluster
+    devices = f"#SBATCH --gpus-per-node={cluster.ranks_per_node}\n" if cluster.kind == "cuda" else ""
+    count = cluster.nodes
+    table = "".join(_table(plan, node) for node in range(count))
+    return {
+        "run.sbatch": f"""\
+#!/usr/bin/env bash
+#SBATCH --job-name=meshwright
+#SBATCH --nodes={count}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task={cluster.ranks_per_node}
+{devices}#
+# Usage: sbatch run.sbatch --steps 20 --out run
+# Slurm numbers the nodes of a job, and that number is the node of the plan. PORT is where they meet on the first one.
+{table}set -euo pipefail
+{_paths(plan_path, job_path)}
+{_environment(plan)}
+{_INTERFACES}
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+meeting=${{hosts%%$'\\n'*}}:${{PORT:-$((20000 + SLURM_JOB_ID % 10000))}}
+# shellcheck disable=SC2016  # each node fills in its own number
+exec srun --nodes={count} --ntasks-per-node=1 --cpus-per-task={cluster.ranks_per_node} --kill-on-bad-exit=1 \\
+  bash -c 'exec meshwright run "$1" "$2" --nodes {count} --rendezvous "$3" --node-rank "$SLURM_NODEID" "${{@:4}}"' \\
+  node "$PLAN" "$JOB" "$meeting" "$@"
+"""
+    }
+
+
+def _node_script(plan: Plan, node: int, plan_path: Path, job_path: Path) -> str:
+    cluster = plan.facts.cluster
+    return f"""\
+#!/usr/bin/env bash
+# Usage: node{node}.sh HOST:PORT --steps 20 --out run
+# HOST:PORT is where the nodes meet: an address of the machine that runs node0.sh, and a free port of it.
+# It is the same on every node. Where machines do not know each other by host name, each is told its own address, as
+# LOCAL_ADDR=10.0.0.1.
+{_table(plan, node)}set -euo pipefail
+{_paths(plan_path, job_path)}
+meeting=${{1:?give HOST:PORT, where the nodes meet}}
+shift
+{_environment(plan)}
+{_INTERFACES}
+exec torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.ranks_per_node} --max-restarts 0 \\
+  --rdzv-backend c10d --rdzv-endpoint "$meeting" --rdzv-id meshwright --rdzv-conf is_host={int(node == 0)} \\
+  ${{LOCAL_ADDR:+--local-addr "$LOCAL_ADDR"}} --no-python \\
+  meshwright run "$PLAN" "$JOB" --node-rank {node} "$@"
+"""
+
+
+def _paths(plan_path: Path, job_path: Path) -> str:
+    return f"PLAN={shlex.quote(str(plan_path))}\nJOB={shlex.quote(str(job_path))}"
+
+
+def _environment(plan: Plan) -> str:
+    """One thread per rank, and devices in the order of the plan's ranks."""
+    cluster = plan.facts.cluster
+    lines = ["export OMP_NUM_THREADS=1"]
+    if cluster.kind == "cuda":
+        order = ",".join(str(device) for device in range(cluster.ranks_per_node))
+        lines += [
+            "# The r-th device named is local rank r's, and a number names the same slot on every node.",
+            "export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES:-{order}}}"',
+        ]
+    return "\n".join(lines)
+
+
+def _table(plan: Plan, node: int) -> str:
+    """As comments: each rank of a node with its device and the stages that it takes part in."""
+    cluster = plan.facts.cluster
+    first = node * cluster.ranks_per_node
+    lines = [f"# Node {node} of {cluster.nodes}:"]
+    for local in range(cluster.ranks_per_node):
+        stages = " ".join(p.stage for p in plan.placements if first + local in _ranks(plan, p.stage))
+        lines.append(f"#   rank {first + local}, {cluster.kind} {local}: {stages or 'idle'}")
+    return "\n".join(lines) + "\n"
+
+
+def _ranks(plan: Plan, stage: str) -> range:
+    """The ranks that compute a stage: the first of its pool, as many as its layout has."""
+    start = plan.pool_of(stage).first_rank
+    return range(start, start + plan.placement(stage).layout.num_ranks)

@@ -1,0 +1,1 @@
+"""The plan, its simulation and its runs drawn as one HTML file."""

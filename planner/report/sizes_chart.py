@@ -1,0 +1,69 @@
+"""Step time against the number of GPUs: the best plan of the same job on clusters of several sizes."""
+
+from __future__ import annotations
+
+from meshwright.planner.analysis.whatif import Outlook, WhatIf
+from meshwright.planner.plan.settings import Setting
+from meshwright.planner.report import words
+from meshwright.planner.report.axis import at_values
+from meshwright.planner.report.html import Html, join, note, section, table
+from meshwright.planner.report.lanes import legend
+from meshwright.planner.report.lines import Point, Series, plot
+
+
+def sizes(found: WhatIf | None) -> Html:
+    """The plot and the table, or how to ask for them."""
+    if found is None:
+        return section("sizes", "Other numbers of GPUs", note("Not asked for: --sizes 8,16,32 plans the job on each."))
+    outlooks = {_num_ranks(answer.setting): answer for answer in found.answers}
+    planned = {size: answer.outlook for size, answer in sorted(outlooks.items()) if answer.outlook}
+    drawn = [_plot(planned)] if planned else []
+    rows = [
+        (
+            str(size),
+            *(_numbers(size, answer.outlook, planned) if answer.outlook else ("",) * 5),
+            "" if answer.fits else " ".join(answer.broken),
+        )
+        for size, answer in sorted(outlooks.items())
+    ]
+    headings = ("GPUs", "step s", "tokens/s", "speed-up", "efficiency", "GPU-hours of 1000 steps", "why not")
+    said = note("Predicted: the best plan of the same job on each number of GPUs.")
+    doubts = [note(sentence) for sentence in found.notes]
+    return section("sizes", "Other numbers of GPUs", said, *drawn, table(headings, rows, numbers=range(6)), *doubts)
+
+
+def _num_ranks(setting: Setting) -> int:
+    return int(setting["cluster.nodes"]) * int(setting["cluster.ranks_per_node"])
+
+
+def _plot(planned: dict[int, Outlook]) -> Html:
+    least = min(planned)
+    work = planned[least].step_seconds * least
+    points = tuple(
+        Point(float(size), outlook.step_seconds, f"{size} GPUs: {words.seconds(outlook.step_seconds)}")
+        for size, outlook in planned.items()
+    )
+    ideal = tuple(Point(point.x, work / point.x, "") for point in points)
+    series = (Series("in proportion", "c-other", ideal, guide=True), Series("", "c-actor_generate", points))
+    drawn = plot(
+        series,
+        across=at_values([point.x for point in points]),
+        names=[str(size) for size in planned],
+        what="GPUs",
+        up="step time, s",
+        describe="step time against the number of GPUs",
+    )
+    entries = (("c-actor_generate", "solid", "the best plan"), ("c-other", "faint", f"{least} GPUs in proportion"))
+    return join([legend(entries), drawn])
+
+
+def _numbers(size: int, outlook: Outlook, planned: dict[int, Outlook]) -> tuple[str, ...]:
+    least = min(planned)
+    faster = planned[least].step_seconds / outlook.step_seconds
+    return (
+        f"{outlook.step_seconds:.3f}",
+        f"{outlook.tokens_per_second:,.0f}",
+        f"{faster:.2f}",
+        words.percent(faster * least / size),
+        f"{outlook.gpu_hours:,.1f}",
+    )

@@ -1,0 +1,1 @@
+"""From facts to a problem and back: legal choices, their frontier, the problem posed, the plan assembled."""

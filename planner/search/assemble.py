@@ -1,0 +1,171 @@
+"""Makes a plan of what was picked for each stage and the order in which the ranks take the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.precision import element_bytes
+from meshwright.cost_models.question import CostModel, Move
+from meshwright.planner.plan.edges import Handover
+from meshwright.planner.plan.evaluate import evaluate, name_of
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.plan import Edge, Placement, Plan, Pool, Refit, Solver
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, staleness_of
+from meshwright.planner.search.frontier import Candidate
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE
+
+_I = TypeVar("_I", Placement, Refit)
+
+_ROUNDING = 1e-12
+"""Of a period: what the order of a sum may change."""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What one stage was given."""
+
+    ranks: Ranks
+    candidate: Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a plan comes from: what it was asked, and how it was found."""
+
+    digests: Mapping[str, str]
+    pins: tuple[str, ...]
+    solver: Solver
+
+
+def assemble(
+    facts: Facts,
+    model: CostModel,
+    *,
+    handovers: Sequence[Handover],
+    picks: Mapping[str, Pick],
+    order: Sequence[str],
+    origin: Origin,
+    leads: Leads = SYNCHRONOUS,
+) -> Plan:
+    """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`."""
+    generation = picks[GENERATE].candidate.schedule
+    pools = _pools(picks)
+    draft = Plan(
+        schema_version=1,
+        digests=dict(origin.digests),
+        facts=facts,
+        staleness=staleness_of(leads[GENERATE], generation, facts.staleness),
+        pins=origin.pins,
+        solver=origin.solver,
+        pools=tuple(pools[ranks] for ranks in sorted(pools)),
+        placements=tuple(
+            _placement(s.name, pools[picks[s.name].ranks].name, picks[s.name].candidate, leads[s.name]) for s in STAGES
+        ),
+        edges=tuple(_edge(handover) for handover in handovers),
+        refits=(),
+        period_seconds=1.0,
+        peak_bytes_per_rank=(0,) * facts.cluster.num_ranks,
+    )
+    refits = tuple(_refit(facts, model, draft, target) for target in copies_to_refit(draft))
+    whole = draft.model_copy(update={"refits": refits})
+    plan, sooner = evaluate(_ordered(whole, order)), _given_sooner(whole, order)
+    if sooner == list(order):
+        return plan
+    other = evaluate(_ordered(whole, sooner))
+    return other if other.period_seconds <= plan.period_seconds * (1 + _ROUNDING) else plan
+
+
+def _given_sooner(plan: Plan, order: Sequence[str]) -> list[str]:
+    """The order with the training whose weights a pool apart takes before the other one, which reads the same: the
+    weights can be on their way while that trains, which no period tells."""
+    givers = {refit.source for refit in plan.refits if not move_of(plan, refit.source, refit.target).overlap}
+    trainings = [name for name in order if name in TRAIN_STAGE.values()]
+    sooner = iter(sorted(trainings, key=lambda name: name not in givers))
+    return [next(sooner) if name in trainings else name for name in order]
+
+
+def copies_to_refit(plan: Plan) -> tuple[str, ...]:
+    """The stages that own a copy of a trained role's weights which is not the training copy."""
+    return tuple(s.name for s in STAGES if s.role in TRAIN_STAGE and not s.trains and plan.copy_of(s.name) == s.name)
+
+
+def _pools(picks: Mapping[str, Pick]) -> dict[Ranks, Pool]:
+    return {
+        ranks: Pool(
+            name=f"ranks {ranks.first_rank}-{ranks.first_rank + ranks.num_ranks - 1}",
+            first_rank=ranks.first_rank,
+            num_ranks=ranks.num_ranks,
+        )
+        for ranks in (pick.ranks for pick in picks.values())
+    }
+
+
+def _placement(stage: str, pool: str, candidate: Candidate, lead: int) -> Placement:
+    return Placement(
+        stage=stage,
+        pool=pool,
+        layout=candidate.layout,
+        schedule=candidate.schedule,
+        lead=lead,
+        start_seconds=0.0,
+        end_seconds=0.0,
+        cost=candidate.seconds,
+        tail_seconds=candidate.tail_seconds,
+        resident=candidate.resident,
+        transient=candidate.transient,
+        host=candidate.host,
+    )
+
+
+def _edge(handover: Handover) -> Edge:
+    return Edge(
+        producer=handover.producer,
+        consumer=handover.consumer,
+        fields=handover.fields,
+        bytes=handover.num_bytes,
+        cost=handover.cost,
+    )
+
+
+def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
+    role = plan.placement(target).role
+    source, spec = TRAIN_STAGE[role], facts.models.spec(role)
+    cost: Cost = model.move_seconds(move_of(plan, source, target))
+    return Refit(
+        role=role,
+        source=source,
+        target=target,
+        start_seconds=0.0,
+        end_seconds=0.0,
+        bytes=float(spec.num_params * element_bytes(facts.precision)),
+        cost=cost,
+    )
+
+
+def move_of(plan: Plan, source: str, target: str) -> Move:
+    """The weights of a stage's role on their way from its training stage, as the plan places the two."""
+    return Move(
+        model=plan.facts.models.spec(plan.placement(target).role),
+        source=plan.placement(source).layout,
+        target=plan.placement(target).layout,
+        overlap=len(set(plan.pool_of(source).ranks) & set(plan.pool_of(target).ranks)),
+        source_part=plan.part_of(source),
+        target_part=plan.part_of(target),
+    )
+
+
+def _ordered(plan: Plan, order: Sequence[str]) -> Plan:
+    """The plan with positions in the order as provisional times."""
+    position = {name: float(index) for index, name in enumerate(order)}
+
+    def placed(item: _I) -> _I:
+        at = position[name_of(item)]
+        return item.model_copy(update={"start_seconds": at, "end_seconds": at})
+
+    return plan.model_copy(
+        update={"placements": tuple(map(placed, plan.placements)), "refits": tuple(map(placed, plan.refits))}
+    )

@@ -1,0 +1,301 @@
+"""Poses the search as a `Problem`: seconds become ticks and bytes become blocks here and nowhere else.
+
+Ticks are rounded down, so that a bound in ticks is a bound in seconds; blocks are rounded up, so that what fits in
+blocks fits in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+from meshwright.cost_models.question import CostModel, Move
+from meshwright.planner.plan.edges import Handover
+from meshwright.planner.plan.evaluate import refit_readers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.rules import pool_sizes
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads
+from meshwright.planner.search.frontier import Candidate, Frontier
+from meshwright.planner.solver.problem import (
+    MAX_SUM,
+    Call,
+    Option,
+    Place,
+    Precedence,
+    Problem,
+    Run,
+    Transfer,
+)
+from meshwright.profiles.cluster import AnyCluster, most_usable_bytes
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
+
+BLOCK_BYTES = 2**20
+_TICKS_PER_STEP = 10**6
+"""Ticks in about one step: the bound is then good to a few millionths."""
+
+_ROOM = 2
+"""Of the largest sum of durations, the part that the slowest choices of all stages may take is one in so many."""
+
+
+Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
+"""The pool and the candidate behind each option of each call."""
+
+_Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int], int]
+"""Ticks of the moves of a role's weights, by all that these depend on: see `Move`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posed:
+    """The problem, how long its tick is, and the candidate and pool behind each option of each call.
+
+    Where stages may be anywhere, the pool behind an option is the first of its size.
+    """
+
+    problem: Problem
+    tick_seconds: float
+    behind: Behind
+
+
+def refit_name(target: str) -> str:
+    """The name of the task that brings the trained weights to a stage's copy."""
+    return f"refit {target}"
+
+
+def refit_targets() -> tuple[str, ...]:
+    """The stages of trained roles that do not train: their copies, where they have one, are refit."""
+    return tuple(stage.name for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains)
+
+
+def pose(
+    facts: Facts,
+    model: CostModel,
+    frontiers: Sequence[Frontier],
+    handovers: Sequence[Handover],
+    leads: Leads = SYNCHRONOUS,
+    *,
+    by_pool: bool = False,
+) -> Posed:
+    """The problem of one turn: a stage waits for the stages of the same lead that it reads from.
+
+    Stages may be anywhere, unless some pools are excluded or it is asked that every pool has options of its own.
+    """
+    tick = _tick_seconds(frontiers)
+    anywhere = not by_pool and all(_is_every_block(facts.cluster, found.pools) for found in frontiers)
+    behind = {
+        found.stage.name: tuple(
+            (ranks, candidate)
+            for ranks in found.pools
+            if not (anywhere and ranks.first_rank)
+            for candidate in found.on(ranks)
+        )
+        for found in frontiers
+    }
+    shared = {name: STAGE_BY_NAME[name].role in TRAIN_STAGE for name in behind}
+    device_blocks = most_usable_bytes(facts.cluster) // BLOCK_BYTES
+    lacking = [device_blocks - part.device.usable_bytes // BLOCK_BYTES for part in facts.cluster.parts]
+
+    def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
+        part = facts.cluster.part_of(ranks.first_rank)
+        return _option(tick, ranks, candidate, part=part, lacking_blocks=lacking[part], is_shared=is_shared)
+
+    calls = tuple(Call(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items())
+    known: _Known = {}
+    refits = tuple(
+        _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in refit_targets()
+    )
+    problem = Problem(
+        num_ranks=facts.cluster.num_ranks,
+        device_blocks=device_blocks,
+        calls=calls,
+        tasks=(*refits, *(Run(name=name, call=name) for name in behind)),
+        precedences=(
+            *(Precedence(refit_name(t), reader) for t in refit_targets() for reader in refit_readers(t)),
+            *(
+                Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=_may_stream(behind, h))
+                for h in handovers
+                if leads[h.producer] == leads[h.consumer]
+            ),
+        ),
+        copies=tuple(_sharers(role) for role in TRAIN_STAGE),
+        anywhere=anywhere,
+    )
+    return Posed(problem=problem, tick_seconds=tick, behind=behind)
+
+
+def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
+    """Whether these are all aligned blocks of the sizes that a pool may have, and all nodes are of one kind."""
+    if len(cluster.parts) > 1:
+        return False
+    blocks = (range(0, cluster.num_ranks - size + 1, size) for size in pool_sizes(cluster))
+    return len(pools) == sum(map(len, blocks))
+
+
+def _sharers(role: Role) -> tuple[str, ...]:
+    """The stages of a trained role, the one that trains first: it owns the copy that others may share."""
+    trained = TRAIN_STAGE[role]
+    return (trained, *(s.name for s in STAGES if s.role == role and s.name != trained))
+
+
+def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
+    """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks; fewer when the
+    slowest choices of a large cluster would otherwise have too many to be added up."""
+    every = [[c.seconds.total for found in fs.candidates.values() for c in found] for fs in frontiers]
+    step = math.fsum(min(seconds, default=0.0) for seconds in every) or 1.0
+    slowest = math.fsum(max(seconds, default=0.0) for seconds in every)
+    digits = math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)
+    return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
+
+
+def _option(
+    tick: float, ranks: Ranks, candidate: Candidate, *, part: int, lacking_blocks: int, is_shared: bool
+) -> Option:
+    """One choice on one pool; weights of a role that is not trained belong to one stage, and may wait in the host.
+
+    What a device has less than the largest one counts as used by whatever runs on it.
+    """
+    weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
+    return Option(
+        place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
+        ticks=math.floor(candidate.seconds.total / tick),
+        early_ticks=_early_ticks(tick, candidate),
+        resident_blocks=weights + math.ceil((candidate.resident.total - candidate.weights_bytes) / BLOCK_BYTES),
+        shared_blocks=weights if is_shared else 0,
+        transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES) + lacking_blocks,
+    )
+
+
+def _place_name(part: int, layout: Layout) -> str:
+    """Weights cut alike on different kinds of nodes are at different places. Pipelines in pieces are at one, however
+    many the pieces: no other stage shares them, and they are refit as any other number of them is."""
+    if layout.vpp > 2:
+        layout = replace(layout, vpp=2)
+    return f"{layout}@{part}" if part else str(layout)
+
+
+def _may_stream(behind: Behind, handover: Handover) -> bool:
+    """Whether some choice of the consumer reads chunks while the producer goes on."""
+    chosen = behind[handover.consumer]
+    return handover.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in chosen)
+
+
+def _early_ticks(tick: float, candidate: Candidate) -> int:
+    """Ticks before the end of what a stage streams at which it may start; rounded up, so that a bound stays one."""
+    if not candidate.schedule.chunk_tokens:
+        return 0
+    early = math.ceil((candidate.seconds.total - candidate.tail_seconds) / tick)
+    return min(early, math.floor(candidate.seconds.total / tick))
+
+
+def _transfer(
+    facts: Facts,
+    model: CostModel,
+    tick: float,
+    behind: Behind,
+    target: str,
+    *,
+    known: _Known,
+    anywhere: bool,
+) -> Transfer:
+    """The refit of one stage from the training stage of its role, between every two layouts they may have.
+
+    `known` grows.
+    """
+    role = STAGE_BY_NAME[target].role
+    source, spec = TRAIN_STAGE[role], facts.models.spec(role)
+    overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
+    if anywhere:
+        overlaps = {
+            (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
+            for one, other in overlaps
+        }
+
+    def ticks_between(one: _Shard, other: _Shard) -> list[tuple[int, int]]:
+        """By what the pools have in common."""
+        slices, found = one.layout.slices_for(other.layout), []
+        for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
+            key = role, one.part, one.num_ranks, slices, other.cut, one.name == other.name, overlap
+            if key not in known:
+                move = Move(
+                    model=spec,
+                    source=one.layout,
+                    target=other.layout,
+                    overlap=overlap,
+                    source_part=one.part,
+                    target_part=other.part,
+                )
+                known[key] = math.floor(model.move_seconds(move).total / tick)
+            found.append((overlap, known[key]))
+        return found
+
+    sources, targets = (_shards(facts.cluster, behind[end]) for end in (source, target))
+    ticks = _between_all(sources, targets, ticks_between)
+    return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
+
+
+class _Shard(NamedTuple):
+    """A layout on a part of the cluster; `cut` names those that cut weights alike there."""
+
+    part: int
+    layout: Layout
+    num_ranks: int
+    name: str
+    cut: str
+
+
+def _between_all(
+    sources: Sequence[_Shard],
+    targets: Sequence[_Shard],
+    ticks_between: Callable[[_Shard, _Shard], list[tuple[int, int]]],
+) -> dict[tuple[str, str, int], int]:
+    """The ticks between all layouts, asked once for those that cut weights alike.
+
+    A layout that stays the same keeps weights in place, and is asked for itself.
+    """
+    found: dict[tuple[str, str, int], int] = {}
+    by_target = _by_cut(targets)
+    for ones in _by_cut(sources):
+        row = []
+        for others in by_target:
+            pair = next(((one, other) for one in ones for other in others if one.name != other.name), None)
+            if pair:
+                row += [(other.name, *lasts) for lasts in ticks_between(*pair) for other in others]
+        for one in ones:
+            found.update({(one.name, other, overlap): lasts for other, overlap, lasts in row})
+    named = {other.name: other for other in targets}
+    for one in sources:
+        if one.name in named:
+            found.update(
+                {(one.name, one.name, overlap): lasts for overlap, lasts in ticks_between(one, named[one.name])}
+            )
+    return found
+
+
+def _by_cut(shards: Sequence[_Shard]) -> list[list[_Shard]]:
+    """Those that cut weights alike together."""
+    found: dict[str, list[_Shard]] = {}
+    for shard in shards:
+        found.setdefault(shard.cut, []).append(shard)
+    return list(found.values())
+
+
+def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:
+    """The layouts of some pools, each once for each part."""
+    found = dict.fromkeys((cluster.part_of(ranks.first_rank), candidate.layout) for ranks, candidate in pairs)
+    shards = (
+        _Shard(part, one, one.num_ranks, _place_name(part, one), _place_name(part, one.cut)) for part, one in found
+    )
+    return list({shard.name: shard for shard in shards}.values())
+
+
+def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """How many ranks pools of two sizes can have in common."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for one in dict.fromkeys(sources):
+        for other in dict.fromkeys(targets):
+            place, there = (Place(r.first_rank, r.num_ranks, "") for r in (one, other))
+            found.setdefault((one.num_ranks, other.num_ranks), set()).add(place.overlap(there))
+    return {sizes: tuple(sorted(overlaps)) for sizes, overlaps in found.items()}

@@ -1,0 +1,238 @@
+"""The exact Pareto set of each stage: choices that no other choice beats in seconds and in every kind of bytes.
+
+A stage whose weights other stages may share, or are refit to, keeps the choices of each layout apart: the layout then
+decides more than the stage's own cost. Positions of a pool do not matter here, only its size and its kind of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.question import Call, CostModel
+from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.evaluate import WEIGHTS
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin, Ranks
+from meshwright.planner.plan.rules import host_share
+from meshwright.planner.plan.steps_ahead import PLAIN, Scope, max_deferral
+from meshwright.planner.search.interleaved import Beside
+from meshwright.planner.search.space import choices, pools
+from meshwright.planner.solver import dominance
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
+
+DOMINATED = "another choice is no slower and no larger"
+TOO_LARGE = "larger than the device"
+TOO_LARGE_FOR_HOST = "larger than its part of the host's memory"
+
+
+Amounts: TypeAlias = tuple[float, float, float, float, float]
+"""What has to be small: seconds, those after what is streamed, resident bytes but weights, weights, transient bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A legal choice and what it costs: seconds per turn, of them those that remain when what it streams has ended,
+    bytes on the fullest rank."""
+
+    layout: Layout
+    schedule: Schedule
+    seconds: Cost
+    resident: Cost
+    transient: Cost
+    tail_seconds: float = 0.0
+    host: Cost = field(default_factory=Cost)
+
+    @cached_property
+    def weights_bytes(self) -> float:
+        return sum(term.amount for term in self.resident.terms if term.name == WEIGHTS)
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        return self.resident.total + self.transient.total
+
+    @cached_property
+    def amounts(self) -> Amounts:
+        """What has to be small: seconds, those after what it streams, resident bytes without weights, weights,
+        transient bytes."""
+        seconds, resident = self.seconds.total, self.resident.total
+        tail = self.tail_seconds if self.schedule.chunk_tokens else seconds
+        return seconds, tail, resident - self.weights_bytes, self.weights_bytes, self.transient.total
+
+
+class Kind(NamedTuple):
+    """What of a pool decides the cost of a choice on it: the position of its part of the cluster, and its size."""
+
+    part: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """What is left of one stage's choices: by the kind of the pools it may use, with the counts of what was left out.
+
+    `smallest` is the least peak of any legal choice on each part of the cluster, fitting or not.
+    """
+
+    stage: Stage
+    pools: Mapping[Ranks, Kind]
+    candidates: Mapping[Kind, tuple[Candidate, ...]]
+    rejected: Counter[str]
+    smallest: Mapping[int, Candidate]
+
+    def on(self, ranks: Ranks) -> tuple[Candidate, ...]:
+        """The choices on one of its pools."""
+        return self.candidates[self.pools[ranks]]
+
+
+def frontier(
+    facts: Facts,
+    model: CostModel,
+    stage: Stage,
+    pins: Sequence[Pin],
+    *,
+    is_limited: bool = True,
+    scope: Scope = PLAIN,
+) -> Frontier:
+    """The frontier of one stage; without a limit, choices are kept however much of the device they need."""
+    mine = [pin for pin in pins if pin.stage == stage.name]
+    found = {
+        ranks: Kind(facts.cluster.part_of(ranks.first_rank), ranks.num_ranks) for ranks in pools(facts, stage, mine)
+    }
+    costing = _Costing(facts=facts, model=model, stage=stage, pins=mine, is_limited=is_limited, scope=scope)
+    return Frontier(
+        stage=stage,
+        pools=found,
+        candidates={kind: costing.kept(kind) for kind in sorted(set(found.values()))},
+        rejected=+costing.rejected,
+        smallest={part: costing.candidate(choice, part) for part, (_, choice) in costing.smallest.items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Costing:
+    """The choices of one stage, costed kind by kind; what is left out is counted as it goes."""
+
+    facts: Facts
+    model: CostModel
+    stage: Stage
+    pins: Sequence[Pin]
+    is_limited: bool
+    scope: Scope
+    rejected: Counter[str] = field(default_factory=Counter)
+    smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
+
+    def kept(self, kind: Kind) -> tuple[Candidate, ...]:
+        """The choices on pools of one kind that fit and that no other beats."""
+        part = self.facts.cluster.parts[kind.part]
+        room = part.device.usable_bytes if self.is_limited else math.inf, host_share(part)
+        fitting: list[Candidate] = []
+        too_large: dict[Hashable, str] = {}
+        beside = Beside(self.facts.models.spec(self.stage.role))
+        for choice in choices(self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope):
+            family = _family(choice)
+            found: Candidate | str
+            if family in too_large and self.model.memory_grows:  # a family's choices come with the smaller ones first
+                found = too_large[family]
+            else:
+                found = self._costed(choice, kind.part, room, beside)
+            if self.stage.trains and choice.layout.vpp == 1 and self.model.memory_grows:
+                beside.note(choice.layout, choice.schedule, found if isinstance(found, str) else found.amounts)
+            if isinstance(found, Candidate):
+                fitting.append(found)
+                continue
+            self.rejected[found] += 1
+            if found != DOMINATED:
+                too_large[family] = found
+        kept = tuple(_undominated_by_layout(fitting)) if self.stage.role in TRAIN_STAGE else undominated(fitting)
+        self.rejected[DOMINATED] += len(fitting) - len(kept)
+        return kept
+
+    def _costed(self, choice: Choice, part: int, room: tuple[float, float], beside: Beside) -> Candidate | str:
+        """What the choice costs on a part of the cluster, or why it is left out: `room` is of the device and the host,
+        in bytes."""
+        layout, schedule, call = choice.layout, choice.schedule, self._call(choice, part)
+        if layout.vpp > 1:
+            if reason := beside.too_large(layout, schedule):
+                return reason
+            if beside.beats(layout, schedule, self.model.seconds(call).total):
+                return DOMINATED
+        memory = self.model.memory(call)  # asked first: what does not fit need not be timed
+        peak = memory.resident.total + memory.transient.total
+        if part not in self.smallest or peak < self.smallest[part][0]:
+            self.smallest[part] = peak, choice
+        device_bytes, host_bytes = room
+        if memory.host.total > host_bytes:
+            return TOO_LARGE_FOR_HOST
+        return TOO_LARGE if peak > device_bytes else _candidate(self.model, call, memory)
+
+    def candidate(self, choice: Choice, part: int) -> Candidate:
+        """The choice on a part of the cluster with what it costs."""
+        call = self._call(choice, part)
+        return _candidate(self.model, call, self.model.memory(call))
+
+    def _call(self, choice: Choice, part: int) -> Call:
+        deferral = max_deferral(self.scope.leads, self.facts.staleness)
+        return call_of(self.facts, self.stage, choice, deferral=deferral, part=part)
+
+
+def _family(choice: Choice) -> Hashable:
+    """What is the same for choices that differ in their rows at a time alone."""
+    schedule = choice.schedule
+    generation = schedule.batches_in_flight, schedule.overcommit
+    return choice.layout, schedule.recompute, schedule.chunk_tokens, schedule.offload, *generation
+
+
+def frontiers(
+    facts: Facts, model: CostModel, pins: Sequence[Pin], *, is_limited: bool = True, scope: Scope = PLAIN
+) -> tuple[Frontier, ...]:
+    """The frontier of every stage, in the order of the stages."""
+    return tuple(frontier(facts, model, stage, pins, is_limited=is_limited, scope=scope) for stage in STAGES)
+
+
+def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates that no other beats; of equals the first stays."""
+    return tuple(candidates[index] for index in dominance.undominated([c.amounts for c in candidates]))
+
+
+def _undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Of an interleaved pipeline, which no other stage shares and which is refit as any other number of pieces is, a
+    choice is kept where none of as many pieces or fewer beats it."""
+    groups: dict[Layout, dict[int, list[Candidate]]] = {}
+    for candidate in candidates:
+        layout = candidate.layout
+        base = replace(layout, vpp=1) if layout.vpp > 1 else layout
+        groups.setdefault(base, {}).setdefault(layout.vpp, []).append(candidate)
+    for by_pieces in groups.values():
+        plain = undominated(by_pieces.pop(1, ()))
+        yield from plain
+        interleaved = [candidate for vpp in by_pieces for candidate in by_pieces[vpp]]
+        if interleaved:
+            yield from (kept for kept in undominated([*plain, *interleaved]) if kept.layout.vpp > 1)
+
+
+def costed_choice(
+    facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope = PLAIN, *, part: int = 0
+) -> Candidate:
+    """The choice on a part of the cluster, with what it costs there."""
+    call = call_of(facts, stage, choice, deferral=max_deferral(scope.leads, facts.staleness), part=part)
+    return _candidate(model, call, model.memory(call))
+
+
+def _candidate(model: CostModel, call: Call, memory: Memory) -> Candidate:
+    return Candidate(
+        layout=call.layout,
+        schedule=call.schedule,
+        seconds=model.seconds(call),
+        tail_seconds=model.tail_seconds(call) if call.schedule.chunk_tokens else 0.0,
+        resident=memory.resident,
+        transient=memory.transient,
+        host=memory.host,
+    )

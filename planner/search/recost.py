@@ -1,0 +1,77 @@
+"""The same placements under other facts: which rules they break there, and what they cost there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.cost_models.precision import element_bytes
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job_limits import position_violations
+from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
+from meshwright.planner.plan.rules import layout_rules, pool_violations, schedule_rules
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Scope
+from meshwright.planner.search.assemble import move_of
+from meshwright.planner.search.frontier import costed_choice
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+
+def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
+    """One sentence for each rule of these facts that the plan's pools, layouts and schedules break."""
+    return tuple(_broken(plan, facts))
+
+
+def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
+    yield from position_violations(dict(facts.models), facts.workload)
+    for pool in plan.pools:
+        for sentence in pool_violations(facts.cluster, pool.first_rank, pool.num_ranks):
+            yield f"pool {pool.name!r}: {sentence}"
+    for placement in plan.placements:
+        stage = STAGE_BY_NAME[placement.stage]
+        rules = layout_rules(facts, stage, placement.layout)
+        for sentence in rules or schedule_rules(facts, stage, placement.layout, placement.schedule):
+            yield f"{placement.stage}: {sentence}"
+
+
+def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
+    """The plan's placements and order under facts that they are legal for, costed by their model and timed again.
+
+    Nothing was searched, so no bound is known: the status is pinned and the gap is 1.
+    """
+    under = plan.model_copy(update={"facts": facts, "digests": facts.digests()})
+    moved = under.model_copy(
+        update={
+            "placements": tuple(_placement(under, p, model) for p in plan.placements),
+            "edges": tuple(
+                Edge(producer=h.producer, consumer=h.consumer, fields=h.fields, bytes=h.num_bytes, cost=h.cost)
+                for h in handovers(facts, model)
+            ),
+            "refits": tuple(_refit(under, refit, model) for refit in plan.refits),
+        }
+    )
+    timed = evaluate(moved)
+    update = {"status": "pinned", "objective_seconds": timed.period_seconds, "bound_seconds": 0.0, "gap": 1.0}
+    return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
+
+
+def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
+    stage, choice = STAGE_BY_NAME[placement.stage], Choice(placement.layout, placement.schedule)
+    scope, part = Scope(leads={**SYNCHRONOUS, GENERATE: placement.lead}), plan.part_of(placement.stage)
+    candidate = costed_choice(plan.facts, model, stage, choice, scope, part=part)
+    costs = {
+        "cost": candidate.seconds,
+        "tail_seconds": candidate.tail_seconds,
+        "resident": candidate.resident,
+        "transient": candidate.transient,
+        "host": candidate.host,
+    }
+    return placement.model_copy(update=costs)
+
+
+def _refit(plan: Plan, refit: Refit, model: CostModel) -> Refit:
+    move = move_of(plan, refit.source, refit.target)
+    num_bytes = float(move.model.num_params * element_bytes(plan.facts.precision))
+    return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})

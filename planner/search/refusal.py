@@ -1,0 +1,227 @@
+"""The answer when no plan fits: what binds each stage and by how much, and the smallest changes that would help.
+
+The limits come from our own relaxation (how much memory would be needed), not from a solver's infeasibility core. Every
+change was asked about again and leaves a job that has a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin
+from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.steps_ahead import PLAIN, Scope
+from meshwright.planner.search.formulate import BLOCK_BYTES, pose
+from meshwright.planner.search.frontier import Frontier, frontiers
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.cluster import MixedCluster, most_usable_bytes
+
+_GIB = 2**30
+_MIB = 2**20
+_MOST_TIMES = 16
+"""More nodes are looked for up to this many times the cluster."""
+
+_SHORTEST_TAIL = 1 / 64
+"""Responses are cut down to this share of their longest, no further: the job would be another one."""
+
+Remodel = Callable[[Facts], CostModel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One rule that binds. `stage` is None when all stages break it together; bytes are 0 when it is not memory."""
+
+    stage: str | None
+    sentence: str
+    needed_bytes: int = 0
+    device_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change of the facts after which a plan exists, as `--set key=value` would write it."""
+
+    key: str
+    value: int
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPlan:
+    """No plan, and why. `out_of_limit` means that the search ended before it found or excluded one."""
+
+    status: Literal["infeasible", "out_of_limit"]
+    limits: tuple[Limit, ...]
+    changes: tuple[Change, ...]
+    rejected: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class _Need:
+    """The choices of every stage whatever their size, and the least usable memory with which a plan exists.
+
+    None when some stage has no legal choice at all.
+    """
+
+    stages: tuple[Frontier, ...]
+    num_bytes: int | None
+
+    def fits(self, facts: Facts) -> bool:
+        """What a device lacks beside the largest counts as needed (see `pose`)."""
+        return self.num_bytes is not None and self.num_bytes <= most_usable_bytes(facts.cluster)
+
+
+def refuse(
+    facts: Facts,
+    model: CostModel,
+    *,
+    pins: Sequence[Pin],
+    status: str,
+    limits: Limits,
+    remodel: Remodel | None,
+) -> NoPlan:
+    """Why this job has no plan. Without `remodel`, only more memory is looked for."""
+    if status == "out_of_limit":
+        sentence = f"no plan was found in {limits.max_deterministic_time:g} s; give more with --time-limit."
+        return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
+    need = _need(facts, model, pins, limits)
+    changes = list(_more_memory(facts, need))
+    if remodel is not None:
+        fits = _asked_again(remodel, pins, limits)
+        changes += [*_shorter_response(facts, fits), *_more_nodes(facts, fits)]
+    return NoPlan(
+        status="infeasible",
+        limits=tuple(_limits(facts, need)),
+        changes=tuple(changes),
+        rejected={found.stage.name: dict(found.rejected) for found in need.stages},
+    )
+
+
+def unexplained() -> NoPlan:
+    """No plan fits, and the time was over before it was known why."""
+    sentence = "no plan fits, and the time was over before it was known why; give more with --time-limit."
+    return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
+
+
+def _scope(pins: Sequence[Pin]) -> Scope:
+    """The plainest in which there is what the pins fix."""
+    fixed = {pin.key for pin in pins if not pin.forbids}
+    return replace(PLAIN, offload="offload" in fixed, runs_on=bool(fixed & {"batches_in_flight", "overcommit"}))
+
+
+def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
+    found = frontiers(facts, model, pins, is_limited=False, scope=_scope(pins))
+    from meshwright.planner.solver.solve import least_memory
+
+    blocks = least_memory(pose(facts, model, found, handovers(facts, model)).problem, limits)
+    return _Need(found, None if blocks is None else blocks * BLOCK_BYTES)
+
+
+def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
+    alone = [limit for found in need.stages for limit in _limits_alone(facts, found)]
+    yield from alone
+    if not alone and need.num_bytes is not None:
+        usable = most_usable_bytes(facts.cluster)
+        sentence = (
+            f"each stage fits alone, and all together need {_size(need.num_bytes)} on a rank, "
+            f"{_size(need.num_bytes - usable)} more than the {_size(usable)} that the device can use."
+        )
+        yield Limit(stage=None, sentence=sentence, needed_bytes=need.num_bytes, device_bytes=usable)
+
+
+def _limits_alone(facts: Facts, found: Frontier) -> Iterator[Limit]:
+    """What binds one stage even if it had the cluster to itself."""
+    name = found.stage.name
+    if not found.smallest:
+        reasons = "; ".join(sentence.rstrip(".") for sentence, _ in found.rejected.most_common(3))
+        yield Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.")
+        return
+    if not any(found.candidates.values()):
+        yield Limit(
+            stage=name, sentence=f"{name} has no choice whose offloaded state fits its part of the host's memory."
+        )
+        return
+    lacking = {part: one.peak_bytes - _usable_on(facts, part) for part, one in found.smallest.items()}
+    nearest = min(lacking, key=lambda part: lacking[part])
+    if lacking[nearest] > 0:
+        smallest, usable = found.smallest[nearest], _usable_on(facts, nearest)
+        peak = math.ceil(smallest.peak_bytes)
+        sentence = (
+            f"{name} needs {_size(peak)} on a rank in its smallest form ({smallest.layout}), "
+            f"{_size(peak - usable)} more than the {_size(usable)} that the device can use."
+        )
+        yield Limit(stage=name, sentence=sentence, needed_bytes=peak, device_bytes=usable)
+
+
+def _asked_again(remodel: Remodel, pins: Sequence[Pin], limits: Limits) -> Callable[[Facts], bool]:
+    """Whether a job with other facts has a plan."""
+    return lambda facts: _need(facts, remodel(facts), pins, limits).fits(facts)
+
+
+def _usable_on(facts: Facts, part: int) -> int:
+    return facts.cluster.parts[part].device.usable_bytes
+
+
+def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:
+    """The smallest device, in whole GiB, or whole MiB when that is less than one, that leaves a plan.
+
+    Of several kinds of nodes none is singled out.
+    """
+    if need.num_bytes is None or isinstance(facts.cluster, MixedCluster):
+        return
+    device = facts.cluster.device
+    unit = _GIB if need.num_bytes >= _GIB else _MIB
+    num_bytes = math.ceil(need.num_bytes / (1 - device.reserved_share) / unit) * unit
+    yield Change(
+        key="cluster.device.memory_bytes",
+        value=num_bytes,
+        sentence=f"devices of {_size(num_bytes)} instead of {_size(device.memory_bytes)}.",
+    )
+
+
+def _shorter_response(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]:
+    """The longest cut of the response tail among halvings that leaves a plan."""
+    before = facts.workload.response.max
+    longest = before // 2
+    while longest >= before * _SHORTEST_TAIL:
+        if fits(_with_response(facts, longest)):
+            sentence = f"responses of at most {longest} tokens instead of {before}."
+            yield Change(key="workload.response.max", value=longest, sentence=sentence)
+            return
+        longest //= 2
+
+
+def _more_nodes(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]:
+    """The fewest nodes among doublings that leave a plan; of several kinds of nodes none is singled out."""
+    before = facts.cluster
+    if isinstance(before, MixedCluster):
+        return
+    times = 2
+    while times <= _MOST_TIMES:
+        cluster = before.model_copy(update={"nodes": before.nodes * times})
+        if fits(with_setting(facts, {"cluster.nodes": cluster.nodes})):
+            sentence = (
+                f"{cluster.nodes} nodes ({cluster.num_ranks} ranks) instead of {before.nodes} "
+                f"({before.num_ranks} ranks)."
+            )
+            yield Change(key="cluster.nodes", value=cluster.nodes, sentence=sentence)
+            return
+        times *= 2
+
+
+def _with_response(facts: Facts, longest: int) -> Facts:
+    fixed = facts.workload.response.fixed
+    setting = {"workload.response.max": longest}
+    if fixed is not None:
+        setting["workload.response.fixed"] = min(fixed, longest)
+    return with_setting(facts, setting)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / _MIB:.1f} MiB"

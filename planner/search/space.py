@@ -1,0 +1,141 @@
+"""The choices of one stage on a pool of one size, before anything is known of their cost.
+
+Every choice that is left out is counted under the sentence that says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin, Ranks
+from meshwright.planner.plan.rules import (
+    first_ranks,
+    layout_rules,
+    max_context_parallel,
+    pool_sizes,
+    pool_violations,
+    schedules,
+    streaming_rules,
+)
+from meshwright.planner.plan.steps_ahead import PLAIN, Scope, patterns, scopes
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout, divisors
+from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+
+PINNED = "excluded by a pin"
+
+
+def choices(
+    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], rejected: Counter[str], *, scope: Scope = PLAIN
+) -> Iterator[Choice]:
+    """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`."""
+    spreads_experts = facts.models.spec(stage.role).experts is not None
+    for plain in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
+        for layout in _with_pieces(facts, stage, plain):
+            broken = layout_rules(facts, stage, layout)
+            if broken:
+                rejected[broken[0]] += 1
+                break  # what one number of pieces breaks, the others do
+            for schedule in schedules(facts, stage, layout, scope):
+                choice = Choice(layout, schedule)
+                broken = streaming_rules(facts, layout, schedule)
+                if not broken and _agrees(choice, pins):
+                    yield choice
+                else:
+                    rejected[broken[0] if broken else PINNED] += 1
+
+
+def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
+    """The pools that a stage may run on."""
+    cluster = facts.cluster
+    mine = [pin for pin in pins if pin.stage == stage.name and pin.key == "pool"]
+    every = (Ranks(first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
+    return tuple(ranks for ranks in every if all(pin.allows(ranks) for pin in mine))
+
+
+def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
+    """Raises BadInput for the first pin that no legal choice agrees with, naming the nearest legal value."""
+    for name in dict.fromkeys(pin.stage for pin in pins):
+        stage, mine = STAGE_BY_NAME[name], [pin for pin in pins if pin.stage == name]
+        for pin in mine:
+            if isinstance(pin.value, Ranks):
+                _refuse(pin, pool_violations(facts.cluster, pin.value.first_rank, pin.value.num_ranks))
+            if isinstance(pin.value, Layout):
+                _refuse(pin, layout_rules(facts, stage, pin.value))
+        _check_together(facts, stage, mine)
+
+
+def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
+    """Adds the pins one by one to the legal choices, and refuses the first that leaves none or forbids none."""
+    sizes = sorted({ranks.num_ranks for ranks in pools(facts, stage, pins)})
+    if not sizes:
+        _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
+    every = left = [
+        choice
+        for leads in patterns(facts.staleness)
+        for scope in scopes(leads, facts.staleness)
+        for size in sizes
+        for choice in choices(facts, stage, size, (), Counter(), scope=scope)
+    ]
+    for pin in pins:
+        if pin.key == "pool":
+            continue
+        values = {_value(choice, pin.key) for choice in (every if pin.forbids else left)}
+        if left and pin.value not in values:
+            legal = min(values, key=lambda value: _distance(value, pin.value))
+            _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
+        agreeing = [choice for choice in left if _agrees(choice, (pin,))]
+        if left and not agreeing:
+            _refuse(pin, (f"it leaves {stage.name} without a legal choice; remove one of its pins.",))
+        left = agreeing
+
+
+def _refuse(pin: Pin, broken: Sequence[str]) -> None:
+    if broken:
+        raise BadInput(f"{pin.told}: {broken[0]}")
+
+
+def _layouts(num_ranks: int, *, spreads_experts: bool, max_cp: int) -> Iterator[Layout]:
+    """Every way to write `num_ranks` as tp x pp x dp x cp, with sequence parallelism off and on, and experts spread
+    over every divisor of dp where there are experts."""
+    for tp in divisors(num_ranks):
+        for pp in divisors(num_ranks // tp):
+            for cp in divisors(num_ranks // (tp * pp)):
+                dp = num_ranks // (tp * pp * cp)
+                if cp > max_cp:
+                    break
+                for ep in divisors(dp) if spreads_experts else (1,):
+                    for sp in (False, True)[: 2 if tp > 1 else 1]:
+                        yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep, cp=cp)
+
+
+def _with_pieces(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
+    """The layout and, for a stage that trains, those that cut its pipeline stages in every number of pieces that
+    divides their layers."""
+    yield layout
+    num_layers = facts.models.spec(stage.role).num_layers
+    if stage.trains and layout.pp > 1 and num_layers % layout.pp == 0:
+        for vpp in divisors(num_layers // layout.pp)[1:]:
+            yield replace(layout, vpp=vpp)
+
+
+def _agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
+    return all(pin.key == "pool" or pin.allows(_value(choice, pin.key)) for pin in pins)
+
+
+def _value(choice: Choice, key: str) -> object:
+    return choice.layout if key == "layout" else getattr(choice.schedule, key)
+
+
+def _distance(value: object, wanted: object) -> tuple[float, str]:
+    """How far a legal value is from the wanted one; among equals the first in writing."""
+    if isinstance(value, int) and isinstance(wanted, int):
+        return abs(value - wanted), f"{value:09d}"
+    if isinstance(value, Layout) and isinstance(wanted, Layout):
+        axes = ("tp", "pp", "dp", "sp", "ep", "cp", "vpp")
+        return sum(abs(getattr(value, axis) - getattr(wanted, axis)) for axis in axes), str(value)
+    return 0.0, str(value)

@@ -1,0 +1,1 @@
+"""The program in virtual time, with lengths that are drawn."""

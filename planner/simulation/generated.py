@@ -1,0 +1,191 @@
+"""What drawn lengths make of a generation: seconds of each replica, a step's sequences, and how stale their tokens are.
+
+A replica's prompts are its shares of the prompt batches: every dp-th in order of length, as the runtime shares them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost_models.generation_cost import RECOMPUTATION
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.program.program import version_of_generation
+from meshwright.planner.simulation.deferral import held_back
+from meshwright.planner.simulation.flight import Delivery, Drawn, FirstEnded, Flight, Turn, WholeStep
+from meshwright.planner.simulation.pace import Pace
+from meshwright.planner.simulation.round_times import RoundTimes
+
+Lengths: TypeAlias = NDArray[np.int64]
+
+LengthsOfStep: TypeAlias = Callable[[int], tuple[Lengths, Lengths]]
+"""Tokens of the prompts of a step's batch, ascending, and of their responses."""
+
+OvercommitOfStep: TypeAlias = Callable[[int], int]
+"""Sequences over all replicas beyond a batch, in the turn that delivers a step."""
+
+_NUM_CUTS = 33
+"""A run of rounds is costed at its middle, so runs are cut at as many points at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """The sequences that are delivered as one step, in tokens, and what generating them took on each replica.
+
+    `live` has the sequences that a replica had in flight on average over its rounds.
+    """
+
+    prompts: Lengths
+    responses: Lengths
+    seconds: tuple[float, ...]
+    live: tuple[float, ...]
+    tokens_by_staleness: Mapping[int, int]
+
+
+class Alone:
+    """Each step's sequences begin and end in its own turn."""
+
+    def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
+        self._plan, self._lengths, self._times, self._level = plan, lengths, times, level
+
+    def of_step(self, step: int) -> Generated:
+        prompts, responses = self._lengths(step)
+        placement = self._plan.placement(GENERATE)
+        dp, pp, slots = placement.layout.dp, placement.layout.pp, placement.schedule.generation_slots
+        shares = [(prompts[replica::dp], responses[replica::dp]) for replica in range(dp)]
+        return Generated(
+            prompts=prompts,
+            responses=responses,
+            seconds=tuple(self._level * generation_seconds(*share, slots, pp, self._times) for share in shares),
+            live=tuple(_live_sequences(share, slots) for _, share in shares),
+            tokens_by_staleness={_staleness(self._plan, step, step): int(responses.sum())},
+        )
+
+
+class CarriedOver:
+    """Sequences of several steps are in flight, and a turn goes on with what the turns before it left.
+
+    Turns are played in their order from step 0, once each.
+    """
+
+    def __init__(
+        self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float, overcommit: OvercommitOfStep
+    ) -> None:
+        self._plan, self._lengths, self._level, self._overcommit_of = plan, lengths, level, overcommit
+        placement = plan.placement(GENERATE)
+        layout, schedule = placement.layout, placement.schedule
+        self._num_replicas, self._overcommits = layout.dp, schedule.overcommit > 0
+        self._max_deferral = plan.staleness - placement.lead
+        self._per_step = plan.facts.workload.batch_size // layout.dp
+        self._batches_ahead = (schedule.batches_in_flight - 1) * self._per_step
+        self._num_admitted = 0  # of each replica
+        self._flights = [Flight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
+        self._paces = [Pace(plan) for _ in range(layout.dp)]
+        self._recomputing = sum(t.amount for t in placement.cost.terms if t.name == RECOMPUTATION)
+        """Seconds in every turn but the first, which finds nothing in flight; as the plan counts them."""
+        self._played: list[Generated] = []
+
+    def of_step(self, step: int) -> Generated:
+        while len(self._played) <= step:
+            self._played.append(self._play(len(self._played)))
+        return self._played[step]
+
+    def _play(self, step: int) -> Generated:
+        delivery: Delivery = FirstEnded(self._per_step, self._max_deferral) if self._overcommits else WholeStep(step)
+        admitted = self._admitted(step)
+        turns = [self._turn(replica, admitted, delivery) for replica in range(self._num_replicas)]
+        delivered = [one for turn in turns for one in turn.delivered]
+        return Generated(
+            prompts=np.array([one.prompt_tokens for one in delivered]),
+            responses=np.array([one.response_tokens for one in delivered]),
+            seconds=tuple(self._level * turn.seconds + self._recomputing * (step > 0) for turn in turns),
+            live=tuple(turn.live for turn in turns),
+            tokens_by_staleness=self._tokens_by_staleness(step, delivered),
+        )
+
+    def _turn(self, replica: int, admitted: range, delivery: Delivery) -> Turn:
+        drawn = [self._drawn(replica, *divmod(position, self._per_step)) for position in admitted]
+        pace = self._paces[replica]
+        turn = self._flights[replica].play(drawn, delivery, pace.least_rounds)
+        pace.delivered([one.response_tokens for one in turn.delivered])
+        return turn
+
+    def _admitted(self, step: int) -> range:
+        """The next prompts of each replica, of its shares of the batches laid end to end."""
+        first, ahead = self._num_admitted, self._batches_ahead
+        if self._overcommits:
+            most = self._overcommit_of(step) // self._num_replicas
+            ahead = held_back(step, first - step * self._per_step, most, self._per_step)
+        self._num_admitted = max(first, (step + 1) * self._per_step + ahead)
+        return range(first, self._num_admitted)
+
+    def _drawn(self, replica: int, step: int, index: int) -> Drawn:
+        prompts, responses = self._lengths(step)
+        row = replica + index * self._num_replicas
+        return Drawn(step=step, row=row, prompt_tokens=int(prompts[row]), response_tokens=int(responses[row]))
+
+    def _tokens_by_staleness(self, step: int, delivered: Iterable[Drawn]) -> Mapping[int, int]:
+        found: Counter[int] = Counter()
+        for one in delivered:
+            found.update({_staleness(self._plan, step, turn): n for turn, n in one.tokens_by_turn().items()})
+        return dict(sorted(found.items()))
+
+
+def _staleness(plan: Plan, step: int, drawn_for: int) -> int:
+    """Updates between the tokens that the turn of step `drawn_for` draws and the update of `step` that uses them."""
+    return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).lead, 0)
+
+
+def generation_seconds(
+    prompts: Lengths, responses: Lengths, num_slots: int, num_stages: int, times: RoundTimes
+) -> float:
+    """One replica's generation, in short runs of rounds in which no sequence begins or ends.
+
+    A sequence takes the slot that is free first, prefills in its first round and decodes in the others.
+    """
+    starts = _starts(responses.tolist(), num_slots)
+    ends = starts + responses
+    cuts = np.linspace(0, ends.max(), _NUM_CUTS).astype(np.int64)
+    bounds = np.unique(np.concatenate([starts, starts + 1, ends, cuts]))
+    first, after = bounds[:-1], bounds[1:]
+    decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
+    live = decoding.sum(axis=0)
+    cached = (prompts - starts)[:, None] + (first + after - 1) / 2 - 1
+    context = np.where(decoding, cached, 0.0).max(axis=0)
+    rounds = np.where(live > 0, after - first, 0)
+    decode = float((rounds * times.round_(np.maximum(live, 1).astype(float), context)).sum())
+    return decode + _prefill_seconds(prompts, starts, min(num_stages, num_slots), num_stages, times)
+
+
+def _starts(responses: Sequence[int], num_slots: int) -> Lengths:
+    """The round in which each sequence is admitted."""
+    if len(responses) <= num_slots:
+        return np.zeros(len(responses), dtype=np.int64)
+    free, starts = [0] * num_slots, []
+    for length in responses:
+        starts.append(free[0])
+        heapq.heapreplace(free, free[0] + length)
+    return np.array(starts)
+
+
+def _prefill_seconds(prompts: Lengths, starts: Lengths, num_groups: int, num_stages: int, times: RoundTimes) -> float:
+    """The first prompts fill the pipeline; later ones are admitted by a group at a time, in one pass of it."""
+    _, begins = np.unique(starts, return_index=True)
+    rows = np.diff([*begins, len(starts)]).astype(float)
+    tokens = np.add.reduceat(prompts, begins) / rows
+    whole = np.ones(len(rows))
+    whole[1:] = 1 / num_stages
+    rows[1:] *= num_groups
+    return float((whole * times.prefill(rows, tokens)).sum())
+
+
+def _live_sequences(responses: Lengths, num_slots: int) -> float:
+    """Sequences in flight on one replica, on average over its rounds."""
+    return float(responses.sum() / (_starts(responses.tolist(), num_slots) + responses).max())

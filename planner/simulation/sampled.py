@@ -1,0 +1,133 @@
+"""Durations of steps whose lengths are drawn from the workload: generation round by round, the rest by tokens.
+
+Every level is the plan's: a drawn step takes the planned seconds times what the drawn lengths cost over what the
+distribution costs, by one and the same model. Drawn lengths equal to the typical ones give the planned step back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.plan.calls import call_in
+from meshwright.planner.plan.plan import Placement, Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.program.controllers import Controllers
+from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
+from meshwright.planner.simulation.controlled import Controlled
+from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths
+from meshwright.planner.simulation.round_times import Remodel, round_times
+from meshwright.profiles.lengths import Histogram
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.workload import Workload
+
+
+class Sampled:
+    """`seed` and the number of the step decide the lengths of its prompt batch.
+
+    Where sequences outlive a turn, step 0 is the first of a run that never ends, and a step has the sequences that its
+    turn delivers.
+    """
+
+    name = "sampled"
+
+    def __init__(self, plan: Plan, remodel: Remodel, *, seed: int) -> None:
+        self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
+        placement = plan.placement(GENERATE)
+        call = call_in(plan, placement)
+        level = placement.cost.total / remodel(plan.facts).seconds(call).total
+        self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
+        draws, times = _Draws(self._workload, seed), round_times(plan.facts, call, remodel)
+        self._generation: Alone | CarriedOver
+        if placement.schedule.runs_on:
+            self._generation = CarriedOver(plan, draws, times, level, self._overcommit)
+        else:
+            self._generation = Alone(plan, draws, times, level)
+
+    def of_step(self, step: int, /) -> StepWork:
+        drawn = self._generation.of_step(step)
+        setting = self._controlled.of_step(step) if self._controlled else None
+        plan = self._controlled.plan_in(setting) if self._controlled and setting else self._plan
+        seconds = {GENERATE: drawn.seconds, **refit_seconds(self._plan)}
+        for placement in plan.placements:
+            stage, lengths = STAGE_BY_NAME[placement.stage], drawn.prompts + drawn.responses
+            if stage.trains:
+                seconds[stage.name] = (self._training(placement, lengths, step),)
+            elif placement.schedule.chunk_tokens:
+                seconds[stage.name] = self._streaming(placement, lengths)
+            elif not stage.generates:
+                seconds[stage.name] = self._forward(placement, lengths)
+        return StepWork(
+            seconds=seconds,
+            num_tokens=float(drawn.responses.sum()),
+            live_sequences={GENERATE: drawn.live},
+            tokens_by_staleness=drawn.tokens_by_staleness,
+            tail_seconds={p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens},
+            setting=setting,
+        )
+
+    def _overcommit(self, step: int) -> int:
+        """Sequences over all replicas beyond a batch, in the turn that delivers the step."""
+        return (
+            self._controlled.of_step(step).overcommit
+            if self._controlled
+            else self._plan.placement(GENERATE).schedule.overcommit
+        )
+
+    def _streaming(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
+        """Rows are shared as they were for generation, in order of the prompts."""
+        dp = placement.layout.dp
+        typical = self._workload.mean_tokens * len(lengths) / dp
+        return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
+
+    def _forward(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
+        typical = _typical_tokens(self._workload.sequence_lengths, len(lengths), placement)
+        tokens = tokens_of_replicas(lengths, placement.layout.dp)
+        return tuple(float(seconds) for seconds in placement.cost.total * tokens / typical)
+
+    def _training(self, placement: Placement, lengths: Lengths, step: int) -> float:
+        """Replicas meet at every update, which the one with the most tokens decides."""
+        num_minibatches, num_epochs = self._workload.num_minibatches, self._workload.num_epochs
+        draw = np.random.default_rng([self._seed, step, 1])
+        rows = len(lengths) // num_minibatches
+        orders = [draw.permutation(lengths) for _ in range(num_epochs)]
+        updates = [order[i * rows : (i + 1) * rows] for order in orders for i in range(num_minibatches)]
+        slowest = sum(float(tokens_of_replicas(update, placement.layout.dp).max()) for update in updates)
+        typical = _typical_tokens(self._workload.sequence_lengths, rows, placement)
+        return placement.cost.total * slowest / (len(updates) * typical)
+
+
+class _Draws:
+    """The lengths of every step that was asked for, drawn once."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload, self._seed = workload, seed
+        self._known: dict[int, tuple[Lengths, Lengths]] = {}
+
+    def __call__(self, step: int) -> tuple[Lengths, Lengths]:
+        if step not in self._known:
+            self._known[step] = draw_lengths(self._workload, seed=self._seed, step=step)
+        return self._known[step]
+
+
+def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
+    """Prompts and responses of one step's batch, in order of the prompts' lengths."""
+    draw = np.random.default_rng([seed, step])
+    prompts = np.sort(_sample(draw, workload.prompt_lengths, workload.batch_size))
+    return prompts, _sample(draw, workload.response_lengths, workload.batch_size)
+
+
+def tokens_of_replicas(lengths: Lengths, num_replicas: int) -> NDArray[np.float64]:
+    """Tokens of each replica: rows are dealt as evenly as the longest of them allows, as in the runtime."""
+    total = float(lengths.sum())
+    most, others = max(total / num_replicas, float(lengths.max())), num_replicas - 1
+    return np.array([most, *((total - most) / others for _ in range(others))])
+
+
+def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths:
+    return draw.choice(np.array(lengths.tokens), size=size, p=np.array(lengths.probabilities))
+
+
+def _typical_tokens(lengths: Histogram, rows: int, placement: Placement) -> float:
+    """Tokens of one replica's typical rows, as the cost model counts them."""
+    return float(sum(lengths.strata(-(-rows // placement.layout.dp))))

@@ -1,0 +1,248 @@
+"""The search when calls may be anywhere, and its proof.
+
+    answer     = the best of a few options per call
+    for the problem with memory and times in coarse parts and fewer layouts, with all, in finer parts, and last as it is
+        repeat while that makes the answer better
+            target     = what is better than the answer by more than the gap asked
+            problem    = without the options that cannot meet the target, the others rounded down to whole parts
+            bound      = what CP-SAT proves of it, in coarse steps of the makespan
+            answer     = the best within the target of the options that are like those that it picked there
+    until the gap is reached, or the limit is
+
+Everything is deterministic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from meshwright.planner.solver.block_model import Relations, block_makespan_model
+from meshwright.planner.solver.blocks import first_ranks
+from meshwright.planner.solver.bounds import least_makespan, within
+from meshwright.planner.solver.coarse import around, blocks_of, coarsened, possible
+from meshwright.planner.solver.coarse_steps import Steps
+from meshwright.planner.solver.place_model import Solved, run
+from meshwright.planner.solver.problem import Call, Option, Problem, ends_of
+from meshwright.planner.solver.result import Answer, Limits, Progress, Result, picked_options
+from meshwright.planner.solver.variables import TaskVariables
+
+_STEPS = 64
+"""Into how many steps CP-SAT cuts the makespans that it looks at."""
+
+_FEW = 8
+"""Parts of a device: in each a few options are chosen for a first answer."""
+
+_FIRST_TIME = 4.0
+"""Deterministic time for a first answer."""
+
+_FIRST_RANGE = 4
+"""A first answer is looked for within so many times the bound, and only then without a limit."""
+
+_PARTS = (32, 128)
+"""Of a device: memory is counted in these, coarse ones first."""
+
+_APART = 4
+"""Layouts whose transfers differ by less than the gap that is asked, divided by this, are one at first."""
+
+_MANY = 700
+"""Options in all: of so many CP-SAT takes longer to prove a bound than of all with fewer layouts and then of these."""
+
+_TICKS_PER_GAP = 16
+"""Times are rounded to this part of the gap that is asked."""
+
+
+def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
+    """The best answer within the limits, with the bound that was proven; every call has options."""
+    best = _Best(problem, limits, progress)
+    remaining = possible(problem)
+    if any(not call.options for call in remaining.calls):
+        return Result(status="infeasible", answer=None, objective=None, bound=0)
+    best.bound = least_makespan(remaining)
+    best.find(_few(remaining))
+    apart = int(limits.gap * best.bound) // _APART
+    if apart and best.has_many(remaining):
+        remaining = best.narrow(remaining, _PARTS[0], apart)
+    for parts in _PARTS:
+        remaining = best.narrow(remaining, parts)
+    while best.is_open:
+        remaining = best.left_of(remaining)
+        if best.is_open:
+            best.finish(remaining)
+    return best.result()
+
+
+@dataclass
+class _Best:
+    """The best answer so far, what is proven of it, and the time that is left."""
+
+    problem: Problem
+    limits: Limits
+    progress: Progress
+    bound: int = 0
+    makespan: int = 0
+    answer: Answer | None = None
+    is_infeasible: bool = False
+    left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.limits.max_deterministic_time
+
+    @property
+    def target(self) -> int | None:
+        """The largest makespan that is asked for, and better than the answer by more than the gap asked."""
+        return self.limits.most if self.answer is None else self.limits.target(self.makespan)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is time, and an answer within the target is not excluded."""
+        in_time = self.left > 0 and self.limits.seconds_left > 0
+        return in_time and not self.is_infeasible and (self.target is None or self.bound <= self.target)
+
+    @property
+    def _grain(self) -> int:
+        """Ticks to which times may be rounded without much harm to a bound."""
+        return max(1, int(self.limits.gap * self.bound) // _TICKS_PER_GAP)
+
+    def left_of(self, problem: Problem) -> Problem:
+        """The problem without the options that cannot meet the target; when a call has none left, nothing can."""
+        target = self._target_in(problem)
+        left = within(problem, target)
+        least = least_makespan(left) if all(call.options for call in left.calls) else target + 1
+        self.bound = max(self.bound, min(least, target + 1))
+        return left
+
+    def find(self, few: Problem) -> None:
+        """Looks for a first answer among a few options, whatever time is left."""
+        most = self._target_in(few)
+        for target in (min(_FIRST_RANGE * self.bound, most), most):
+            if self.answer is None and self.is_open:
+                self._look(few, max(target, self.bound), _FIRST_TIME)
+        if self.answer is not None and self.is_open:
+            self._look(few, self._target_in(few), self.left)
+
+    def has_many(self, problem: Problem) -> bool:
+        """Whether so many options are left in coarse parts that a bound with fewer layouts is worth its own search."""
+        if not self.is_open:
+            return False
+        coarse = coarsened(self.left_of(problem), parts=_PARTS[0], ticks=self._grain).problem
+        return sum(len(call.options) for call in coarse.calls) > _MANY
+
+    def narrow(self, problem: Problem, parts: int, apart: int = 0) -> Problem:
+        """What is left of the problem when neither the bound nor the answer gets better in parts of this size."""
+        is_better = True
+        while self.is_open and is_better:
+            problem, known = self.left_of(problem), self.answer
+            if not self.is_open:
+                break
+            coarse = coarsened(problem, parts=parts, ticks=self._grain, apart=apart)
+            picked = self._bound_by(coarse.problem)
+            if picked and self.is_open:
+                near = around(problem, picked, coarse)
+                self._look(near, self._target_in(near), self.left)
+            is_better = self.answer is not known
+        return problem
+
+    def _bound_by(self, outer: Problem) -> tuple[Option, ...]:
+        """Learns the bound from a problem in which every answer has one; the options of the best there, if there is."""
+        steps = Steps.between(self.bound, self._target_in(outer), _STEPS)
+        solved, x, _ = self._run(outer, steps, self.left)
+        self._learn(solved, steps)
+        return _chosen(outer, solved, x) if solved.is_found else ()
+
+    def finish(self, problem: Problem) -> None:
+        """Looks for a better answer among all options that can be part of one, and learns the bound."""
+        steps = Steps.between(self.bound, self._target_in(problem), _STEPS)
+        solved, x, times = self._run(problem, steps, self.left)
+        if solved.is_found:
+            self._offer(_answer(self.problem, problem, solved, x, times))
+        self._learn(solved, steps)
+
+    def _look(self, few: Problem, target: int, limit: float) -> None:
+        left = within(few, target)
+        if all(call.options for call in left.calls):
+            solved, x, times = self._run(left, Steps.between(self.bound, target, _STEPS), limit)
+            if solved.is_found:
+                self._offer(_answer(self.problem, left, solved, x, times))
+
+    def _target_in(self, problem: Problem) -> int:
+        return problem.horizon if self.target is None else self.target
+
+    def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
+        model, x, times = block_makespan_model(problem, steps.target)
+        steps.minimise(model, times.makespan)
+        solved = run(model, replace(self.limits, max_deterministic_time=limit))
+        self.left -= max(solved.solver.deterministic_time, 1e-3)
+        return solved, x, times
+
+    def _learn(self, solved: Solved, steps: Steps) -> None:
+        self.is_infeasible = self.answer is None and not solved.is_found and solved.is_proven
+        self.bound = max(self.bound, min(steps.proven(solved), steps.target + 1))
+
+    def _offer(self, answer: Answer) -> None:
+        picked = picked_options(self.problem, answer)
+        position = {name: index for index, name in enumerate(self.problem.order)}
+        ends = ends_of(self.problem, picked, sorted(position, key=lambda name: (answer.starts[name], position[name])))
+        makespan = max(ends.values())
+        if self.answer is None or makespan < self.makespan:
+            tasks = {task.name: task for task in self.problem.tasks}
+            starts = {name: end - self.problem.duration(tasks[name], picked) for name, end in ends.items()}
+            self.answer, self.makespan = replace(answer, starts=starts), makespan
+            self.progress(makespan, min(self.bound, makespan))
+
+    def result(self) -> Result:
+        if self.answer is None:
+            return self._nothing()
+        bound = min(self.bound, self.makespan)
+        return Result(
+            status="optimal" if bound == self.makespan else "feasible",
+            answer=self.answer,
+            objective=self.makespan,
+            bound=bound,
+        )
+
+    def _nothing(self) -> Result:
+        """No answer: none is short enough, none exists, or none was found in time."""
+        if self.target is not None and (self.is_infeasible or self.bound > self.target):
+            return Result.beaten(self.target)
+        if self.is_infeasible:
+            return Result(status="infeasible", answer=None, objective=None, bound=0)
+        return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
+
+
+def _chosen(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:
+    """The option of each call that CP-SAT picked."""
+    return tuple(
+        next(o for index, o in enumerate(call.options) if solved.solver.value(x.pick[call.name, index]))
+        for call in problem.calls
+    )
+
+
+def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
+    """What CP-SAT found for a part of the options, in the indices of all."""
+    value, chosen = solved.solver.value, _chosen(part, solved, x)
+    picked = {call.name: call.options.index(option) for call, option in zip(problem.calls, chosen, strict=True)}
+    sizes = {call.name: call.options[picked[call.name]].place.num_ranks for call in problem.calls}
+    inside = {pair: bool(value(variable)) for pair, variable in x.blocks.inside.items()}
+    return Answer(
+        picked=picked,
+        first_ranks=first_ranks(sizes, inside),
+        starts={name: value(start) for name, start in times.start.items()},
+    )
+
+
+def _few(problem: Problem) -> Problem:
+    """The problem with a few options of each size per call: the smallest, the fastest in each part of a device."""
+
+    def few(call: Call) -> tuple[Option, ...]:
+        chosen: set[Option] = set()
+        by_size: dict[int, list[Option]] = {}
+        for option in call.options:
+            by_size.setdefault(option.place.num_ranks, []).append(option)
+        for same in by_size.values():
+            chosen.add(min(same, key=blocks_of))
+            for part in range(1, _FEW + 1):
+                within_part = [option for option in same if blocks_of(option) * _FEW <= problem.device_blocks * part]
+                chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
+        return tuple(option for option in call.options if option in chosen)
+
+    return problem.with_calls(tuple(Call(call.name, few(call)) for call in problem.calls))

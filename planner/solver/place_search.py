@@ -1,0 +1,122 @@
+"""The search when every option has its own ranks, and its proof.
+
+    problem    = without the options that cannot beat what is asked for
+    incumbent  = the best of several descents, from fixed and from seeded starts
+    problem    = without the options that cannot beat the incumbent; what the relaxation suggests is descended from
+    repeat
+        incumbent  = what CP-SAT finds in coarse steps of the makespan, descended from
+        bound      = what CP-SAT proved
+        problem    = without the options that cannot beat the incumbent, by the bounds that are known
+    until the bound meets the incumbent, or the limit is reached
+
+Steps of the makespan are coarse at first because CP-SAT otherwise improves an answer one tick at a time. Everything is
+deterministic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.planner.solver.bounds import within
+from meshwright.planner.solver.coarse import possible
+from meshwright.planner.solver.coarse_steps import Steps
+from meshwright.planner.solver.greedy import Greedy, Near, Picks
+from meshwright.planner.solver.incumbent import Incumbent
+from meshwright.planner.solver.place_model import Solved, makespan_model, memory_model, run
+from meshwright.planner.solver.problem import Problem
+from meshwright.planner.solver.reduce import Reduced, reduced
+from meshwright.planner.solver.result import Limits, Progress, Result
+from meshwright.planner.solver.variables import Variables
+
+_STEPS = 16
+"""Into how many steps CP-SAT cuts the distance between the bound and the incumbent."""
+
+
+def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
+    """The best answer within the limits, with the bound that was proven; every call has options."""
+    incumbent, remaining = Incumbent(problem, progress), possible(problem)
+    if any(not call.options for call in remaining.calls):
+        return Result(status="infeasible", answer=None, objective=None, bound=0)
+    if limits.most is not None:
+        remaining = within(remaining, limits.most)
+        if any(not call.options for call in remaining.calls):
+            return Result.beaten(limits.most)
+    incumbent.start(remaining, limits)
+    if incumbent.makespan is None:
+        excluded = _start_from_least_memory(incumbent, limits)
+        if excluded is not None:
+            return excluded
+    assert incumbent.makespan is not None
+    left = _reduced(incumbent, remaining, limits)
+    time = limits.max_deterministic_time
+    while time > 0 and limits.seconds_left > 0 and incumbent.bound <= limits.target(incumbent.makespan):
+        time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time))
+        left = left.within(limits.target(incumbent.makespan))
+        if left.is_empty:
+            incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
+    if limits.most is not None and incumbent.makespan > limits.most:
+        return _nothing_as_short(limits.most, incumbent.bound)
+    incumbent.polish()
+    return incumbent.result()
+
+
+def _nothing_as_short(most: int, bound: int) -> Result:
+    """No answer is as short as asked, or none was found in time."""
+    if bound > most:
+        return Result.beaten(most)
+    return Result(status="out_of_limit", answer=None, objective=None, bound=bound)
+
+
+def _start_from_least_memory(incumbent: Incumbent, limits: Limits) -> Result | None:
+    """A descent from the choice that needs the least memory, or the result that there is none."""
+    problem = incumbent.problem
+    model, x, device = memory_model(problem)
+    solved = run(model, limits)
+    if solved.is_found and solved.solver.value(device) <= problem.device_blocks:
+        incumbent.descend_from(Greedy(problem), _picks(solved, problem, x))
+        return None
+    is_proven = solved.is_proven or solved.solver.best_objective_bound > problem.device_blocks
+    return Result(status="infeasible" if is_proven else "out_of_limit", answer=None, objective=None, bound=0)
+
+
+def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
+    """What is left of the problem; what the relaxation suggests is descended from."""
+
+    def suggest(greedy: Greedy, picks: Picks, near: Near | None) -> int:
+        incumbent.consider(greedy, picks, near)
+        assert incumbent.makespan is not None
+        return limits.target(incumbent.makespan)
+
+    assert incumbent.makespan is not None
+    left = reduced(problem, limits.target(incumbent.makespan), suggest)
+    target = limits.target(incumbent.makespan)
+    incumbent.bound = target + 1 if left.is_empty else min(left.bound, target + 1)
+    return left
+
+
+def _improve(incumbent: Incumbent, problem: Problem, limits: Limits) -> float:
+    """One search with CP-SAT among the options that are left: the deterministic time that was spent."""
+    assert incumbent.makespan is not None
+    steps = Steps.between(incumbent.bound, limits.target(incumbent.makespan), _STEPS)
+    model, x = makespan_model(problem)
+    steps.minimise(model, x.times.makespan)
+    solved = run(model, limits)
+    _learn(incumbent, problem, solved, x, steps)
+    return max(float(solved.solver.deterministic_time), 1e-3)
+
+
+def _learn(incumbent: Incumbent, problem: Problem, solved: Solved, x: Variables, steps: Steps) -> None:
+    """Takes the answer and the bound of a search in coarse steps."""
+    incumbent.bound = max(incumbent.bound, min(steps.proven(solved), steps.target + 1))
+    if solved.is_found:
+        picks = _picks(solved, problem, x)
+        starts = {task.name: solved.solver.value(x.times.start[task.name]) for task in problem.tasks}
+        options = tuple(call.options[index] for call, index in zip(problem.calls, picks, strict=True))
+        incumbent.offer(options, solved.solver.value(x.times.makespan), starts)
+        incumbent.descend_from(Greedy(problem), picks)
+
+
+def _picks(solved: Solved, problem: Problem, x: Variables) -> Picks:
+    return tuple(
+        next(i for i in range(len(call.options)) if solved.solver.value(x.pick[call.name, i])) for call in problem.calls
+    )

@@ -1,0 +1,48 @@
+"""The command that corrects a table by a run: reads the documents, calls the planner, writes and shows the answer."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.analysis.correct_table import calibrate as calibrated
+from meshwright.planner.analysis.correct_table import read_run
+from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.plan.verify import verify
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.table import read_table, write_table
+from meshwright.runtime.commands import show
+from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
+from meshwright.runtime.records.outputs import Kind, Output, require_outputs
+
+EXAMPLE = "Example: meshwright calibrate plan.json run --profile table.json -o table2.json"
+
+
+def calibrate(
+    plan: PlanPath,
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run` of this plan.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the corrected table goes; a new file.")],
+    profile: Profile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Correct a table by what a run measured; the measurements stay, the corrections and their origin are added."""
+    if os.path.lexists(output):
+        raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
+    require_outputs(Output("-o", output, Kind.TABLE))
+    document = read_plan(plan)
+    for sentence in verify(document):
+        raise BadInput(f"plan: {sentence}")
+    table = read_table(profile) if profile else None
+    found = calibrated(document, read_run(document, run), table, date=datetime.date.today().isoformat())
+    write_table(output, found.table)
+    if as_json:
+        corrections = [correction.model_dump(mode="json") for correction in found.table.corrections]
+        typer.echo(json.dumps({**asdict(found), "table": str(output), "corrections": corrections}, indent=2))
+    else:
+        show.calibration(found, output)

@@ -1,0 +1,103 @@
+"""The command that writes what users take away: a run's models, or what starts a plan elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.plan.job import read_job, require_job
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
+from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.commands.options import AsJson
+from meshwright.runtime.records.outputs import require_directory
+
+EXAMPLES = """Example: meshwright export run --to hf -o models
+
+writes models/actor and models/critic. Of a plan: meshwright export plan.json job.yaml --to torchrun -o scripts
+
+then on each machine: scripts/node0.sh 10.0.0.1:29500 --steps 20 --out run
+
+meshwright export plan.json job.yaml --to slurm -o scripts && sbatch scripts/run.sbatch --steps 20 --out run
+"""
+
+
+class Target(StrEnum):
+    HF = "hf"
+    TORCHRUN = "torchrun"
+    SLURM = "slurm"
+
+
+_SCRIPTS: Mapping[Target, Callable[[Plan, Path, Path], Mapping[str, str]]] = {
+    Target.TORCHRUN: torchrun_scripts,
+    Target.SLURM: slurm_script,
+}
+
+
+def export(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|PLAN.json", help="For hf the --out of a run, else a plan."),
+    ],
+    job: Annotated[Path | None, typer.Argument(metavar="[JOB.yaml]", help="The plan's job; not given for hf.")] = None,
+    *,
+    to: Annotated[Target, typer.Option(help="Hugging Face directories of a run, or what starts the ranks of a plan.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new directory for what is written.")],
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that write hf, each an equal part of a model; by default 1."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the models that a run trained, or the scripts that start a plan on its machines.
+
+    hf: actor and critic of the run's newest checkpoint as Hugging Face directories, with tokenizer and chat template.
+
+    torchrun, slurm: scripts, one per node or one for Slurm. The i-th script is the plan's node i. Plan and job are
+    named by their absolute paths, which every machine must have.
+    """
+    if to is Target.HF:
+        paths = {"models": _models(source, job, output, ranks or 1)}
+    elif ranks is not None:
+        raise BadInput(f"--ranks {ranks}: it is of hf alone; {to.value} starts the ranks that the plan has.")
+    else:
+        paths = {"scripts": _scripts(source, job, to, output)}
+    typer.echo(json.dumps(paths, indent=2) if as_json else "\n".join(*paths.values()))
+
+
+def _models(run: Path, job: Path | None, output: Path, num_ranks: int) -> list[str]:
+    """The directories that were written."""
+    if job is not None:
+        raise BadInput(f"{job}: a run knows its job; give the directory of the run alone, as export RUN --to hf.")
+    if not run.is_dir():
+        raise BadInput(f"{run} is not the directory of a run; --to hf writes the models that a run trained.")
+    from meshwright.runtime.execution.model_export import export_models
+
+    return [str(path) for path in export_models(run, output, num_ranks=num_ranks)]
+
+
+def _scripts(plan: Path, job: Path | None, to: Target, output: Path) -> list[str]:
+    """The scripts that were written."""
+    if job is None:
+        raise BadInput(f"--to {to.value} needs the job too: export plan.json job.yaml --to {to.value}.")
+    document = read_plan(plan)
+    for sentence in verify(document):
+        raise BadInput(f"plan: {sentence}")
+    require_job(document.facts, read_job(job), job.resolve().parent)
+    if os.path.lexists(output):
+        raise BadInput(f"{output} exists already; export overwrites nothing, so name another directory.")
+    require_directory("-o", output)
+    scripts = _SCRIPTS[to](document, plan.resolve(), job.resolve())
+    output.mkdir(parents=True)
+    for name, text in scripts.items():
+        write_atomically(output / name, text)
+        (output / name).chmod(0o755)
+    return [str(output / name) for name in scripts]

@@ -1,0 +1,142 @@
+"""The command that searches for a plan: reads the job, calls the planner, writes and shows the answer."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.profiles.documents import canonical_json, digest
+from meshwright.runtime.commands import show, show_search
+from meshwright.runtime.commands.given_table import remodel, table_in
+from meshwright.runtime.commands.import_operators import offer
+from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, finite
+from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.records.outputs import Kind, Output, require_outputs
+
+if TYPE_CHECKING:  # OR-Tools loads only when a search begins
+    from meshwright.planner.analysis.structures import Ranked
+
+_NOISY = 0.5
+"""Spread of a table's measurements beyond which its plans are said to rest on noise."""
+
+EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
+
+meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
+
+meshwright plan job.yaml --top 3 --time-limit 20 --gap 0.01 -o plan.json
+"""
+
+
+def plan(
+    job: JobPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
+    *,
+    profile: Profile = None,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="Fix a choice, as stage.key=value; may be given several times.")
+    ] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option(help="Leave a choice out, as stage.key=value; may be given several times.")
+    ] = None,
+    top: Annotated[
+        int,
+        typer.Option(
+            min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
+        ),
+    ] = 1,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            max=1e6,
+            callback=finite,
+            help="Seconds for all of it; the best plan so far is written with its gap. Without, a search ends by a "
+            "count of its own, so that every machine finds the same plan.",
+        ),
+    ] = None,
+    gap: Gap = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest plan that fits, and prove how good it is."""
+    from meshwright.planner.analysis.structures import NUM_SEARCHES, best_structures, ranked
+    from meshwright.planner.compile import compile_plan
+    from meshwright.planner.plan.pins import forbidden
+    from meshwright.planner.search.refusal import NoPlan
+    from meshwright.planner.solver.result import Limits
+
+    began = time.monotonic()
+    require_outputs(*_outputs(output, top), inputs=(job, profile))
+    gc.disable()  # choices are many and short-lived, and none is part of a cycle
+    document = read_job(job)
+    facts = resolve(document, job.parent)
+    table = table_in(profile)
+    model_of = remodel(table)
+    model = model_of(facts)
+    digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
+    pins = (*(pin or ()), *map(forbidden, forbid or ()))
+    limits = Limits(gap=gap)
+    if time_limit is not None:
+        limits = Limits(max_deterministic_time=time_limit, gap=gap, deadline=began + time_limit)
+    with within_memory():
+        best = compile_plan(facts, model, pins=pins, digests=digests, limits=limits, remodel=model_of)
+    if isinstance(best, NoPlan):
+        if as_json:
+            typer.echo(json.dumps(asdict(best), indent=2))
+        else:
+            show.no_plan(best)
+        raise typer.Exit(3)
+    if top == 1:
+        _write(output, best, as_json)
+    else:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("searching other structures", total=(top - 1) * NUM_SEARCHES)
+            plans = best_structures(best, model, count=top, limits=limits, progress=lambda: progress.advance(task))
+        _write_all(output, ranked(plans, model_of), as_json)
+    if not as_json and table is None and (line := offer(facts.cluster, job)):
+        typer.echo(line)
+    if not as_json and table is not None and table.spread > _NOISY:
+        typer.echo(
+            f"repeats of the measured costs spread by {table.spread:.0%} (median): something else used the machine; "
+            "profile again when it is quiet, with --fresh, for costs to rely on."
+        )
+
+
+def _outputs(output: Path, count: int) -> Iterator[Output]:
+    """The first plan where it was asked for, the others beside it."""
+    yield Output("-o", output, Kind.PLAN)
+    for place in range(2, count + 1):
+        yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), Kind.PLAN)
+
+
+def _write(output: Path, found: Plan, as_json: bool) -> None:
+    write_plan(output, found)
+    if as_json:
+        typer.echo(canonical_json(found), nl=False)
+    else:
+        show.plan(found, output)
+
+
+def _write_all(output: Path, rows: Sequence[Ranked], as_json: bool) -> None:
+    paths = [one.path for one in _outputs(output, len(rows))]
+    for path, row in zip(paths, rows, strict=True):
+        write_plan(path, row.plan)
+    if as_json:
+        told = [
+            {"path": str(path), "period_seconds": row.plan.period_seconds, "simulated_seconds": row.simulated_seconds}
+            for path, row in zip(paths, rows, strict=True)
+        ]
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        show.plan(rows[0].plan, output)
+        show_search.structures(rows, paths)

@@ -1,0 +1,80 @@
+"""The command that trains: reads the plan and the job, starts this node's ranks, shows predicted beside measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.plan.job import read_job
+from meshwright.planner.plan.plan import read_plan
+from meshwright.runtime.commands import show
+from meshwright.runtime.commands.options import JobPath, PlanPath, finite
+
+EXAMPLE = "Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run"
+
+
+def run(
+    plan: PlanPath,
+    job: JobPath,
+    steps: Annotated[int, typer.Option(min=1, max=10**9, help="PPO steps in all, those before a resume included.")],
+    out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
+    resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 is none by steps.")
+    ] = 0,
+    checkpoint_minutes: Annotated[
+        float,
+        typer.Option(min=0, max=10**6, callback=finite, help="Minutes between checkpoints; 0 is none by time."),
+    ] = 10.0,
+    keep: Annotated[
+        int, typer.Option(min=1, max=10**9, help="Checkpoints that stay, beside the best by held-out reward.")
+    ] = 2,
+    export_every: Annotated[
+        int,
+        typer.Option(
+            min=0, max=10**9, help="Steps between Hugging Face directories of actor and critic, also at the end."
+        ),
+    ] = 0,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
+    rendezvous: Annotated[
+        str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
+    ] = "127.0.0.1:0",
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
+    ] = None,
+) -> None:
+    """Train with PPO as the plan says, and compare measured with predicted times.
+
+    Asked to stop, by SIGTERM or Ctrl-C, it saves a checkpoint behind the step that is under way and ends with exit code
+    75: run it again with --resume. Asked twice it stops at once.
+
+    Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
+    """
+    from meshwright.runtime.execution.request import RunRequest
+    from meshwright.runtime.execution.run import Stopped
+    from meshwright.runtime.execution.train import run_plan
+    from meshwright.runtime.launch.interruption import STOPPED
+    from meshwright.runtime.launch.rendezvous import Rendezvous
+
+    request = RunRequest(
+        plan=read_plan(plan),
+        job=read_job(job),
+        directory=job.parent.resolve(),
+        out=out.resolve(),
+        steps=steps,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        export_every=export_every,
+        checkpoint_minutes=checkpoint_minutes,
+        keep=keep,
+    )
+    summary = run_plan(request, Rendezvous.parse(rendezvous, nodes, node_rank))
+    if isinstance(summary, Stopped):
+        show.stopped(summary.done, steps, summary.saved, out)
+        raise typer.Exit(STOPPED)
+    if summary is not None:
+        show.run_summary(summary, out)
+        if export_every:
+            typer.echo(f"actor and critic are in {out / 'models'} as Hugging Face directories")

@@ -1,0 +1,153 @@
+"""How answers look on a terminal. Nothing is computed here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from meshwright.planner.analysis.correct_table import Calibration
+from meshwright.planner.plan.evaluate import fullest_rank, items
+from meshwright.planner.plan.plan import Plan, Refit, Solver
+from meshwright.planner.report.words import schedule, size
+from meshwright.runtime.records.record import RunSummary
+from meshwright.runtime.records.resource_use import MemoryUse
+
+if TYPE_CHECKING:  # it loads OR-Tools
+    from meshwright.planner.search.refusal import NoPlan
+
+_LEAST_SHARE = 0.01
+"""What takes a smaller share of a step has no error beside it: it would say nothing of the plan."""
+
+
+def plan(found: Plan, path: Path) -> None:
+    """The plan as a table, and how good it is."""
+    console = Console()
+    cluster = found.facts.cluster
+    table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule"):
+        table.add_column(heading, no_wrap=heading != "schedule", overflow="fold")
+    table.columns[0].justify = table.columns[1].justify = "right"
+    for item in sorted(items(found), key=lambda item: item.start_seconds):
+        timing = (f"{item.start_seconds:.3f}", f"{item.cost.total:.3f}")
+        if isinstance(item, Refit):
+            table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
+            continue
+        ranks = found.pool(item.pool).ranks
+        names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+        told = schedule(item.schedule) + (f", {item.lead} ahead" if item.lead else "")
+        table.add_row(*timing, item.stage, names, str(item.layout), told)
+    ahead = "; ahead: steps before the training" if any(found.leads.values()) else ""
+    table.caption = f"rows: of a micro-batch{ahead}"
+    console.print(table)
+    console.print(_proof(found))
+    rank = fullest_rank(cluster, found.peak_bytes_per_rank)
+    peak, usable = found.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
+    console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")
+
+
+def no_plan(answer: NoPlan) -> None:
+    """What binds, and the smallest changes that leave a plan."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("[bold red]no plan fits.[/]" if answer.status == "infeasible" else "[bold red]no plan found.[/]")
+    for limit in answer.limits:
+        console.print(f"  {limit.sentence}", markup=False)
+    if answer.changes:
+        console.print("any one of these changes leaves a plan:")
+    for change in answer.changes:
+        console.print(f"  {change.sentence}", markup=False)
+
+
+def run_summary(summary: RunSummary, out: Path) -> None:
+    """Predicted beside measured seconds, and what training did to held-out prompts."""
+    console = Console()
+    table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
+    for heading in ("", "predicted s", "measured s", "error"):
+        table.add_column(heading, justify="right" if heading else "left")
+    least = _LEAST_SHARE * max(row.measured_seconds for row in summary.comparisons)
+    for row in summary.comparisons:
+        difference = f"{row.error:+.0%}" if row.measured_seconds > least else ""
+        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", difference)
+    console.print(table)
+    console.print(
+        f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
+        f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
+    )
+    if summary.memory:
+        console.print(_memory(summary.memory))
+        console.print(
+            "memory is that of the fullest rank: planned for rows of the greatest length, measured without what a "
+            "process uses before it has models"
+        )
+    if summary.overhead is not None:
+        console.print(
+            f"{summary.overhead:.1%} of a step is neither stages nor messages (worst rank, median over steps)"
+        )
+    if gap := summary.generator_gap:
+        console.print(
+            f"generator against trainer: log-probabilities of the same weights differ by {gap.mean:.1e} on average, "
+            f"at most {gap.largest:.1e} (on {gap.measured_on})"
+        )
+    for evaluation in summary.evaluations:
+        console.print(
+            f"held-out reward after {evaluation.step} updates: {evaluation.mean_score:.3f} "
+            f"± {evaluation.standard_error:.3f} (standard error over {evaluation.num_prompts} prompts, "
+            f"{evaluation.mean_response_tokens:.0f} tokens a response)"
+        )
+    improvement = summary.improvement()
+    if improvement:
+        rise, error = improvement
+        times = f", {rise / error:.1f} standard errors" if error else ""
+        console.print(f"held-out reward rose by {rise:.3f} ± {error:.3f}{times}")
+    console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
+    """That a run has stopped because it was asked, and how it goes on."""
+    way_on = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
+    if saved is None:
+        way_on = "no step was finished, so there is nothing to resume; run it again"
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"stopped after {done} of {steps} steps: {way_on}.")
+
+
+def _memory(uses: Sequence[MemoryUse]) -> Table:
+    """Planned beside measured bytes while each stage runs."""
+    table = Table("memory while it runs", box=box.SIMPLE)
+    for heading in ("planned", "measured"):
+        table.add_column(heading, justify="right")
+    for use in uses:
+        table.add_row(use.stage, size(use.planned_bytes), size(use.measured_bytes))
+    return table
+
+
+def calibration(found: Calibration, path: Path) -> None:
+    """Each stage's predicted seconds before and after, beside the measured ones."""
+    console = Console()
+    table = Table(title=f"seconds of each stage, median of {found.num_steps} steps", box=box.SIMPLE)
+    for heading in ("", "planned", "before", "measured", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in found.rows:
+        seconds = (row.planned_seconds, row.before_seconds, row.measured_seconds, row.after_seconds)
+        table.add_row(row.stage, *(f"{value:.3f}" for value in seconds))
+    table.caption = "before, after: predicted for the lengths of the run"
+    console.print(table)
+    if found.response_tokens is not None:
+        console.print(
+            f"a response had {found.response_tokens:.0f} tokens, the plan expects {found.expected_response_tokens:.0f}"
+        )
+    console.print(f"written to {path}")
+
+
+def _proof(found: Plan) -> str:
+    solver: Solver = found.solver
+    sources = Counter(item.cost.source for item in items(found))
+    named = ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))
+    return (
+        f"step {found.period_seconds:.3f} s; {solver.status}: no plan in the space is faster than "
+        f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%})\ncosts: {named}"
+    )

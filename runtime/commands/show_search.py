@@ -1,0 +1,178 @@
+"""How what a search weighed looks on a terminal. Nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from meshwright.planner.analysis.explain import Explanation
+from meshwright.planner.report.words import schedule, size
+from meshwright.profiles.stages import STAGES
+
+if TYPE_CHECKING:  # OR-Tools loads only when a search begins
+    from meshwright.planner.analysis.alternatives import Considered
+    from meshwright.planner.analysis.binding import HeldBack
+    from meshwright.planner.analysis.pareto import Point
+    from meshwright.planner.analysis.runners_up import RunnerUp
+    from meshwright.planner.analysis.sensitivity import Sensitivity
+    from meshwright.planner.analysis.structures import Ranked
+
+_MOST_RANKS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """All that is said of a plan; what was not asked for is empty."""
+
+    explanation: Explanation
+    held_back: tuple[HeldBack, ...]
+    sensitivities: tuple[Sensitivity, ...]
+    alternatives: tuple[Considered, ...] = ()
+    runners_up: tuple[RunnerUp, ...] = ()
+    sizes: tuple[Point, ...] = ()
+
+    def with_runners_up(self, alternatives: tuple[Considered, ...], runners_up: tuple[RunnerUp, ...]) -> Why:
+        return replace(self, alternatives=alternatives, runners_up=runners_up)
+
+    def with_sizes(self, sizes: tuple[Point, ...]) -> Why:
+        return replace(self, sizes=sizes)
+
+
+def structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:
+    """The plans of different structure by their simulated step, and where each differs from the first."""
+    table = _table(
+        "the best plans of different structure", "", "simulated s>", "planned s>", "gap>", "stale>", "differs in"
+    )
+    for path, row in zip(paths, rows, strict=True):
+        plan = row.plan
+        told = "\n".join(_differences(rows[0], row)) or "-"
+        seconds = (f"{row.simulated_seconds:.3f}", f"{plan.period_seconds:.3f}")
+        table.add_row(path.name, *seconds, f"{plan.solver.gap:.2%}", str(plan.staleness), told)
+    table.caption = "SIMULATED: mean of 20 steps with drawn lengths; gap: to the bound on all plans"
+    Console().print(table)
+
+
+def why(found: Why) -> None:
+    """The critical path, what binds, what matters, and what was asked for besides."""
+    console = Console()
+    explanation = found.explanation
+    console.print(_path(explanation))
+    console.print(_pools(explanation))
+    if found.held_back:
+        console.print(_held_back(found.held_back))
+    console.print(_sensitivities(found.sensitivities))
+    if found.runners_up:
+        console.print(_runners_up(found))
+    if found.sizes:
+        console.print(_sizes(found.sizes))
+        for point in found.sizes:
+            for sentence in point.broken[:1]:
+                console.print(f"{point.num_ranks} ranks: {sentence}", markup=False, soft_wrap=True)
+    console.print(_ranks(explanation))
+    if len(explanation.ranks) > _MOST_RANKS:
+        console.print(f"and {len(explanation.ranks) - _MOST_RANKS} more ranks; --json has them all.")
+    console.print(
+        f"no plan in the space is faster than {explanation.bound_seconds:.3f} s (gap {explanation.gap:.1%}, "
+        f"{explanation.status})"
+    )
+    for what, names in (("pinned", explanation.pins), ("extrapolated costs", explanation.extrapolated)):
+        if names:
+            console.print(f"{what}: {', '.join(names)}")
+
+
+def _path(found: Explanation) -> Table:
+    table = _table(
+        f"what a turn of {found.period_seconds:.3f} s waits for", "start s>", "seconds>", "task", "because it", "mostly"
+    )
+    for wait in found.critical_path:
+        terms = ", ".join(f"{term.name} {term.amount:.3f}" for term in wait.largest_terms)
+        table.add_row(f"{wait.start_seconds:.3f}", f"{wait.seconds:.3f}", wait.task, wait.because, terms)
+    return table
+
+
+def _pools(found: Explanation) -> Table:
+    table = _table("pools, the critical one first", "", "critical s>", "idle>", "fullest>", "free>", "stages")
+    for use in found.pools:
+        sizes = (size(use.peak_bytes), size(use.free_bytes))
+        table.add_row(use.name, f"{use.critical_seconds:.3f}", f"{use.idle_share:.0%}", *sizes, "\n".join(use.stages))
+    return table
+
+
+def _held_back(rows: Sequence[HeldBack]) -> Table:
+    table = _table("what memory binds", "stage", "could be", "faster by s>", "needs more on a rank>")
+    for row in rows:
+        choice = f"{row.layout}, {schedule(row.schedule)}"
+        table.add_row(row.stage, choice, f"{row.gain_seconds:.3f}", size(row.lacking_bytes))
+    table.caption = "the smallest faster choice of a stage on its ranks; every other stage is bound by time"
+    return table
+
+
+def _sensitivities(rows: Sequence[Sensitivity]) -> Table:
+    table = _table("what the plan is sensitive to", "input", "larger by>", "turn s>", "elasticity>")
+    for row in rows:
+        if row.period_seconds is None:
+            table.add_row(row.name, f"{row.factor - 1:.0%}", "-", "the placements are not legal then")
+        else:
+            table.add_row(row.name, f"{row.factor - 1:.0%}", f"{row.period_seconds:.3f}", f"{row.elasticity:+.2f}")
+    table.caption = "the same placements costed again; elasticity: % of the turn for 1 % of the input"
+    return table
+
+
+def _runners_up(found: Why) -> Table:
+    table = _table("what each choice buys", "choice", "runner-up", "alone s>", "searched again s>", "proven s>")
+    alone = {one.stage: one.runners_up[0] for one in found.alternatives if one.runners_up}
+    for row in found.runners_up:
+        kept = alone.get(row.stage or "")
+        numbers = (kept.delta_seconds if kept else None, row.delta_seconds, row.proven_seconds)
+        told = ("-" if number is None else f"{number:+.3f}" for number in numbers)
+        table.add_row(f"{row.stage or ''} {row.choice}".strip(), row.instead, *told)
+    table.caption = (
+        "alone: everything else stays as it is; searched again: the best plan found without the choice; "
+        "proven: what every plan without it loses"
+    )
+    return table
+
+
+def _sizes(points: Sequence[Point]) -> Table:
+    table = _table("other numbers of GPUs", "GPUs>", "step s>", "tokens/s>", "GPU-hours>", "money>", "fronts")
+    for point in points:
+        outlook = point.outlook
+        if outlook is None:
+            table.add_row(str(point.num_ranks), "-", "-", "-", "-", "no plan")
+            continue
+        fronts = [
+            name for name, on in (("GPUs", point.is_on_front_of_gpus), ("money", point.is_on_front_of_money)) if on
+        ]
+        money = "-" if outlook.money is None else f"{outlook.money:,.2f}"
+        numbers = (f"{outlook.step_seconds:.3f}", f"{outlook.tokens_per_second:,.0f}", f"{outlook.gpu_hours:,.1f}")
+        table.add_row(str(point.num_ranks), *numbers, money, ", ".join(fronts))
+    table.caption = "planned again at each size; GPU-hours and money of 1000 steps; fronts: no size is better in both"
+    return table
+
+
+def _ranks(found: Explanation) -> Table:
+    table = _table("ranks", "rank>", "idle>", "memory at worst>", "largest resident")
+    for use in found.ranks[:_MOST_RANKS]:
+        largest = f"{use.largest_resident} {size(use.largest_resident_bytes)}"
+        table.add_row(str(use.rank), f"{use.idle_share:.0%}", size(use.peak_bytes), largest)
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    """A table; a heading that ends in > is of numbers."""
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in headings:
+        is_number = heading.endswith(">")
+        table.add_column(heading.rstrip(">"), justify="right" if is_number else "left", no_wrap=is_number)
+    return table
+
+
+def _differences(first: Ranked, other: Ranked) -> list[str]:
+    pairs = ((stage.name, first.plan.placement(stage.name), other.plan.placement(stage.name)) for stage in STAGES)
+    return [f"{name} {there.layout}" for name, here, there in pairs if here.layout != there.layout]

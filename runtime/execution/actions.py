@@ -1,0 +1,202 @@
+"""What each stage does on this rank: take its rows, run the stage's body, put what it wrote into the experience."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import in_flight
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Stage
+from meshwright.runtime.generation.chunked_scoring import ChunkedStage
+from meshwright.runtime.generation.control import Control
+from meshwright.runtime.generation.generation_stage import Generating
+from meshwright.runtime.generation.in_flight_state import Drawing
+from meshwright.runtime.generation.prompts import PromptData
+from meshwright.runtime.generation.scoring import ChunkScorer
+from meshwright.runtime.messages.chunk_transport import Streaming
+from meshwright.runtime.messages.experience import even_share, micro_batches
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
+from meshwright.runtime.training.copies import WeightCopy
+from meshwright.runtime.training.learning import Learning, minibatches, training_loss
+from meshwright.runtime.training.offload import HostMemory
+from meshwright.runtime.training.ppo import final_metrics, within_target
+from meshwright.runtime.training.versions import cache_gap, generator_gap, scores_by_age, staleness
+
+
+class Actions:
+    """The stages of a plan on this rank."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: Job,
+        data: PromptData,
+        copies: Mapping[str, WeightCopy],
+        *,
+        steps: range,
+        streaming: Streaming,
+        host_memory: HostMemory,
+        control: Control,
+    ) -> None:
+        """`steps` are those of the run; held-out batches, of which nothing streams, may be run beside them."""
+        self._host_memory, self._control = host_memory, control
+        self._plan, self._job, self._data, self._steps = plan, job, data, steps
+        self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
+        generation = self._copies[GENERATE]
+        self._generating = (
+            Generating(plan, job, data, generation, steps=steps, streaming=streaming) if generation.model else None
+        )
+        self._turn, self._done = steps.start, range(0)
+        self._chunked = {
+            stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
+            for stage, reader in streaming.readers.items()
+        }
+
+    def drawing(self) -> Drawing | None:
+        """Where generation stands between two turns; None on a rank that does not generate."""
+        return self._generating.kept() if self._generating else None
+
+    def resume(self, drawing: Drawing | None, num_steps: int) -> None:
+        """Goes on from there. What stages work ahead for steps before `num_steps` is in their batches already."""
+        self._done = range(num_steps)
+        if drawing is not None:
+            assert self._generating is not None
+            self._generating.resume(drawing)
+
+    def begin(self, turn: int) -> None:
+        """A turn begins, which generates as controllers decide."""
+        self._turn = turn
+        if self._generating:
+            self._generating.begin(self._control.setting(turn))
+
+    def run(self, stage: str, batch: Batch) -> dict[str, float]:
+        """Runs a stage that this rank belongs to; returns what is worth recording of it."""
+        if self._turn < self._steps.start and batch.step in self._done:
+            return {"num_restored_rows": float(len(batch.experience.rows(STAGE_BY_NAME[stage].writes[0])))}
+        with self._host_memory.reloaded(stage) as moved:
+            facts = self._run(STAGE_BY_NAME[stage], batch)
+        return facts | moved
+
+    def _run(self, kind: Stage, batch: Batch) -> dict[str, float]:
+        if kind.generates:
+            assert self._generating is not None
+            return self._generating.run(batch)
+        if kind.role in TRAIN_STAGE:
+            self._copies[kind.name].version.require(kind.name, batch.step)
+        if kind.trains:
+            return self._train(kind, batch)
+        if kind.name in self._chunked and not batch.held_out:
+            return self._score_chunks(kind, batch)
+        return self._forward(kind, batch)
+
+    def _build_scorer(self, stage: str) -> ChunkScorer:
+        copy, placement = self._copies[stage], self._plan.placement(stage)
+        generation, workload = self._plan.placement(GENERATE).schedule, self._plan.facts.workload
+        # One replica may hold all that is beyond a batch: which sequences stay in flight is nobody's choice.
+        dp = 1 if generation.overcommit else placement.layout.dp
+        return ChunkScorer(
+            copy.decoder,
+            copy.mesh,
+            max_rows=in_flight(generation, workload.batch_size // dp, dp),
+            max_tokens=workload.max_tokens,
+            micro_batch_size=placement.schedule.micro_batch_size,
+            temperature=self._job.ppo.temperature,
+        )
+
+    def _forward(self, stage: Stage, batch: Batch) -> dict[str, float]:
+        """Log-probabilities, values or scores of this replica's rows; ranks of the last pipeline stage hold them."""
+        copy, lengths = self._copies[stage.name], batch.lengths()
+        mine = self._mine(stage, batch.rows, lengths)
+        groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
+        blocks = [MicroBatch.of(batch.experience.get("tokens", row) for row in group) for group in groups]
+        if copy.spec.scalar_head:
+            outputs = forward_scalars(copy.decoder, copy.mesh, blocks)
+        else:
+            outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.ppo.temperature)
+        for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
+            for row, values in zip(group, block.of_rows(output.cpu()), strict=True):
+                _put_answers(batch, stage, row, values)
+        return {"num_tokens": float(sum(lengths[row] for row in mine))}
+
+    def _score_chunks(self, stage: Stage, batch: Batch) -> dict[str, float]:
+        """As `_forward`, of responses that are read while they are generated."""
+        scored = self._chunked[stage.name].run()
+        for row, values in scored.answers.items():
+            if values is not None:
+                _put_answers(batch, stage, row, values.cpu())
+        return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
+
+    def _train(self, stage: Stage, batch: Batch) -> dict[str, float]:
+        """One update for each minibatch of each epoch, as long as the policy stays near; metrics are means over the
+        updates that were computed."""
+        copy, workload, ppo = self._copies[stage.name], self._plan.facts.workload, self._job.ppo
+        assert copy.trainer is not None
+        measured = _versions(batch, self._plan)
+        learning = Learning(ppo, batch, max_staleness=0 if copy.spec.scalar_head else self._plan.staleness)
+        updates, lengths = [], batch.lengths()
+        learning_rate = ppo.learning_rate(stage.role, batch.step)
+        copy.trainer.set_learning_rate(learning_rate)
+        condition, num_done = functools.partial(within_target, settings=ppo), 0
+        for rows in minibatches(
+            batch.rows,
+            step=batch.step,
+            num_epochs=workload.num_epochs,
+            num_minibatches=workload.num_minibatches,
+            seed=self._data.seed,
+        ):
+            mine = self._mine(stage, rows, lengths)
+            groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
+            num_tokens = learning.num_tokens(rows)
+            loss = training_loss(copy.spec, copy.mesh, ppo, num_tokens)
+            blocks = [learning.block(group) for group in groups]
+            sums = copy.trainer.train_step(blocks, loss, condition=condition)
+            updates.append(final_metrics(sums))
+            if not condition(sums):
+                break
+            num_done += 1
+        copy.version.rise()
+        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        metrics[f"{stage.role}_grad_norm"] = metrics.pop("grad_norm")
+        metrics[f"{stage.role}_learning_rate"] = learning_rate
+        if copy.spec.scalar_head:
+            return metrics
+        skipped = workload.num_epochs * workload.num_minibatches - num_done
+        return metrics | {"skipped_updates": float(skipped)} | learning.metrics() | measured
+
+    def _mine(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
+        """The rows of this rank's replica."""
+        mesh = self._copies[stage.name].mesh
+        return even_share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
+
+
+def _versions(batch: Batch, plan: Plan) -> dict[str, float]:
+    """What is reported of the versions that drew a batch, whose step is the version that is trained.
+
+    Raises RunFailed if the plan does not allow them.
+    """
+    found = staleness(batch, batch.step, plan.staleness).double()
+    defers = plan.placement(GENERATE).schedule.overcommit > 0
+    return {
+        "staleness": float(found.mean()),
+        "max_staleness": float(found.max()),
+        **generator_gap(batch, batch.rows, batch.step).metrics("generator_gap"),
+        **cache_gap(batch, batch.rows, batch.step).metrics("cache_gap"),
+        **(scores_by_age(batch, batch.step, plan.staleness) if defers else {}),
+    }
+
+
+def _put_answers(batch: Batch, stage: Stage, row: int, values: Tensor) -> None:
+    """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""
+    last = len(values) - 1
+    if stage.name == "reward_score":
+        values = values[last:]
+    elif stage.name != "critic_value":
+        values = F.pad(values[:last], (0, 1))
+    batch.experience.put(stage.writes[0], row, values.clone())

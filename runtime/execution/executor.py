@@ -1,0 +1,113 @@
+"""Follows a program on one rank, turn by turn and instruction by instruction, and writes down when each ran.
+
+It is the one piece of code that schedules: the runtime and the rehearsal differ in what a device does, nowhere else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
+from meshwright.profiles.trace import Span
+from meshwright.runtime.messages.experience import Courier
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.records.outcome import Outcome
+
+
+class Device(Protocol):
+    """What a rank's device does: it computes, or it waits for as long as computing would take."""
+
+    def begin(self, turn: int) -> None:
+        """A turn begins."""
+        ...
+
+    def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        """Runs a stage that this rank belongs to; returns what is worth recording of it."""
+        ...
+
+    def refit(self, source: str, target: str) -> Mapping[str, float]:
+        """Takes this rank's part in giving the source's weights to the target; returns what is worth recording."""
+        ...
+
+    def synchronise(self) -> None:
+        """Returns when everything asked of the device is done."""
+        ...
+
+
+class Executor:
+    """Runs programs on one rank. `began` is the time.time() that spans count from, `clock` whose time it is.
+
+    `batch_of` gives the batch of a step, the same one whenever it is asked for as long as the step is worked on.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        courier: Courier,
+        batch_of: Callable[[int], Batch],
+        *,
+        rank: int,
+        began: float,
+        clock: str,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._device, self._courier, self._batch_of, self._rank = device, courier, batch_of, rank
+        self._began, self._clock, self._time = began, clock, now
+
+    def execute(self, program: Program, turn: int, steps: range) -> Outcome:
+        """Executes this rank's part of one turn of a run of these steps."""
+        spans: list[Span] = []
+        metrics: dict[str, Mapping[str, float]] = {}
+        self._device.begin(turn)
+        instructions = [i for i in program.of_rank(self._rank) if takes_part(i, turn, steps)]
+        for instruction in instructions:
+            if isinstance(instruction, Receive):
+                self._courier.expect(instruction, program.channels[instruction.producer, instruction.consumer])
+        for instruction in instructions:
+            step = turn + instruction.lead
+            start = self._now()
+            facts = self._do(instruction, program, step)
+            spans.append(
+                Span(
+                    step=step,
+                    instruction=instruction.name,
+                    kind=instruction.kind,
+                    rank=self._rank,
+                    start_seconds=start,
+                    end_seconds=self._now(),
+                    clock=self._clock,
+                    facts={name: value for name, value in facts.items() if _is_of_the_machine(name)},
+                )
+            )
+            if isinstance(instruction, RunStage):
+                learned = {name: value for name, value in facts.items() if not _is_of_the_machine(name)}
+                metrics[instruction.stage] = learned
+        return Outcome(turn=turn, spans=tuple(spans), metrics=metrics)
+
+    def flush(self) -> None:
+        """Waits until everything sent has arrived."""
+        self._courier.flush()
+
+    def _do(self, instruction: Instruction, program: Program, step: int) -> Mapping[str, float]:
+        match instruction:
+            case MoveWeights(source=source, target=target):
+                return self._device.refit(source, target)
+            case RunStage(stage=stage):
+                return self._device.run_stage(stage, self._batch_of(step))
+            case Send():
+                channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
+                return {"num_bytes": float(self._courier.send(instruction, batch.experience, channel, step))}
+            case Receive():
+                channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
+                return {"num_bytes": float(self._courier.receive(instruction, batch.experience, channel, step))}
+
+    def _now(self) -> float:
+        self._device.synchronise()
+        return self._time() - self._began
+
+
+def _is_of_the_machine(fact: str) -> bool:
+    """Whether a fact is of what a device did, and not of what was learned."""
+    return fact.startswith("num_") or fact.endswith(("_seconds", "_bytes"))

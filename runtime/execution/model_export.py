@@ -1,0 +1,135 @@
+"""The models that a run trains as Hugging Face directories: actor and critic, each rank writing its own shards."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from torch.distributed.checkpoint.api import CheckpointException
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout, layout_violations
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import TRAIN_STAGE, Role
+from meshwright.runtime.execution.resume import latest_checkpoint
+from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.mesh import Mesh, build_mesh
+from meshwright.runtime.model.model_shard import Held, build_model, pieces_of
+from meshwright.runtime.model.weights import save_weights
+from meshwright.runtime.records.run_file import read_run_file
+from meshwright.runtime.training.copies import DTYPES
+
+_UNREADABLE = (CheckpointingException, CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A model that a run trains, as one rank sees it: `model` is None outside its mesh."""
+
+    role: Role
+    spec: ModelSpec  # of the whole vocabulary, as it is stored
+    mesh: Mesh
+    model: Held | None
+
+
+def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, target: Path) -> None:
+    """Writes each model into a directory of `target` named after its role, with the configuration and generation
+    settings that it started from, and the tokenizer of the job where it has none of its own.
+
+    Weights have the type they are computed in: of a bf16 model they are the fp32 main weights rounded to bf16, which
+    are those that the last tokens were drawn with. `directory` is where the job's relative paths start. Collective
+    over the world, over a file system that it shares; `target` appears when it is whole. Raises BadInput if it exists.
+    """
+    if target.exists():
+        raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
+    partial = _partial(target)
+    dist.barrier()  # until every rank has looked, nothing may appear
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)  # what an earlier, cut-short export left
+        partial.mkdir(parents=True)
+    dist.barrier()
+    for trained in models:
+        if trained.model is not None:
+            save_weights(
+                trained.model,
+                trained.spec,
+                trained.mesh,
+                partial / trained.role.value,
+                documents_of=directory / job.models.source(trained.role).path,
+                tokenizer=directory / job.data.tokenizer if job.data else None,
+            )
+        del trained  # before the next one is made
+    dist.barrier()
+    if dist.get_rank() == 0:
+        partial.rename(target)
+    dist.barrier()
+
+
+def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path, ...]:
+    """Writes the models of a run's newest checkpoint as Hugging Face directories, which it returns.
+
+    It takes `num_ranks` processes on the CPU, each with a pipeline stage of one model at a time and no optimizer.
+    Raises BadInput for a directory that holds no such checkpoint, a target that exists, and models that cannot be cut
+    in so many stages.
+    """
+    plan, asked, checkpoint = read_plan(run / "plan.json"), read_run_file(run), latest_checkpoint(run)
+    if checkpoint is None:
+        raise BadInput(f"{run} holds no checkpoint to export; run it with --checkpoint-every, or to its end.")
+    if target.exists():
+        raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
+    directory = Path(asked.directory)
+    for role in TRAIN_STAGE:
+        config = directory / asked.job.models.source(role).path / "config.json"
+        if not config.is_file():
+            raise BadInput(f"{config}, with which the {role.value} of this run began, is gone; put it back to export.")
+        for sentence in layout_violations(Layout(pp=num_ranks), plan.facts.models.spec(role)):
+            raise BadInput(f"--ranks {num_ranks}: {sentence}")
+    try:
+        launch(
+            _write,
+            *(plan, asked.job, directory, checkpoint, target.absolute()),
+            num_ranks=num_ranks,
+            preparation=Preparation("cpu"),
+            preload="meshwright.runtime.execution.model_export",
+        )
+    finally:
+        shutil.rmtree(_partial(target), ignore_errors=True)
+    return tuple(target / role.value for role in TRAIN_STAGE)
+
+
+def _partial(target: Path) -> Path:
+    """Where it is written until it is whole."""
+    return target.with_name(f"{target.name}.partial")
+
+
+def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path) -> None:
+    """What each rank does: one model after the other, so that it never holds two."""
+    mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
+    write_models((_loaded(plan, role, mesh, checkpoint) for role in TRAIN_STAGE), job, directory, target)
+
+
+def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path) -> TrainedModel:
+    """A model with the weights that a checkpoint has of it, whatever layout it was trained in."""
+    spec, name = plan.facts.models.spec(role), TRAIN_STAGE[role]
+    model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision])
+    metadata = {"dp_cp_group": mesh.groups.dp_cp}
+    [piece] = pieces_of(model)
+    try:
+        loaded = dist_checkpointing.load(
+            {name: piece.sharded_state_dict(prefix=f"{name}.", metadata=metadata)}, str(checkpoint)
+        )
+    except (*_UNREADABLE, pickle.UnpicklingError) as error:
+        raise BadInput(
+            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are cut short, or are not of "
+            "this run; give a run whose files are whole."
+        ) from None
+    piece.load_state_dict({key.removeprefix(f"{name}."): value for key, value in loaded[name].items()})
+    return TrainedModel(role=role, spec=spec, mesh=mesh, model=model)

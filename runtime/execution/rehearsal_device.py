@@ -1,0 +1,145 @@
+"""The device of a rank in a rehearsal: it meets its partners, waits for as long as the work would take, and leaves
+experience of the right sizes behind.
+
+It fails where the real device would: when a rank of the pool does not come, or when a stage lacks what it reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+
+import torch
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.program.instruction_durations import Durations
+from meshwright.planner.simulation.sampled import draw_lengths
+from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.stages import STAGE_BY_NAME, Stage, values_of
+from meshwright.runtime.messages.barriers import Meetings
+from meshwright.runtime.messages.chunk_transport import Piece, Streaming
+from meshwright.runtime.messages.experience import share
+from meshwright.runtime.messages.step_experience import Batch
+
+
+class Waiting:
+    """One rank. `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. `seed` draws the lengths."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        meetings: Meetings,
+        durations: Durations,
+        streaming: Streaming,
+        *,
+        speed: float,
+        seed: int,
+    ) -> None:
+        self._plan, self._rank, self._meetings, self._speed = plan, rank, meetings, speed
+        self._streaming = streaming
+        self._handovers = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
+        self._work = functools.cache(durations.of_step)
+        self._lengths = functools.cache(functools.partial(_drawn_lengths, plan, seed))
+        self._turn, self._free_at = 0, 0.0
+
+    def begin(self, turn: int) -> None:
+        self._turn = turn
+
+    def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        if stage in self._streaming.readers:
+            return self._read_while_generated(stage, batch)
+        kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
+        self._require_inputs(kind, batch)
+        place = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
+        self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
+        rows = self._rows(kind, batch, place.dp)
+        if kind.generates:
+            self._stream(batch, rows)
+        if kind.generates or place.pp == self._plan.placement(stage).layout.pp - 1:
+            self._write(kind, batch, rows)
+        return self._facts(batch, rows)
+
+    def refit(self, source: str, target: str) -> Mapping[str, float]:
+        ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
+        self._occupy(f"refit {source} -> {target}", max(self._turn, 0), tuple(sorted(ranks)), 0)
+        return {}
+
+    def synchronise(self) -> None:
+        """Waits until the device has done what it was given."""
+        time.sleep(max(0.0, self._free_at - time.monotonic()))
+
+    def _stream(self, batch: Batch, rows: tuple[int, ...]) -> None:
+        """Letters of the right sizes when the stage starts, without the time between them; the last when it ends."""
+        prompts, responses = self._lengths(batch.step)
+        numbers = {row: batch.step * len(batch.rows) + row for row in rows}
+        for sending in self._streaming.sending:
+            sending.sender.send(Piece(numbers[row], (0,) * prompts[row]) for row in rows)
+            for first in range(0, max(responses[row] for row in rows), sending.chunk_tokens):
+                lefts = {row: responses[row] - first for row in rows if responses[row] > first}
+                sending.sender.send(
+                    Piece(numbers[row], (0,) * min(left, sending.chunk_tokens), is_last=left <= sending.chunk_tokens)
+                    for row, left in lefts.items()
+                )
+        if self._streaming.sending:
+            self.synchronise()
+        for sending in self._streaming.sending:
+            sending.sender.end({number: row for row, number in numbers.items()})
+
+    def _read_while_generated(self, stage: str, batch: Batch) -> Mapping[str, float]:
+        """The device is busy from the first letter on, and at least for the stage's tail after the last one."""
+        kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
+        place = placement.layout.coordinates(self._rank - pool.first_rank)
+        letters = self._streaming.readers[stage].passes()
+        last = next(letters)
+        self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
+        for letter in letters:
+            last = letter
+        tail = self._work(batch.step).tail_seconds.get(stage, placement.tail_seconds)
+        left = self._handovers[stage] + tail
+        self._free_at = max(self._free_at, time.monotonic() + left * self._speed)
+        rows = tuple(sorted((last.delivered or {}).values()))
+        if place.pp == placement.layout.pp - 1:
+            self._write(kind, batch, rows)
+        return self._facts(batch, rows)
+
+    def _facts(self, batch: Batch, rows: tuple[int, ...]) -> Mapping[str, float]:
+        return {"num_tokens": float(sum(self._length(batch, row) for row in rows))}
+
+    def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
+        """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""
+        seconds = self._work(step).seconds[name]
+        if any(seconds):
+            self._meetings.wait(ranks)
+            taken = seconds[replica] if len(seconds) > 1 else seconds[0]
+            self._free_at = time.monotonic() + taken * self._speed
+
+    def _require_inputs(self, stage: Stage, batch: Batch) -> None:
+        for field in stage.reads:
+            if batch.experience.rows(field) != tuple(batch.rows):
+                raise RunFailed(f"rank {self._rank} lacks rows of {field} for {stage.name}; the program is not sound.")
+
+    def _rows(self, stage: Stage, batch: Batch, replica: int) -> tuple[int, ...]:
+        """The rows of this rank's replica, shared as the runtime shares them."""
+        prompts, _ = self._lengths(batch.step)
+        known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
+        return share(batch.rows, known, replica, self._plan.placement(stage.name).layout.dp)
+
+    def _write(self, stage: Stage, batch: Batch, rows: tuple[int, ...]) -> None:
+        for field in stage.writes:
+            for row in rows:
+                values = values_of(field)
+                size = 1 if values.is_one else self._length(batch, row)
+                batch.experience.put(field, row, torch.zeros(size, dtype=getattr(torch, values.dtype)))
+
+    def _length(self, batch: Batch, row: int) -> int:
+        prompts, responses = self._lengths(batch.step)
+        return prompts[row] + responses[row]
+
+
+def _drawn_lengths(plan: Plan, seed: int, step: int) -> tuple[list[int], list[int]]:
+    """Tokens of the prompts and of the responses of a step, by row."""
+    prompts, responses = draw_lengths(plan.facts.workload, seed=seed, step=step)
+    return prompts.tolist(), responses.tolist()

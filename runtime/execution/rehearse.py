@@ -1,0 +1,279 @@
+"""A rehearsal: the real launcher, processes, messages and executor, with devices that wait instead of computing.
+
+It shows that a plan's program comes to its end on real processes, and what scheduling and messages cost, without any
+accelerator. Times are divided by the speed of the rehearsal, so that they compare with the plan's.
+"""
+
+from __future__ import annotations
+
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch.distributed as dist
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.check_program import require_sound
+from meshwright.planner.program.instruction_durations import Durations, Known
+from meshwright.planner.program.program import MoveWeights, Program, RunStage, lower
+from meshwright.planner.simulation.simulate import StepTimes, simulate
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Span
+from meshwright.runtime.execution.executor import Executor
+from meshwright.runtime.execution.rehearsal_device import Waiting
+from meshwright.runtime.execution.rehearsal_overhead import num_processors, slow_enough
+from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
+from meshwright.runtime.messages.barriers import Meetings
+from meshwright.runtime.messages.chunk_transport import Streaming
+from meshwright.runtime.messages.experience import Courier
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.transport import House, Mail
+
+CLOCK = "rehearsed"
+MOST_PROCESSES = 16
+_MOST_OF_A_MACHINE, _MOST_RANKS = 64, 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What a rehearsal showed. `steps` and `spans` are in seconds of the plan: wall time divided by `speed`.
+
+    `overhead_seconds` is the wall time that the executor itself takes per instruction (median over ranks and steps).
+    `processor_seconds` are those of all processes per step; with `num_processors` they take `processor_seconds /
+    num_processors` of wall time at least, however long the waits are.
+    """
+
+    clock: str
+    durations: str
+    speed: float
+    num_processes: int
+    ranks_per_process: int
+    steps: StepTimes
+    simulated: StepTimes
+    overhead_seconds: float
+    num_instructions: int
+    message_bytes: float  # per step, over all ranks
+    processor_seconds: float
+    num_processors: int
+    error: float  # (rehearsed - simulated) / simulated, of the mean step
+    excess_seconds: float  # wall time per step beyond the waits: messages, scheduling, other work of this machine
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def processor_share(self) -> float:
+        """The part of the processors' time that the processes used, 0 to 1; near 1 the processors were the limit."""
+        return self.processor_seconds / (self.num_processors * self.steps.mean * self.speed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What every process is told. `durations` may be asked by several ranks at once."""
+
+    plan: Plan
+    durations: Durations
+    steps: int
+    seed: int
+    speed: float
+    ranks_per_process: int
+    began: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one rank saw of the turns that are kept, in wall seconds; `ends` has the end of the turn before them too,
+    and `processor_seconds` what its process had used by then."""
+
+    rank: int
+    turns: tuple[tuple[Span, ...], ...]
+    ends: tuple[float, ...]
+    processor_seconds: tuple[float, ...]
+
+
+def rehearse(
+    plan: Plan,
+    durations: Durations,
+    *,
+    steps: int = 3,
+    speed: float | None = None,
+    seed: int = 0,
+    ranks_per_process: int | None = None,
+) -> Rehearsal:
+    """Rehearses `steps` steps of a valid plan on this machine, one more before them left out. `seed` draws lengths.
+
+    Without a `speed`, it is as fast as waits still dominate what this machine does besides.
+    Raises BadInput for a program that is not sound, and RunFailed when a rank fails.
+    """
+    program = lower(plan)
+    require_sound(program)
+    num_ranks = plan.facts.cluster.num_ranks
+    size = min(num_ranks, ranks_per_process or -(-num_ranks // MOST_PROCESSES))
+    _require_few(num_ranks, -(-num_ranks // size))
+    speed = slow_enough(plan) if speed is None else speed
+    if speed <= 0:
+        raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
+    request = Request(
+        plan=plan,
+        durations=Known(durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.max_lead))),
+        steps=steps,
+        seed=seed,
+        speed=speed,
+        ranks_per_process=size,
+        began=time.time(),
+    )
+    num_processes = -(-num_ranks // size)
+    results = launch(
+        live,
+        request,
+        num_ranks=num_processes,
+        preparation=MESSAGES_ONLY,
+        preload="meshwright.runtime.execution.rehearse",
+    )
+    parts = [part for process in sorted(results) for part in results[process]]
+    return _report(request, parts, num_processes)
+
+
+def _require_few(num_ranks: int, num_processes: int) -> None:
+    """Raises BadInput for more ranks or processes than one machine can hold."""
+    if num_ranks > _MOST_RANKS:
+        raise BadInput(
+            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse one of {_MOST_RANKS} "
+            "at most."
+        )
+    if num_processes > _MOST_OF_A_MACHINE:
+        raise BadInput(
+            f"{num_processes} processes are more than {_MOST_OF_A_MACHINE}, the most that is tried on one machine; "
+            "raise --ranks-per-process."
+        )
+
+
+def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehearsal:
+    """Puts the ranks' parts together."""
+    ends = [max(times) for times in zip(*(part.ends for part in parts), strict=True)]
+    seconds = [(b - a) / request.speed for a, b in pairwise(ends)]
+    kept = [span for part in parts for spans in part.turns for span in spans]
+    rehearsed = StepTimes.of(seconds)
+    simulated = simulate(request.plan, request.durations, steps=request.steps, warm_up=1).steps
+    return Rehearsal(
+        clock=CLOCK,
+        durations=request.durations.name,
+        speed=request.speed,
+        num_processes=num_processes,
+        ranks_per_process=request.ranks_per_process,
+        steps=rehearsed,
+        simulated=simulated,
+        overhead_seconds=statistics.median(_gaps(parts)),
+        num_instructions=len(kept),
+        message_bytes=sum(span.facts["num_bytes"] for span in kept if span.kind == "send") / request.steps,
+        processor_seconds=_processor_seconds(parts, request.ranks_per_process) / request.steps,
+        num_processors=num_processors(),
+        error=rehearsed.mean / simulated.mean - 1,
+        excess_seconds=(rehearsed.mean - simulated.mean) * request.speed,
+        spans=tuple(_scaled(span, ends[0], request.speed) for span in kept),
+    )
+
+
+def _gaps(parts: Iterable[Part]) -> list[float]:
+    """Wall seconds between the end of an instruction and the start of the next one of its turn, on every rank."""
+    return [
+        following.start_seconds - one.end_seconds
+        for part in parts
+        for spans in part.turns
+        for one, following in pairwise(spans)
+    ]
+
+
+def _processor_seconds(parts: Iterable[Part], size: int) -> float:
+    """Of all processes over the turns that are kept; the first rank of each tells."""
+    return sum(part.processor_seconds[-1] - part.processor_seconds[0] for part in parts if part.rank % size == 0)
+
+
+def _scaled(span: Span, began: float, speed: float) -> Span:
+    """The span in seconds of the plan since the first step that is kept."""
+    return Span(
+        step=span.step,
+        instruction=span.instruction,
+        kind=span.kind,
+        rank=span.rank,
+        start_seconds=(span.start_seconds - began) / speed,
+        end_seconds=(span.end_seconds - began) / speed,
+        clock=span.clock,
+        facts=span.facts,
+    )
+
+
+def live(request: Request) -> list[Part]:
+    """What one process of the rehearsal does: a thread for each rank that it houses.
+
+    The first error of any of them is raised; the others are then left to end with the process.
+    """
+    size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
+    first = dist.get_rank() * size
+    ranks = range(first, min(first + size, num_ranks))
+    program, house = lower(request.plan), House(size)
+    everyone = tuple(range(num_ranks))
+    meetings = Meetings((everyone, *_sets(program)), size)
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+    done: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
+
+    def follow(rank: int) -> None:
+        try:
+            done.put(_follow(request, program, meetings, Mail(group, rank=rank, house=house)))
+        except BaseException as error:
+            done.put(error)
+
+    for rank in ranks:
+        threading.Thread(target=follow, args=(rank,), name=f"rank {rank}", daemon=True).start()
+    parts = []
+    for _ in ranks:
+        part = done.get()
+        if isinstance(part, BaseException):
+            raise part
+        parts.append(part)
+    meetings.close()
+    dist.destroy_process_group(group)
+    return sorted(parts, key=lambda part: part.rank)
+
+
+def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
+    """The ranks that meet, for each stage and refit."""
+    return tuple(tuple(sorted(i.ranks)) for i in program.instructions if isinstance(i, RunStage | MoveWeights))
+
+
+def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) -> Part:
+    """One rank from the first turn to the end of the last; where no stage works ahead, all ranks begin it together."""
+    plan = request.plan
+    device = Waiting(
+        plan, mail.rank, meetings, request.durations, Streaming(plan, mail), speed=request.speed, seed=request.seed
+    )
+    batches: dict[int, Batch] = {}
+    rows = range(plan.facts.workload.batch_size)
+
+    def batch_of(step: int) -> Batch:
+        return batches.setdefault(step, Batch(step=step, rows=rows))
+
+    executor = Executor(device, Courier(mail), batch_of, rank=mail.rank, began=request.began, clock=CLOCK)
+    everyone = tuple(range(plan.facts.cluster.num_ranks))
+    kept = range(1, request.steps + 1)
+    steps = range(kept.stop + program.max_lead)
+    turns: list[tuple[Span, ...]] = []
+    ends: list[float] = []
+    processor_seconds: list[float] = []
+    meetings.wait(everyone)
+    for turn in program.turns(steps):
+        spans = executor.execute(program, turn, steps).spans
+        batches.pop(turn, None)
+        if program.max_lead == 0:
+            meetings.wait(everyone)
+        if turn in kept:
+            turns.append(spans)
+        if turn + 1 in kept or turn in kept:
+            ends.append(time.time() - request.began)
+            processor_seconds.append(time.process_time())
+    executor.flush()
+    meetings.wait(everyone)
+    return Part(rank=mail.rank, turns=tuple(turns), ends=tuple(ends), processor_seconds=tuple(processor_seconds))

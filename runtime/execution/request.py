@@ -1,0 +1,112 @@
+"""A run that is asked for, and all that can be known to be wrong with it before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.planner.plan.job import Job, require_job
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.program.check_program import require_sound
+from meshwright.planner.program.program import lower
+from meshwright.profiles.documents import digest
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.device import host
+from meshwright.runtime.execution.resume import latest_step
+from meshwright.runtime.execution.resume_rules import changes
+from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.launch.joining import Seat
+from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.messages.chunk_transport import streaming_violations
+from meshwright.runtime.model.model_check import require_weights
+from meshwright.runtime.model.model_shard import expert_violations
+from meshwright.runtime.records.lock import require_free
+from meshwright.runtime.records.outputs import require_directory
+from meshwright.runtime.records.run_file import RunFile, read_run_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What to run and where to write; `directory` is where the job's relative paths start."""
+
+    plan: Plan
+    job: Job
+    directory: Path
+    out: Path
+    steps: int
+    resume: bool = False
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 is none by steps."""
+    checkpoint_minutes: float = 10.0
+    """Between checkpoints; 0 is none by time."""
+    keep: int = 2
+    """Checkpoints that stay, beside the best by held-out reward."""
+    export_every: int = 0
+    """Steps between Hugging Face directories of actor and critic; 0 is none."""
+
+    def asked(self, data: PromptData) -> RunFile:
+        """What is kept of it in the directory of the run, given its prompts."""
+        return RunFile(job=self.job, directory=str(self.directory.resolve()), prompts=data.digest)
+
+    @property
+    def digest(self) -> str:
+        """Of what all nodes must agree on, wherever their files are."""
+        options = (
+            f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
+            f"{self.export_every}"
+        )
+        return " ".join((digest(self.plan), digest(self.job), options))
+
+
+def check(request: RunRequest, rendezvous: Rendezvous) -> None:
+    """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
+    plan, cluster = request.plan, request.plan.facts.cluster
+    for placement in plan.placements:
+        for sentence in expert_violations(plan.facts.models.spec(placement.role)):
+            raise BadInput(f"plan: {placement.stage}: {sentence}")
+    for sentence in verify(plan):
+        raise BadInput(f"plan: {sentence}")
+    require_sound(lower(plan))
+    for sentence in streaming_violations(plan):
+        raise BadInput(f"plan: {sentence}")
+    require_job(plan.facts, request.job, request.directory)
+    if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
+        raise BadInput(
+            f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
+        )
+    if cluster.kind == "cuda" and host.num_cuda_devices() < cluster.ranks_per_node:
+        raise BadInput(
+            f"the plan uses {cluster.ranks_per_node} CUDA devices per node and this machine has "
+            f"{host.num_cuda_devices()}; run it on such a machine, or plan the job for `cluster: local`."
+        )
+    require_weights(plan, request.job, request.directory)
+    require_directory("--out", request.out)
+    require_free(request.out)
+    _check_resume(request)
+    request.out.mkdir(parents=True, exist_ok=True)
+
+
+def _check_resume(request: RunRequest) -> None:
+    """Raises BadInput for data that cannot be read, and unless the directory holds what is to be continued, if anything
+    is."""
+    data = read_data(request.job, request.directory)
+    done = latest_step(request.out)
+    if done is not None and not request.resume:
+        raise BadInput(
+            f"{request.out} holds a run of {done} steps; continue it with --resume or name another directory."
+        )
+    if request.resume and done is None:
+        raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
+    if done is not None and done >= request.steps:
+        raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
+    if done is not None:
+        changes(read_run_file(request.out), request.asked(data))
+
+
+def check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
+    """Raises BadInput unless torchrun has started what the plan wants."""
+    seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
+    if rendezvous != Rendezvous(node_rank=rendezvous.node_rank):
+        raise BadInput("torchrun has joined the nodes already; leave --nodes and --rendezvous to it.")
+    check(request, rendezvous)

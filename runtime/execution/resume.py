@@ -1,0 +1,108 @@
+"""Where a run stands on disk: one checkpoint per saved step, of which the last is continued from. The last few are
+kept, and the one whose policy scored best on held-out prompts.
+
+Prompts, draws and minibatches follow from the seed and the step. What is saved are the trainers and the step and, of a
+run that has not come to its end, what each rank has under way.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.generation.in_flight_state import Underway, read_underway, write_underway
+from meshwright.runtime.records.record import evaluations
+from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.checkpoint import load_trainers, save_trainers
+from meshwright.runtime.training.copies import WeightCopy
+
+_WHOLE = "metadata.json"
+"""Megatron writes it into every checkpoint, the last of its files."""
+
+_STEP = re.compile(r"step-([0-9]+)")
+
+
+def latest_step(out: Path) -> int | None:
+    """Updates that the newest whole checkpoint of a run has seen; None where there is no checkpoint."""
+    return max(saved_steps(out), default=None)
+
+
+def saved_steps(out: Path) -> list[int]:
+    """The steps of all whole checkpoints of a run."""
+    found = [(path, _STEP.fullmatch(path.name)) for path in (out / "checkpoints").glob("step-*")]
+    return sorted(int(match[1]) for path, match in found if match and (path / _WHOLE).exists())
+
+
+def latest_checkpoint(out: Path) -> Path | None:
+    """The directory of a run's newest whole checkpoint; None where there is none."""
+    step = latest_step(out)
+    return None if step is None else _path(out, step)
+
+
+def require_shared(out: Path) -> None:
+    """Raises BadInput on every rank unless all of them see the same directory. Collective over the world."""
+    marks = [out / f"mark-{uuid.uuid4().hex}"]
+    if dist.get_rank() == 0:
+        marks[0].touch()
+    dist.broadcast_object_list(marks)
+    seen = [False] * dist.get_world_size()
+    dist.all_gather_object(seen, (out / marks[0].name).exists())
+    if dist.get_rank() == 0:
+        marks[0].unlink()
+    if not all(seen):
+        ranks = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+        raise BadInput(f"--out {out} is not the same directory on ranks {ranks}; name one on a shared file system.")
+
+
+def save_step(out: Path, step: int, copies: Mapping[str, WeightCopy], underway: Underway, *, keep: int) -> None:
+    """Saves the trainers and what is under way after `step` updates, then removes checkpoints but for the last `keep`
+    and the best.
+
+    Collective over the world.
+    """
+    target = _path(out, step)
+    if dist.get_rank() == 0:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    save_trainers(target, _trainers(copies), lambda directory: write_underway(directory, dist.get_rank(), underway))
+    if dist.get_rank() == 0:
+        for old in _outlived(saved_steps(out), best_step(out), keep):
+            shutil.rmtree(_path(out, old))
+
+
+def _outlived(steps: Sequence[int], best: int | None, keep: int) -> list[int]:
+    """The steps whose checkpoints go."""
+    return [step for step in sorted(steps)[:-keep] if step != best]
+
+
+def best_step(out: Path) -> int | None:
+    """The saved step whose policy scored best on held-out prompts, the earliest of such; None where none was scored."""
+    saved = saved_steps(out)
+    scored = [one for one in evaluations(out) if one.step in saved]
+    return max(scored, key=lambda one: one.mean_score).step if scored else None
+
+
+def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> tuple[int, Underway | None]:
+    """Fills the trainers from the newest checkpoint; returns its step, and what this rank had under way if that was
+    drawn by the same.
+
+    Collective over the world.
+    """
+    step = latest_step(out)
+    assert step is not None, "the launcher has looked before"
+    load_trainers(_path(out, step), _trainers(copies))
+    return step, read_underway(_path(out, step), dist.get_rank(), draws_by)
+
+
+def _path(out: Path, step: int) -> Path:
+    return out / "checkpoints" / f"step-{step:06d}"
+
+
+def _trainers(copies: Mapping[str, WeightCopy]) -> dict[str, Trainer]:
+    return {name: copy.trainer for name, copy in copies.items() if copy.trainer is not None}

@@ -1,0 +1,128 @@
+"""What a resumed run may change of its job: every field has a rule, in one place.
+
+A setting that may change takes effect; any other is refused in one sentence. Of a plan all facts are the job's, so what
+only the plan knows may change with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.differences import Difference, differences
+from meshwright.profiles.documents import digest
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.records.run_file import RunFile
+
+
+class Effect(Enum):
+    AT_ONCE = "from the first step that is resumed on"
+    DRAWN_ANEW = "at once; responses under way are dropped and drawn again"
+    IF_SAME_PROMPTS = "at once, as long as the encoded training prompts stay what they are"
+    NONE = "it may not change"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a field of the job may change, and why not where it may not."""
+
+    effect: Effect
+    reason: str = ""
+
+
+_AT_ONCE, _ANEW, _SAME_PROMPTS = Rule(Effect.AT_ONCE), Rule(Effect.DRAWN_ANEW), Rule(Effect.IF_SAME_PROMPTS)
+
+RULES = MappingProxyType(
+    {
+        "models": Rule(Effect.NONE, "the weights in the checkpoint are those of its models"),
+        "cluster": _AT_ONCE,
+        "precision": Rule(Effect.NONE, "the weights in the checkpoint have it"),
+        "workload.batch_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
+        "workload.prompt": _SAME_PROMPTS,
+        "workload.response": _AT_ONCE,
+        "workload.num_minibatches": _AT_ONCE,
+        "workload.num_epochs": _AT_ONCE,
+        "staleness": _AT_ONCE,
+        "controllers": _AT_ONCE,
+        "cache_after_refit": _AT_ONCE,
+        "ppo.actor_learning_rate": _AT_ONCE,
+        "ppo.critic_learning_rate": _AT_ONCE,
+        "ppo.actor_schedule": _AT_ONCE,
+        "ppo.critic_schedule": _AT_ONCE,
+        "ppo.adam_beta1": _AT_ONCE,
+        "ppo.adam_beta2": _AT_ONCE,
+        "ppo.adam_eps": _AT_ONCE,
+        "ppo.max_grad_norm": _AT_ONCE,
+        "ppo.weight_decay": _AT_ONCE,
+        "ppo.clip_ratio": _AT_ONCE,
+        "ppo.target_kl": _AT_ONCE,
+        "ppo.value_clip": _AT_ONCE,
+        "ppo.kl_coefficient": _AT_ONCE,
+        "ppo.gamma": _AT_ONCE,
+        "ppo.gae_lambda": _AT_ONCE,
+        "ppo.entropy_coefficient": _AT_ONCE,
+        "ppo.whiten_advantages": _AT_ONCE,
+        "ppo.reward_scale": _AT_ONCE,
+        "ppo.reward_clip": _AT_ONCE,
+        "ppo.truncation": _AT_ONCE,
+        "ppo.missing_end_score": _AT_ONCE,
+        "ppo.missing_end_penalty": _AT_ONCE,
+        "ppo.importance_cap": _AT_ONCE,
+        "ppo.temperature": _ANEW,
+        "ppo.top_k": _ANEW,
+        "ppo.top_p": _ANEW,
+        "ppo.stop": _ANEW,
+        "ppo.seed": Rule(Effect.NONE, "the order of the prompts and the draws of every step follow from it"),
+        "data.prompts": _SAME_PROMPTS,
+        "data.held_out": _AT_ONCE,
+        "data.tokenizer": _SAME_PROMPTS,
+        "data.long_prompts": _SAME_PROMPTS,
+        "evaluation.every_steps": _AT_ONCE,
+    }
+)
+"""By key of the job. A rule covers what lies below its key."""
+
+
+def rule_of(key: str) -> Rule | None:
+    """The rule of a key, or of the key that it lies below."""
+    while key and key not in RULES:
+        key = key.rpartition(".")[0]
+    return RULES.get(key)
+
+
+def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
+    """What a resume changes and takes effect. Raises BadInput for what may not change."""
+    found = differences(before.job, now.job)
+    for change in found:
+        rule = rule_of(change.key)
+        assert rule is not None, change.key
+        if rule.effect is Effect.NONE:
+            raise BadInput(
+                f"--resume: {change.between('the run so far', 'the job')}, and cannot change: {rule.reason}; give the "
+                "job its old value back, or start a new run in another --out."
+            )
+    if before.prompts != now.prompts:
+        raise BadInput(
+            "--resume: the training prompts are not those of the run so far, and which of them a step sees follows "
+            "from all of them; give it the same prompts, tokenizer and prompt.max, or start a new run in another --out."
+        )
+    return found
+
+
+def draws_by(plan: Plan, job: Job) -> str:
+    """A digest of all that responses under way were drawn by: with another one they are drawn again."""
+    settings = job.model_dump(mode="json")
+    drawn = {key: _value(settings, key) for key, rule in RULES.items() if rule.effect is Effect.DRAWN_ANEW}
+    return hashlib.sha256(f"{digest(plan)} {json.dumps(drawn, sort_keys=True)}".encode()).hexdigest()
+
+
+def _value(settings: object, key: str) -> object:
+    for name in key.split("."):
+        assert isinstance(settings, dict)
+        settings = settings[name]
+    return settings

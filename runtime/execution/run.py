@@ -1,0 +1,308 @@
+"""One rank of a run: its part of the plan, built once and executed turn by turn, and what is done between turns."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from meshwright.planner.program.program import MoveWeights, Program, lower
+from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.trace import Span
+from meshwright.runtime.device.used_memory import bytes_in_use
+from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.agreement import Agreement, Wish
+from meshwright.runtime.execution.executor import Executor
+from meshwright.runtime.execution.megatron_device import Computing
+from meshwright.runtime.execution.model_export import TrainedModel, write_models
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.resume import load_step, save_step
+from meshwright.runtime.execution.resume_rules import changes, draws_by
+from meshwright.runtime.generation.control import Control
+from meshwright.runtime.generation.in_flight_state import Underway
+from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.launch.interruption import is_asked
+from meshwright.runtime.messages.chunk_transport import Streaming
+from meshwright.runtime.messages.experience import Courier
+from meshwright.runtime.messages.reports import Reports
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.transport import Mail
+from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.records.record import (
+    Evaluation,
+    Recorder,
+    RunSummary,
+    elapsed_seconds,
+    observation,
+    observations,
+)
+from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.version_gap import Gap
+from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
+from meshwright.runtime.training.offload import HostMemory
+from meshwright.runtime.training.versions import generator_gap
+
+T = TypeVar("T")
+
+EVALUATED = ("actor_generate", "reward_score", "actor_logprob")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """A run that was asked to stop before its last step."""
+
+    done: int
+    """Updates behind which it stopped."""
+    saved: int | None
+    """Those of its newest checkpoint."""
+
+
+class Run:
+    """One rank's models, program and clock.
+
+    Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed with the same plan takes
+    up what was worked ahead and what was in flight; with another one it begins again with that.
+    """
+
+    def __init__(self, request: RunRequest) -> None:
+        plan, job = request.plan, request.job
+        torch.manual_seed(job.ppo.seed)
+        bytes_before = bytes_in_use()
+        self.data: PromptData = read_data(job, request.directory)
+        self._request = request
+        self._program, self._evaluation = lower(plan), lower(plan, EVALUATED).of_one_step()
+        self.copies = build_copies(plan, job, request.directory, self.data.num_tokens)
+        self._draws_by = draws_by(plan, job)
+        done, underway = load_step(request.out, self.copies, self._draws_by) if request.resume else (0, None)
+        resume_versions(self.copies, done)
+        self.steps = range(done, request.steps)
+        self.turns = self._program.turns(self.steps)
+        self._batches: dict[int, Batch] = {}
+        self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
+        self._host_groups = [_gloo_group() for _ in range(4)]
+        self._control = self._host_groups[0]
+        reporting, mail, evaluating = map(Mail, self._host_groups[1:])
+        self._reports = Reports(reporting, num_ranks=dist.get_world_size())
+        self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
+        self._host_memory = HostMemory(plan, self.copies)
+        self._actions = Actions(
+            plan,
+            job,
+            self.data,
+            self.copies,
+            steps=self.steps,
+            streaming=Streaming(plan, mail),
+            host_memory=self._host_memory,
+            control=self._controllers,
+        )
+        if underway is not None:
+            self._resume(underway)
+        computing = Computing(
+            self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
+        )
+        # Letters of an evaluation must not be taken for those that wait for a later turn.
+        self._executor, self._evaluator = (
+            Executor(
+                computing, Courier(letters), self._batch_of, rank=dist.get_rank(), began=self.began, clock="measured"
+            )
+            for letters in (mail, evaluating)
+        )
+        self._saved = done if request.resume else None
+        """Updates that the newest checkpoint has seen."""
+        self._saved_at = time.monotonic()
+        self._agreement = Agreement(self._control, max_lead=self._program.max_lead)
+        self._agreed, self._waited = Wish(), 0.0
+        dist.barrier(group=self._control)
+        self._ended = time.perf_counter()
+        """When the last turn did, or what came between it and the next."""
+        asked, is_writer = request.asked(self.data), dist.get_rank() == 0
+        notes = (*self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ()))
+        self.recorder = Recorder(
+            plan,
+            request.out,
+            request.steps,
+            is_writer=is_writer,
+            asked=asked,
+            ends=self.data.ends,
+            notes=notes,
+        )
+
+    def turn(self, turn: int) -> Batch:
+        """One turn; returns what this rank holds of the experience that it trained on."""
+        outcome = self._executor.execute(self._program, turn, self.steps)
+        ended = time.perf_counter()
+        inside = self._waited + sum(span.seconds for span in outcome.spans)
+        self._reports.send(replace(outcome, overhead=1 - inside / (ended - self._ended)))
+        self._ended = ended
+        if outcomes := self._reports.take(behind=self._program.max_lead):
+            self._record(outcomes)
+        self._agree_on_what_follows()
+        return self._batches.pop(turn, None) or Batch(step=turn, rows=range(0))
+
+    def _agree_on_what_follows(self) -> None:
+        """Tells all ranks what this one wishes; in a synchronous plan, waits for them."""
+        start, minutes = time.monotonic(), self._request.checkpoint_minutes
+        is_due = dist.get_rank() == 0 and 0 < minutes * 60 <= start - self._saved_at
+        self._agreed = self._agreement.behind_turn(Wish(save=is_due, stop=is_asked()))
+        self._waited = time.monotonic() - start if self._program.max_lead == 0 else 0.0
+
+    def behind_turn(self, done: int) -> bool:
+        """Evaluates, saves and exports where that is due after `done` updates; returns whether the run stops here, as
+        all ranks do. What was evaluated is saved, so that the best of it can stay."""
+        request, begun = self._request, done > self.steps.start
+        is_last = done == request.steps
+        evaluates = begun and not is_last and _is_due(done, request.job.evaluation.every_steps)
+        if evaluates:
+            self.evaluate(done)
+        by_steps = evaluates or _is_due(done, request.checkpoint_every)
+        if begun and (is_last or by_steps or self._agreed.save or self._agreed.stop):
+            self.save(done)
+        if begun and request.export_every and (is_last or _is_due(done, request.export_every)):
+            self.export(done)
+        return self._agreed.stop and not is_last
+
+    def stop(self, done: int) -> Stopped:
+        """Ends with all ranks before the last step. What was sent ahead and nobody will take is left behind, but for
+        weights: they are taken, or who gave them would wait."""
+        self._record_all()
+        self._agreement.flush()
+        moves = tuple(i for i in self._program.instructions if isinstance(i, MoveWeights))
+        self._executor.execute(Program(moves), done, range(done, done + 1))
+        dist.barrier(group=self._control)
+        self.recorder.stop()
+        return Stopped(done=max(done, self.steps.start), saved=self._saved)
+
+    def save(self, done: int) -> None:
+        """Saves the trainers after `done` updates, and what is under way; the record is complete up to there."""
+        self._record_all()
+        experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
+        underway = Underway(
+            draws_by=self._draws_by,
+            num_steps=self.steps.stop,
+            experience=experience,
+            drawing=self._actions.drawing(),
+        )
+        with self._host_memory.trainers_reloaded():
+            save_step(self._request.out, done, self.copies, underway, keep=self._request.keep)
+        self._saved, self._saved_at = done, time.monotonic()
+        self._ended, self._waited = time.perf_counter(), 0.0
+
+    def export(self, done: int) -> None:
+        """Writes actor and critic after `done` updates as Hugging Face directories, beside the checkpoints."""
+        plan, target = self._request.plan, self._request.out / "models" / f"step-{done:06d}"
+        if dist.get_rank() == 0:
+            shutil.rmtree(target, ignore_errors=True)  # of the same step, before the run was resumed
+        dist.barrier(group=self._control)
+        copies = ((role, self.copies[stage]) for role, stage in TRAIN_STAGE.items())
+        trained = (
+            TrainedModel(role=role, spec=plan.facts.models.spec(role), mesh=copy.mesh, model=copy.model)
+            for role, copy in copies
+        )
+        with self._host_memory.trainers_reloaded():
+            write_models(trained, self._request.job, self._request.directory, target)
+        self._ended = time.perf_counter()
+
+    def _resume(self, underway: Underway) -> None:
+        for step, fields in underway.experience.items():
+            for field, rows in fields.items():
+                for row, values in rows.items():
+                    self._batch_of(step).experience.put(field, row, values)
+        self._actions.resume(underway.drawing, underway.num_steps)
+
+    def finish(self) -> None:
+        """Ends with all ranks."""
+        self._record_all()
+        self._agreement.flush()
+        self._reports.flush()
+        self._executor.flush()
+        dist.barrier(group=self._control)
+
+    def close(self) -> RunSummary | None:
+        """Gives the connections between hosts back. What there is to say of the run, on rank 0."""
+        for group in self._host_groups:
+            dist.destroy_process_group(group)
+        return self.recorder.close()
+
+    def _record_all(self) -> None:
+        """Records the turns that rank 0 has not waited for."""
+        while outcomes := self._reports.take():
+            self._record(outcomes)
+
+    def _record(self, outcomes: Sequence[Outcome]) -> None:
+        line = self.recorder.turn(outcomes)
+        if line and self._controllers.decides:
+            self._controllers.tell(observation(line))
+
+    def _batch_of(self, step: int) -> Batch:
+        if step not in self._batches:
+            self._batches[step] = Batch(step=step, rows=range(self.data.batch_size))
+        return self._batches[step]
+
+    def evaluate(self, step: int) -> None:
+        """Scores of the held-out prompts under the present policy, always with the same draws."""
+        if not self.data.held_out:
+            return
+        start = time.time() - self.began
+        batch = Batch(step=step, rows=range(len(self.data.held_out)), held_out=True)
+        worked_ahead, self._batches = self._batches, {step: batch}
+        self._evaluator.execute(self._evaluation, step, range(step, step + 1))
+        self._evaluator.flush()
+        self._batches = worked_ahead
+        scores = {row: float(batch.experience.get("scores", row)) for row in batch.experience.rows("scores")}
+        lengths = {row: batch.length(row) - batch.prompt_length(row) for row in batch.experience.rows("tokens")}
+        gap = generator_gap(batch, batch.experience.rows("proximal_logprobs"), step)
+        gathered: list[tuple[Mapping[int, float], Mapping[int, int], Gap]] = self._gather((scores, lengths, gap))
+        if not gathered:
+            return
+        merged_scores = {row: score for part, _, _ in gathered for row, score in part.items()}
+        merged_lengths = {row: length for _, part, _ in gathered for row, length in part.items()}
+        merged_gap = sum((part for _, _, part in gathered), start=Gap())
+        end = time.time() - self.began
+        span = Span(
+            step=step,
+            instruction="evaluate",
+            kind="evaluate",
+            rank=0,
+            start_seconds=start,
+            end_seconds=end,
+            clock="measured",
+        )
+        found = Evaluation.of(step, merged_scores, merged_lengths, merged_gap)
+        self.recorder.evaluation(replace(found, prompts=self.data.held_out_digest), span)
+        self._ended, self._waited = time.perf_counter(), 0.0
+
+    def _gather(self, mine: T) -> list[T]:
+        """Every rank's object on rank 0, nothing elsewhere."""
+        gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(mine, gathered, group=self._control)
+        return [item for item in gathered or [] if item is not None]
+
+
+def _changes(out: Path, asked: RunFile) -> tuple[str, ...]:
+    """What a resumed run changes of its job, one line each."""
+    found = changes(read_run_file(out), asked)
+    return tuple(f"changed: {one.key} from {one.one} to {one.other}" for one in found)
+
+
+def _is_due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0
+
+
+def _gloo_group() -> dist.ProcessGroup:
+    """A group of all ranks for messages of the host."""
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+    return group
+
+
+def _agree(mine: T) -> T:
+    """Rank 0's value on every rank."""
+    values = [mine]
+    dist.broadcast_object_list(values)
+    return values[0]

@@ -1,0 +1,80 @@
+"""A run from its start to its end: what is launched, and what every rank does then."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+
+import torch.distributed as dist
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.execution.request import RunRequest, check, check_seat
+from meshwright.runtime.execution.resume import require_shared
+from meshwright.runtime.execution.run import Run, Stopped
+from meshwright.runtime.launch.joining import Place, Seat, join
+from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.records.lock import locked
+from meshwright.runtime.records.record import RunSummary
+
+
+def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary | Stopped | None:
+    """Runs the plan on this node's ranks and returns what rank 0 recorded, None on a node without rank 0.
+
+    A process that torchrun has started is one of the ranks; any other launches those of its node. Raises BadInput for
+    whatever can be known to be wrong before anything starts.
+    """
+    rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
+    preparation = Preparation(cluster.kind)
+    if seat := Seat.of(os.environ):
+        place = Place(preparation=preparation, node_rank=rendezvous.node_rank, work=request.digest, logs=request.out)
+        return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _work_alone, request))
+    if rendezvous.nodes != cluster.nodes:
+        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
+    check(request, rendezvous)
+    results = launch(
+        _work_alone,
+        request,
+        num_ranks=cluster.ranks_per_node,
+        preparation=preparation,
+        rendezvous=rendezvous,
+        logs=request.out,
+        preload="meshwright.runtime.execution.train",
+        work=request.digest,
+        may_stop=True,
+    )
+    return _outcome(results)
+
+
+def _outcome(results: Mapping[int, RunSummary | Stopped | None]) -> RunSummary | Stopped | None:
+    """Of this node: what rank 0 recorded, or that the run has stopped, which every rank knows."""
+    stopped = next((result for result in results.values() if isinstance(result, Stopped)), None)
+    return stopped or results.get(0)
+
+
+def _work_alone(request: RunRequest) -> RunSummary | Stopped | None:
+    """What one rank does; the first keeps other runs out of the directory meanwhile."""
+    with locked(request.out) if dist.get_rank() == 0 else nullcontext():
+        return _work(request)
+
+
+def _work(request: RunRequest) -> RunSummary | Stopped | None:
+    """What one rank does from the first to the last step."""
+    if request.plan.facts.cluster.nodes > 1:
+        require_shared(request.out)
+    run = Run(request)
+    # All modules, which are there to stay, or a collection would look at them, for a third of a second on every rank.
+    gc.freeze()
+    run.recorder.open(run.steps.start)
+    if run.steps.start == 0:
+        run.evaluate(0)
+    for turn in run.turns:
+        run.turn(turn)
+        if run.behind_turn(max(turn + 1, run.steps.start)):
+            return run.stop(turn + 1)
+    run.finish()
+    run.evaluate(request.steps)
+    return run.close()

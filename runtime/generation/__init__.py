@@ -1,0 +1,1 @@
+"""The generation engine: prompts in, slots, decode steps, responses and their chunks out."""

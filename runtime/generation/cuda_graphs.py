@@ -1,0 +1,124 @@
+"""Decode steps that are recorded once for a shape and launched whole from then on, as CUDA graphs.
+
+A step of a small batch is hundreds of short kernels, and the host needs longer to launch them one by one than the
+device to run them. A recording is of one shape and fixed addresses. So the rows and the cached tokens of a step are
+rounded up to a few sizes, what a step is asked is copied to where the recording reads it, and when the weights have
+moved the recordings are made anew.
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.generation.slots import SlotGroup
+from meshwright.runtime.model.model_shard import Decoder
+
+_ROWS = 8
+"""More rows than these are rounded up to a multiple of them, fewer to a power of two."""
+_CACHED_TOKENS = 256
+"""Cached tokens are rounded up to a multiple of these: attention reads as many of every row."""
+
+Work: TypeAlias = Callable[[], Tensor]
+Recorder: TypeAlias = Callable[[Work], Work]
+"""Makes of some work one that does the same again, on the same tensors, and answers in the same one."""
+
+
+def can_replay(model: Decoder) -> bool:
+    """Whether the model's decode steps can be recorded: on a GPU, and not where the host routes tokens to experts."""
+    return next(model.parameters()).is_cuda and model.spec.experts is None
+
+
+class Replayed:
+    """Decode steps with a recording for every shape they have met."""
+
+    def __init__(
+        self, step: DecodeStep, model: Decoder, groups: Iterable[SlotGroup], record: Recorder | None = None
+    ) -> None:
+        """Rows are added to a step in the free slots of its group; by default `record` makes CUDA graphs."""
+        self._step, self._model = step, model
+        self._num_slots = {group.first_slot: group.num_slots for group in groups}
+        self._given = record
+        self._forget()
+
+    def begin_turn(self) -> None:
+        """Drops the recordings if weights are no longer where those read them."""
+        if self._weights != _addresses(self._model):
+            self._forget()
+
+    def _forget(self) -> None:
+        self._weights = _addresses(self._model)
+        self._record = self._given or CudaGraphs()
+        self._recordings: dict[_Shape, _Recording] = {}
+
+    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
+        num_rows, room = len(lengths), self._step.cache.max_tokens
+        shape = _Shape(
+            first_slot,
+            rows=min(_rounded_rows(num_rows), self._num_slots[first_slot]),
+            cached_tokens=min(_up(longest + 1, _CACHED_TOKENS), room) - 1,
+        )
+        # Rows that are added have nothing cached and write to the first place of a free slot.
+        asked = F.pad(inputs, (0, 0) * (inputs.dim() - 1) + (0, shape.rows - num_rows))
+        cached = F.pad(lengths, (0, shape.rows - num_rows))
+        recording = self._recordings.get(shape)
+        if recording is None:
+            recording = self._recordings[shape] = _Recording(self._step, shape, asked, cached)
+            answer = recording.run()  # also what a recording needs to have run once before
+            recording.run = self._record(recording.run)
+        else:
+            recording.inputs.copy_(asked)
+            recording.lengths.copy_(cached)
+            answer = recording.run()
+        return answer[:num_rows].clone()  # the next step may write over it
+
+
+class _Shape(NamedTuple):
+    first_slot: int
+    rows: int
+    cached_tokens: int
+
+
+class _Recording:
+    """The tensors that a recorded step reads, and the step on them."""
+
+    def __init__(self, step: DecodeStep, shape: _Shape, inputs: Tensor, lengths: Tensor) -> None:
+        self.inputs, self.lengths = inputs, lengths
+        self.run: Work = lambda: step(self.inputs, shape.first_slot, self.lengths, shape.cached_tokens)
+
+
+class CudaGraphs:
+    """Records as CUDA graphs. They take turns on one stream, so all have their memory from one pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work) -> Work:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, which send and receive, may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            answer = work()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return answer
+
+        return replay
+
+
+def _addresses(model: Decoder) -> list[int]:
+    return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+def _rounded_rows(num_rows: int) -> int:
+    return _up(num_rows, _ROWS) if num_rows > _ROWS else 1 << (num_rows - 1).bit_length()
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -1,0 +1,128 @@
+"""One more token for every row: a decoder's forward pass on single tokens, straight on the weights of its modules.
+
+A decode step of a small batch is so little arithmetic that megatron's modules around it would take most of its time,
+and attention over a slot cache needs no copy of keys and values when the heads of a group are laid side by side. The
+numbers are those of the modules, which prefill and training go through; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.runtime.model.kv_cache import DecodeView, SlotCache
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder
+
+
+class Decoding(Protocol):
+    """A pipeline stage's part of the decode steps, one more token for every row of a group of slots in each."""
+
+    def begin_turn(self) -> None:
+        """To be called before the steps of a turn: weights may have moved since the last."""
+
+    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
+        """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
+
+        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it, of the rows in
+        the slots from `first_slot` on; `lengths` [B] counts the tokens that each has cached, `longest` at most.
+        """
+
+
+class DecodeStep:
+    """Decode steps on the model's own parameters, so that refits are seen."""
+
+    def __init__(self, model: Decoder, mesh: Mesh, cache: SlotCache) -> None:
+        """For a language model without sequence parallelism, whose keys and values are in `cache`."""
+        assert not model.config.sequence_parallel
+        assert not model.spec.scalar_head
+        self._model, self._mesh, self.cache = model, mesh, cache
+        self._layers = [_Layer(layer, model, mesh) for layer in model.decoder.layers]
+        cos, sin = model.rotary.table(cache.max_tokens, next(model.parameters()))
+        low, high = sin.chunk(2, dim=-1)
+        self._cos, self._sin = cos, torch.cat((-low, high), dim=-1)
+        """The sine of the low half is negated: a head is turned by x cos + (x with its halves swapped) sin."""
+
+    def begin_turn(self) -> None:
+        """Nothing to do: a parameter that moved is still the same parameter."""
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
+        cache = self.cache.decode(first_slot, lengths, longest)
+        hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
+        cos, sin = self._cos[cache.positions], self._sin[cache.positions]
+        for index, layer in enumerate(self._layers):
+            hidden = layer.attend(hidden, cos, sin, index, cache)
+            hidden = layer.feed_forward(hidden)
+        if not self._mesh.is_last_stage:
+            return hidden
+        tied = self._model.share_embeddings_and_output_weights
+        weight = self._model.shared_embedding_or_output_weight() if tied else self._model.output_layer.weight
+        return F.linear(self._model.decoder.final_layernorm(hidden), weight)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Hidden states [B, hidden] of tokens [B]."""
+        if self._mesh.layout.tp == 1 and self._model.spec.embedding_scale == 1.0:
+            return F.embedding(tokens, self._model.embedding.word_embeddings.weight)
+        return self._model.embedding(tokens.unsqueeze(1), None).squeeze(0)
+
+
+class _Layer:
+    """One transformer layer on hidden states [B, hidden]."""
+
+    def __init__(self, layer: Any, model: Decoder, mesh: Mesh) -> None:
+        attention, mlp = layer.self_attention, layer.mlp
+        group = mesh.groups.tp if mesh.layout.tp > 1 else None
+        per_group = model.spec.num_heads // model.spec.num_kv_heads + 2
+        self._qkv_shape = (-1, model.spec.num_kv_heads // mesh.layout.tp, per_group, model.spec.head_dim)
+        self._input_norm, self._mlp_norm = layer.input_layernorm.forward, layer.pre_mlp_layernorm.forward
+        self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
+        self._qkv, self._projection = _parameters(attention.linear_qkv), _Joining(attention.linear_proj, group)
+        self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
+        if not model.spec.experts:
+            self._up, self._down = _parameters(mlp.linear_fc1), _Joining(mlp.linear_fc2, group)
+        self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
+
+    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: DecodeView) -> Tensor:
+        """`hidden` after the attention of layer `index` of this stage; cos and sin [B, 1, 1, D] of the new tokens."""
+        # Megatron lays out the queries of a group, then its key, then its value.
+        mixed = F.linear(self._input_norm(hidden), *self._qkv).view(self._qkv_shape)
+        turning = mixed[:, :, :-1]
+        if self._query_norm is not None:
+            turning = torch.cat([self._query_norm(turning[:, :, :-1]), self._key_norm(turning[:, :, -1:])], dim=2)
+        turned = torch.addcmul(turning * cos, turning.roll(turning.shape[-1] // 2, -1), sin)
+        attended = cache.attend(index, turned[:, :, :-1], turned[:, :, -1], mixed[:, :, -1])
+        return self._projection.add_to(hidden, attended.flatten(1))
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """`hidden` after the gated MLP, or after megatron's own layer of experts."""
+        if self._experts is not None:
+            return hidden + self._experts(self._mlp_norm(hidden).unsqueeze(0))[0].squeeze(0)
+        gate, linear = F.linear(self._mlp_norm(hidden), *self._up).chunk(2, dim=-1)
+        return self._down.add_to(hidden, self._activation(gate) * linear)
+
+
+class _Joining:
+    """A linear that is cut along its input: its output is summed over the tensor-parallel ranks."""
+
+    def __init__(self, module: Any, group: dist.ProcessGroup | None) -> None:
+        self._weight, self._bias = _parameters(module)
+        self._group = group
+
+    def add_to(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        if self._group is None:
+            output = torch.addmm(hidden, inputs, self._weight.t())
+        else:
+            output = F.linear(inputs, self._weight)
+            dist.all_reduce(output, group=self._group)
+            output += hidden
+        return output if self._bias is None else output + self._bias
+
+
+def _parameters(module: Any) -> tuple[Tensor, Tensor | None]:
+    return module.weight, module.bias

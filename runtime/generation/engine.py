@@ -1,0 +1,276 @@
+"""The generation engine: continuous batching over tensor- and pipeline-parallel ranks.
+
+With p pipeline stages, p groups of slots are in flight: while one group's token is on its way through the later stages,
+the first stage works on the next group. All ranks of a replica do the same in the same order; activations go forward
+from stage to stage, and the sampled tokens go from the last stage back to the others. Between two turns no message is
+on its way, and sequences in flight keep their tokens, keys and values while the weights may change under them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.generation.chunking import Listener
+from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
+from meshwright.runtime.generation.decoding import DecodeStep, Decoding
+from meshwright.runtime.generation.in_flight_state import InFlight
+from meshwright.runtime.generation.sampling import Sampling, uniforms
+from meshwright.runtime.generation.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots, packs
+from meshwright.runtime.generation.stopping import Stopping, StopStrings
+from meshwright.runtime.generation.turn_rules import Delivery, Everything, Flight
+from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.runtime.model.expert_sync import Lockstep
+from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.pipeline_p2p import Relay
+
+_HASHED_AT_ONCE = 128
+"""Positions whose uniform numbers are hashed together."""
+
+
+class Generator:
+    """Draws responses from one replica's copy of a model."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        spec: ModelSpec,
+        mesh: Mesh,
+        *,
+        num_slots: int,
+        max_tokens: int,
+        max_response: int,
+        eos_tokens: frozenset[int],
+        temperature: float,
+        seed: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop_strings: StopStrings | None = None,
+        recomputes_cache: bool = False,
+    ) -> None:
+        """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt.
+
+        The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
+        keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
+        get those of the new ones.
+        """
+        self._recomputes_cache, self._cached_version = recomputes_cache, -1
+        self._most_packed = num_slots * max(1, max_tokens - max_response)
+        parameter = next(model.parameters())
+        self._model, self._spec, self._mesh = model, spec, mesh
+        self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings)
+        self._sampling, self._seed = Sampling(temperature=temperature, top_k=top_k, top_p=top_p), seed
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self._flight = Flight(cut_slots(num_slots, min(mesh.layout.pp, num_slots)))
+        self._cache = SlotCache(
+            num_layers=len(model.decoder.layers),
+            num_slots=num_slots,
+            num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
+            max_tokens=max_tokens,
+            head_dim=spec.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        step = DecodeStep(model, mesh, self._cache)
+        self._step: Decoding = Replayed(step, model, self._flight.groups) if can_replay(model) else step
+        self._relay = Relay(mesh, self._device)
+        self._lockstep = Lockstep(model, mesh)
+        self._drawn: dict[int, Tensor | None] = {}
+        """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
+
+    def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
+        """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
+
+        Every rank of the replica must call with the same prompts.
+        """
+        assert not self.in_flight, "a turn has left sequences in flight"
+        return self.turn(prompts, version=version, delivery=Everything())
+
+    @property
+    def in_flight(self) -> tuple[Prompt, ...]:
+        """The prompts admitted and not delivered: ended, live, then waiting ones."""
+        ended = [response.prompt for response in self._flight.ended]
+        return (*ended, *self._flight.unfinished_prompts())
+
+    def kept(self) -> InFlight:
+        """What is in flight between two turns."""
+        flight = self._flight
+        return InFlight(
+            turn=flight.turn,
+            live=tuple(tuple(replace(sequence, text=None) for sequence in group.live) for group in flight.groups),
+            waiting=tuple(flight.waiting),
+            ended=tuple(flight.ended),
+            cached=tuple(self._cache.read(slot, sequence.num_cached) for slot, sequence in self._slots()),
+        )
+
+    def resume(self, kept: InFlight) -> None:
+        """Takes over what a generator of the same kind had in flight."""
+        flight = self._flight
+        flight.turn, flight.ended = kept.turn, list(kept.ended)
+        flight.waiting.extend(kept.waiting)
+        for group, live in zip(flight.groups, kept.live, strict=True):
+            group.live = list(live)
+        for (slot, _), (keys, values) in zip(self._slots(), kept.cached, strict=True):
+            self._cache.write(slot, keys, values)
+
+    def _slots(self) -> list[tuple[int, LiveSequence]]:
+        """Each live sequence with its slot."""
+        return [
+            (group.first_slot + index, sequence)
+            for group in self._flight.groups
+            for index, sequence in enumerate(group.live)
+        ]
+
+    def turn(
+        self,
+        admitted: Sequence[Prompt],
+        *,
+        version: int,
+        delivery: Delivery,
+        least_rounds: int = 0,
+        stream: Listener | None = None,
+    ) -> tuple[Response, ...]:
+        """Draws tokens with policy `version` until `delivery` is satisfied, and for `least_rounds` if something is left
+        to draw; what was delivered, in order of step and row.
+
+        The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
+        next turn. `stream` hands tokens out as they are drawn. Every rank of the replica must call with the same
+        arguments, and every replica that holds experts together with this one must call too, with its own.
+        """
+        self._model.eval()
+        self._step.begin_turn()
+        if self._recomputes_cache and version != self._cached_version:
+            self._recompute()
+        self._cached_version = version
+        self._flight.begin(admitted, least_rounds)
+        rotation = itertools.cycle(self._flight.groups)
+        delivered = self._flight.deliver(delivery)
+        while delivered is None:
+            group = next(rotation)
+            if self._learn(group, version, stream) or self._flight.num_rounds == least_rounds:
+                delivered = self._flight.deliver(delivery)
+            if delivered is None:
+                self._advance(group)
+                self._flight.num_rounds += group is self._flight.groups[-1]
+        self._settle(rotation, version, stream)
+        self._lockstep.finish()
+        return delivered
+
+    def _learn(self, group: SlotGroup, version: int, stream: Listener | None) -> bool:
+        """Records the tokens that the group was being advanced by; whether a sequence ended with them."""
+        if group.first_slot not in self._drawn:
+            return False
+        drawn = self._drawn.pop(group.first_slot)
+        if drawn is None:
+            drawn = self._relay.receive_drawn(len(group.live))
+        tokens, logprobs = drawn.tolist()
+        responses, moves = group.record(map(int, tokens), logprobs, version=version, finish=self._stopping.finish)
+        for move in moves:
+            self._cache.move(move.source, move.target, move.num_tokens)
+        self._flight.ended += responses
+        if stream is not None:
+            stream.tell(group.live, responses)
+        return bool(responses)
+
+    def _settle(self, rotation: Iterator[SlotGroup], version: int, stream: Listener | None) -> None:
+        """Records what is still on its way from the last stage, in the order in which it was sent."""
+        for group in itertools.islice(rotation, len(self._flight.groups)):
+            self._learn(group, version, stream)
+        self._relay.flush()
+
+    def _advance(self, group: SlotGroup) -> None:
+        """One token for every live sequence of the group and the first token of every admitted one."""
+        continuing = list(group.live)
+        admitted = group.admit(self._flight.waiting, self._flight.turn)
+        drawn = []
+        with self._lockstep.passes(bool(continuing) + bool(admitted)):
+            if continuing:
+                drawn.append(self.decode(group.first_slot, continuing))
+            if admitted:
+                drawn.append(self.prefill(group.first_slot + len(continuing), admitted))
+        if not drawn:
+            return
+        tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
+        if tokens is not None:
+            self._relay.send_drawn(tokens)
+        self._drawn[group.first_slot] = tokens
+
+    @torch.no_grad()
+    def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
+        """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`."""
+        prompts = [sequence.prompt.tokens for sequence in admitted]
+        slots = range(first_slot, first_slot + len(prompts))
+        rows = self._cache.continue_rows(slots, [0] * len(prompts), [len(prompt) for prompt in prompts])
+        tokens = torch.tensor(list(itertools.chain(*prompts)), device=self._device)
+        output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
+        return self._draw(output.squeeze(1) if self._mesh.is_last_stage else output, admitted)
+
+    @torch.no_grad()
+    def _recompute(self) -> None:
+        """Keys and values of all live sequences anew: packed prefills of their tokens, none of them of more tokens than
+        the prompts of all slots may have together, which memory was planned for."""
+        for pack in packs([(slot, one.num_cached) for slot, one in self._slots()], self._most_packed):
+            live = dict(self._slots())
+            texts = [(*live[slot].prompt.tokens, *live[slot].tokens)[first:end] for slot, first, end in pack]
+            rows = self._cache.continue_rows([s for s, _, _ in pack], [f for _, f, _ in pack], [len(t) for t in texts])
+            tokens = torch.tensor(list(itertools.chain(*texts)), device=self._device)
+            with self._lockstep.passes(1):
+                output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
+            if not self._mesh.is_last_stage:
+                self._relay.send_hidden(output)
+        self._relay.flush()
+
+    @torch.no_grad()
+    def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
+        """Draws one more token for sequences in consecutive slots, [2, B] as `_draw`."""
+        cached = [sequence.num_cached for sequence in live]
+        inputs = self._receive_hidden(len(live))
+        if inputs is None:
+            inputs = torch.tensor([sequence.tokens[-1] for sequence in live], device=self._device)
+        lengths = torch.tensor(cached, device=self._device)
+        return self._draw(self._step(inputs, first_slot, lengths, max(cached)), live)
+
+    def _receive_hidden(self, *shape: int) -> Tensor | None:
+        """Hidden states [*shape, hidden] from the earlier stage; None on the first."""
+        if self._mesh.is_first_stage:
+            return None
+        return self._relay.receive_hidden((*shape, self._spec.hidden_size), self._dtype)
+
+    def _draw(self, output: Tensor, rows: Sequence[LiveSequence]) -> Tensor:
+        """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp].
+
+        Before the last stage `output` are hidden states, which are sent on, and the answer is zeros.
+        """
+        if not self._mesh.is_last_stage:
+            self._relay.send_hidden(output)
+            return torch.zeros(2, len(rows), dtype=torch.float64)
+        logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
+        drawn, logprobs = self._sampling.draw(logits, self._uniforms(rows).to(logits.device))
+        return torch.stack([drawn.double(), logprobs.double()])
+
+    def _uniforms(self, rows: Sequence[LiveSequence]) -> Tensor:
+        """The number [B] that decides each row's next token; numbers are hashed many positions at a time."""
+        short = [row for row in rows if len(row.uniforms) <= len(row.tokens)]
+        if short:
+            draws = torch.tensor([[row.prompt.draw] for row in short])
+            positions = torch.tensor([[len(row.uniforms)] for row in short]) + torch.arange(_HASHED_AT_ONCE)
+            for row, numbers in zip(short, uniforms(self._seed, draws, positions).tolist(), strict=True):
+                row.uniforms += numbers
+        return torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64)
+
+
+def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:
+    """Logits [B, V] from the shards [B, V / tp] of the tensor-parallel group."""
+    if mesh.layout.tp == 1:
+        return logits
+    shards = [torch.empty_like(logits) for _ in range(mesh.layout.tp)]
+    dist.all_gather(shards, logits.contiguous(), group=mesh.groups.tp)
+    return torch.cat(shards, dim=-1)

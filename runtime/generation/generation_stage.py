@@ -1,0 +1,174 @@
+"""The generation stage on one rank: what a turn admits, draws, streams to other stages and puts into the batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.program.controllers import Setting, facts_of
+from meshwright.profiles.trace import LIVE
+from meshwright.runtime.generation.admission import Admission, shared
+from meshwright.runtime.generation.chunking import Chunk, Listeners, Stream
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.in_flight_state import Drawing
+from meshwright.runtime.generation.prompts import PromptData
+from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
+from meshwright.runtime.messages.chunk_transport import ChunkSender, Piece, Streaming
+from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.training.copies import WeightCopy
+
+
+class Generating:
+    """One rank of the stage; every rank of its replica does the same.
+
+    A generator, and its keys and values with it, lives for as long as it has sequences in flight. Nothing that was
+    cached under older weights can then reach a later sequence, and between turns its memory is free.
+    """
+
+    def __init__(
+        self, plan: Plan, job: Job, data: PromptData, copy: WeightCopy, *, steps: range, streaming: Streaming
+    ) -> None:
+        self._plan, self._job, self._data, self._copy = plan, job, data, copy
+        self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
+        self._generator: Generator | None = None
+        self._sending = streaming.sending
+        self._setting: Setting | None = None
+        self._streams = [
+            Stream(sending.chunk_tokens, functools.partial(self._send_chunks, sending.sender))
+            for sending in streaming.sending
+        ]
+
+    def begin(self, setting: Setting | None) -> None:
+        """A turn begins; what controllers decided about it, if any do."""
+        self._setting = setting
+        if setting is None:
+            return
+        self._admission.overcommit = setting.overcommit
+        for sending, stream in zip(self._sending, self._streams, strict=True):
+            stream.chunk_tokens = min(setting.chunk_tokens, sending.chunk_tokens)
+
+    def kept(self) -> Drawing:
+        """Where this rank stands between two turns."""
+        return Drawing(
+            num_admitted=self._admission.num_admitted,
+            mean_response_tokens=self._admission.mean_response_tokens,
+            batches_in_part=self._admission.batches_in_part,
+            in_flight=self._generator.kept() if self._generator else None,
+        )
+
+    def resume(self, kept: Drawing) -> None:
+        """Goes on from there. Stages that read what streams begin anew with every sequence in flight."""
+        self._admission.resume(kept.num_admitted, kept.mean_response_tokens, kept.batches_in_part)
+        if kept.in_flight is None:
+            return
+        self._generator = self._new_generator()
+        self._generator.resume(kept.in_flight)
+        for sending in self._sending:
+            sending.sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in self._generator.in_flight)
+            ended = kept.in_flight.ended
+            sending.sender.send(Piece(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
+
+    def run(self, batch: Batch) -> dict[str, float]:
+        """Draws responses with the weights that are here until this replica's rows are there; returns what is worth
+        recording.
+
+        Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
+        """
+        mesh = self._copy.mesh
+        version = self._copy.version.of_replica(mesh, batch.step)
+        if batch.held_out:
+            prompts = shared(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp)
+            responses = self._new_generator().generate(prompts, version=version)
+            facts: dict[str, float] = {}
+            rows = tuple(response.row for response in responses)
+        else:
+            responses, facts = self._turn(batch.step, version)
+            rows = self._admission.rows(responses)
+            delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
+            for sending in self._sending:
+                sending.sender.end(delivered)
+        for row, response in zip(rows, responses, strict=True):
+            _put_response(batch, row, response)
+        return {
+            "num_tokens": float(sum(len(response.tokens) for response in responses)),
+            "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
+            "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
+            **facts,
+        }
+
+    def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
+        """What the turn that delivers `step` delivers, and how many sequences were live in it."""
+        admitted, generator, rounds = self._admission.of(step), self._generator or self._new_generator(), _Rounds()
+        for sending in self._sending:
+            sending.sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
+        responses = generator.turn(
+            admitted.prompts,
+            version=version,
+            delivery=admitted.delivery,
+            least_rounds=admitted.least_rounds,
+            stream=Listeners((*self._streams, rounds)),
+        )
+        drawn = self._admission.delivered(responses)
+        self._generator = generator if generator.in_flight else None
+        slots = self._plan.placement(GENERATE).schedule.generation_slots
+        live = {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
+        return responses, live | drawn | (facts_of(self._setting) if self._setting else {})
+
+    def _new_generator(self) -> Generator:
+        workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule
+        return Generator(
+            self._copy.decoder,
+            self._copy.spec,
+            self._copy.mesh,
+            num_slots=schedule.generation_slots,
+            max_tokens=workload.max_tokens,
+            max_response=workload.response.max,
+            eos_tokens=frozenset(self._data.ends.tokens),
+            temperature=self._job.ppo.temperature,
+            top_k=self._job.ppo.top_k,
+            top_p=self._job.ppo.top_p,
+            stop_strings=self._data.stop,
+            seed=self._data.seed,
+            recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
+        )
+
+    def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk]) -> None:
+        sender.send(Piece(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
+
+    def _number(self, prompt: Prompt) -> int:
+        """The place of a prompt in the batches laid end to end."""
+        return prompt.step * self._data.batch_size + prompt.row
+
+
+class _Rounds:
+    """Counts the token rounds of groups of slots, and what was live in them."""
+
+    def __init__(self) -> None:
+        self._num_rounds = self._num_tokens = 0
+
+    def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        self._num_rounds += 1
+        self._num_tokens += len(live) + len(ended)
+
+    @property
+    def live_in_a_group(self) -> float:
+        """Sequences of a group that got a token, on average over its rounds; 0 without any."""
+        return self._num_tokens / max(self._num_rounds, 1)
+
+
+def _put_response(batch: Batch, row: int, response: Response) -> None:
+    """Fields with a value per token have it where the token is predicted: one position before its own."""
+    prompt = response.prompt.tokens
+    before, after = len(prompt) - 1, 1
+    logprobs = [0.0] * before + list(response.logprobs) + [0.0] * after
+    versions = [0] * before + list(response.versions) + [0] * after
+    batch.experience.put("tokens", row, torch.tensor(prompt + response.tokens))
+    batch.experience.put("prompt_lengths", row, torch.tensor([len(prompt)]))
+    batch.experience.put("truncated", row, torch.tensor([response.finish is Finish.LENGTH], dtype=torch.uint8))
+    batch.experience.put("behaviour_logprobs", row, torch.tensor(logprobs))
+    batch.experience.put("versions", row, torch.tensor(versions, dtype=torch.int32))

@@ -1,0 +1,155 @@
+"""Prompts: read, encoded and dealt out in an order that only the seed and the step decide."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from meshwright.planner.plan.job import Job
+from meshwright.profiles.documents import read_text
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import Role
+from meshwright.runtime.generation.slots import Prompt
+from meshwright.runtime.generation.stopping import StopStrings
+from meshwright.runtime.model.end_tokens import ResponseEnds, read_end_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptData:
+    """Encoded prompts of a job, what ends a response to them, and the seed."""
+
+    train: tuple[tuple[int, ...], ...]
+    held_out: tuple[tuple[int, ...], ...]
+    ends: ResponseEnds
+    stop: StopStrings | None
+    batch_size: int
+    seed: int
+    num_tokens: int
+    """Ids that the tokenizer knows: what may be drawn. Rows of a vocabulary behind them only pad it."""
+    notes: tuple[str, ...] = ()
+    """What was done about prompts that are too long."""
+
+    def batch(self, step: int) -> tuple[Prompt, ...]:
+        """The prompts of a step: shuffled passes over the training prompts, one after another."""
+        first = step * self.batch_size
+        return tuple(
+            Prompt(step=step, row=row, draw=first + row, tokens=self._training_prompt(first + row))
+            for row in range(self.batch_size)
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the encoded training prompts, in their order."""
+        return _digest(self.train)
+
+    @property
+    def held_out_digest(self) -> str:
+        """SHA-256 of the encoded held-out prompts, in their order."""
+        return _digest(self.held_out)
+
+    def held_out_batch(self) -> tuple[Prompt, ...]:
+        """Every held-out prompt, drawn with the same numbers whenever it is evaluated."""
+        return tuple(Prompt(row=row, draw=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
+
+    def _training_prompt(self, position: int) -> tuple[int, ...]:
+        passes, offset = divmod(position, len(self.train))
+        return self.train[_order(self.seed, passes, len(self.train))[offset]]
+
+
+def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, passes: int, count: int) -> tuple[int, ...]:
+    """The order in which one pass visits `count` prompts."""
+    order = list(range(count))
+    random.Random(f"{seed}/{passes}").shuffle(order)
+    return tuple(order)
+
+
+def read_data(job: Job, directory: Path) -> PromptData:
+    """The prompts of a job whose relative paths start at `directory`.
+
+    Raises BadInput for a job without data, a missing or malformed file, a prompt longer than `prompt.max` where the job
+    refuses such, and an actor that names no end token.
+    """
+    if job.data is None:
+        raise BadInput("job: there is no data section; run needs data.prompts and data.tokenizer.")
+    tokenizer = _read_tokenizer(directory / job.data.tokenizer)
+    files = {"train": job.data.prompts, **({"held_out": job.data.held_out} if job.data.held_out else {})}
+    read = {name: _read_prompts(directory / file, tokenizer, job) for name, file in files.items()}
+    return PromptData(
+        train=read["train"].prompts,
+        held_out=read["held_out"].prompts if "held_out" in read else (),
+        notes=tuple(part.note for part in read.values() if part.note),
+        ends=ResponseEnds(
+            tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.ppo.stop
+        ),
+        stop=StopStrings(tokenizer, job.ppo.stop) if job.ppo.stop else None,
+        batch_size=job.workload.batch_size,
+        seed=job.ppo.seed,
+        num_tokens=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+    )
+
+
+def _read_tokenizer(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json" if directory.is_dir() else directory
+    try:
+        return Tokenizer.from_str(read_text(path, "tokenizer"))
+    except BadInput:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise BadInput(f"tokenizer {path} cannot be read: {error}.") from None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The encoded prompts of a file, and what was done about those that are too long; empty where none is."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    note: str
+
+
+def _read_prompts(path: Path, tokenizer: Tokenizer, job: Job) -> _Read:
+    """Those longer than `prompt.max` are dealt with as the job says; of one that is cut the last tokens stay."""
+    assert job.data is not None
+    longest, how = job.workload.prompt.max, job.data.long_prompts
+    prompts, num_long = [], 0
+    for number, line in enumerate(read_text(path, "prompts").splitlines(), start=1):
+        tokens = _encoded(path, number, line, tokenizer)
+        if len(tokens) > longest:
+            num_long += 1
+            if how == "refuse":
+                raise BadInput(
+                    f"prompts {path} line {number} has {len(tokens)} tokens, more than workload.prompt.max={longest}; "
+                    "raise that, or give data.long_prompts: filter or cut."
+                )
+            if how == "filter":
+                continue
+        prompts.append(tokens[-longest:])
+    if not prompts:
+        left_out = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""
+        raise BadInput(f"prompts {path} is empty{left_out}; give at least one line.")
+    done = {"filter": "left out", "cut": f"cut to their last {longest}"}.get(how)
+    note = (
+        f"{path}: {num_long} of {num_long * (how == 'filter') + len(prompts)} prompts have more than {longest} tokens"
+    )
+    return _Read(tuple(prompts), f"{note} and were {done}" if num_long else "")
+
+
+def _encoded(path: Path, number: int, line: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    try:
+        text = json.loads(line)["prompt"]
+        tokens = tuple(tokenizer.encode(text).ids)
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(f'prompts {path} line {number} is not a JSON object with a "prompt" text.') from None
+    if not tokens:
+        raise BadInput(f"prompts {path} line {number} has no tokens; give it a text, or take the line out.")
+    return tokens

@@ -1,0 +1,135 @@
+"""Scores responses that arrive in pieces: what a stage does that streams from generation.
+
+Keys and values of a row stay in a slot between its pieces, so every token goes through the model once. Rows that have
+come to different lengths go through it side by side.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.logprobs import token_logprobs
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.pipeline_p2p import Relay
+
+
+@dataclass
+class _Row:
+    slot: int
+    num_cached: int = 0
+    held: list[int] = field(default_factory=list)
+    """Tokens that wait for the one after them, whose log-probability is what they are fed for."""
+    answers: list[Tensor] = field(default_factory=list)
+
+
+class ChunkScorer:
+    """Log-probabilities of a language model, or the numbers of a scalar head, for one replica's rows.
+
+    All ranks of the replica call the same methods with the same arguments in the same order.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        mesh: Mesh,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        micro_batch_size: int,
+        temperature: float = 1.0,
+    ) -> None:
+        """For `max_rows` rows at a time of at most `max_tokens` tokens; `micro_batch_size` go through together."""
+        parameter = next(model.parameters())
+        self._model, self._mesh = model, mesh
+        self._micro_batch_size, self._temperature = micro_batch_size, temperature
+        self._max_tokens = max_tokens
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self._cache = SlotCache(
+            num_layers=len(model.decoder.layers),
+            num_slots=max_rows,
+            num_kv_heads=model.spec.num_kv_heads // mesh.layout.tp,
+            max_tokens=max_tokens,
+            head_dim=model.spec.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        self._relay = Relay(mesh, self._device)
+        self._free = list(range(max_rows))
+        """A heap: rows that begin together are neighbours where they can be, for attention to take them together."""
+        self._rows: dict[int, _Row] = {}
+
+    def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        """Takes the next tokens of each row, in a row's first piece those of the prompt first.
+
+        A row is any number that tells it from the others in progress.
+        """
+        self._model.eval()
+        feeds = {row: self._feed(row, tokens) for row, tokens in pieces.items()}
+        order = sorted(row for row in feeds if feeds[row])
+        for first in range(0, len(order), self._micro_batch_size):
+            self._forward(order[first : first + self._micro_batch_size], feeds)
+
+    def finish(self, row: int) -> Tensor | None:
+        """Answers for all tokens of the row [S] fp32 as `forward_logprobs` or `forward_scalars` do, and forgets it.
+
+        None before the last stage. A score is the last of the numbers.
+        """
+        self._relay.flush()
+        done = self._rows.pop(row)
+        heapq.heappush(self._free, done.slot)
+        if not self._mesh.is_last_stage:
+            return None
+        last = [] if self._model.spec.scalar_head else [torch.zeros(1, device=self._device)]
+        return torch.cat([*done.answers, *last])
+
+    def _feed(self, row: int, tokens: Sequence[int]) -> list[int]:
+        """The tokens to put through the model now, for log-probabilities with the one after them."""
+        if row not in self._rows:
+            assert self._free, f"more than {len(self._rows)} rows are in progress"
+            self._rows[row] = _Row(slot=heapq.heappop(self._free))
+        state = self._rows[row]
+        feed = [*state.held, *tokens]
+        assert state.num_cached + len(feed) <= self._max_tokens, f"row {row} has more than {self._max_tokens} tokens"
+        if not self._model.spec.scalar_head:
+            state.held = feed[-1:]
+            return feed if len(feed) > 1 else []
+        return feed
+
+    @torch.no_grad()
+    def _forward(self, rows: Sequence[int], feeds: Mapping[int, list[int]]) -> None:
+        """Puts the feeds of a few rows through this rank's stage and keeps what the last stage answers."""
+        scalar = self._model.spec.scalar_head
+        states = [self._rows[row] for row in rows]
+        fed = [torch.tensor(feeds[row]) for row in rows]
+        inputs = fed if scalar else [tokens[:-1] for tokens in fed]
+        lengths = [len(tokens) for tokens in inputs]
+        slots, cached = [state.slot for state in states], [state.num_cached for state in states]
+        view = self._cache.continue_rows(slots, cached, lengths)
+        output = forward_continued(self._model, self._mesh, self._relay, torch.cat(inputs).to(self._device), view)
+        for state, length in zip(states, lengths, strict=True):
+            state.num_cached += length
+        if not self._mesh.is_last_stage:
+            self._relay.send_hidden(output)
+            return
+        answers = output if scalar else self._logprobs(output, torch.cat([tokens[1:] for tokens in fed]))
+        for state, answer in zip(states, answers[0].split(lengths), strict=True):
+            state.answers.append(answer)
+
+    def _logprobs(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """[1, S] from logits [S, 1, V / tp] and the token after each of S."""
+        answers, _ = token_logprobs(
+            logits,
+            targets.to(self._device).unsqueeze(0),
+            self._mesh.groups.tp,
+            vocab_size=self._model.spec.vocab_size,
+            temperature=self._temperature,
+        )
+        return answers

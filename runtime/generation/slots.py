@@ -1,0 +1,182 @@
+"""Which sequence sits in which slot: admission, progress and release, in plain Python.
+
+A group is a contiguous run of slots whose live sequences advance together, one token a round. Every rank of a replica
+keeps the same groups by recording the same sampled tokens, so that no message is needed to agree on admission.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from meshwright.planner.simulation.compaction import compaction
+
+if TYPE_CHECKING:
+    from meshwright.runtime.generation.stopping import DecodedText
+
+
+class Finish(StrEnum):
+    """Why a response ended."""
+
+    EOS = "eos"
+    STOP = "stop"
+    """A stop string was completed."""
+    LENGTH = "length"
+    """The response is truncated: it reached the longest that was allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """`row` identifies the sequence within the prompt batch of `step`; `draw` seeds its sampling, wherever it runs."""
+
+    row: int
+    draw: int
+    tokens: tuple[int, ...]
+    step: int = 0
+    max_response: int | None = None
+    """Tokens after which this response ends by length, where they are fewer than the generator's own limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    """Of the weights that drew each token; never falls. Where a cache is kept over a change of weights, what they
+    attended to is in part of older ones: the log-probabilities are those that were sampled, and of no one version."""
+    finish: Finish
+    first_turn: int
+    """The generator's turn in which the first token was drawn."""
+
+    @property
+    def row(self) -> int:
+        return self.prompt.row
+
+    @property
+    def step(self) -> int:
+        return self.prompt.step
+
+
+@dataclass(kw_only=True)
+class LiveSequence:
+    """A prompt and what has been generated for it."""
+
+    prompt: Prompt
+    first_turn: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    uniforms: list[float] = field(default_factory=list)
+    """Numbers that decide this sequence's tokens by position, as far as they have been hashed."""
+    text: DecodedText | None = None
+    """Kept where stop strings are watched for; made again from the tokens where it is missing."""
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose keys and values are in the cache: all but the last one drawn."""
+        return len(self.prompt.tokens) + len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class SlotMove:
+    """The sequence in slot `source` goes to slot `target`, with its first `num_tokens` cached tokens."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+class SlotGroup:
+    """Slots [first_slot, first_slot + num_slots); the live sequences occupy the first of them."""
+
+    def __init__(self, first_slot: int, num_slots: int) -> None:
+        self.first_slot = first_slot
+        self.num_slots = num_slots
+        self.live: list[LiveSequence] = []
+
+    @property
+    def num_free(self) -> int:
+        return self.num_slots - len(self.live)
+
+    def admit(self, waiting: deque[Prompt], turn: int = 0) -> Sequence[LiveSequence]:
+        """Moves prompts from the front of `waiting` into free slots and returns their sequences, in slot order."""
+        count = min(self.num_free, len(waiting))
+        admitted = [LiveSequence(prompt=waiting.popleft(), first_turn=turn) for _ in range(count)]
+        self.live.extend(admitted)
+        return admitted
+
+    def record(
+        self,
+        tokens: Iterable[int],
+        logprobs: Iterable[float],
+        *,
+        version: int,
+        finish: Callable[[LiveSequence], Finish | None],
+    ) -> tuple[list[Response], list[SlotMove]]:
+        """Appends one token, drawn by policy `version`, to every live sequence.
+
+        `finish` says whether and why a sequence ends now. Returns what ended, in slot order, and the moves that fill
+        the freed slots.
+        """
+        finished = []
+        for sequence, token, logprob in zip(self.live, tokens, logprobs, strict=True):
+            sequence.tokens.append(token)
+            sequence.logprobs.append(logprob)
+            sequence.versions.append(version)
+            finished.append(finish(sequence))
+        if not any(finished):
+            return [], []
+        responses = [_response(s, f) for s, f in zip(self.live, finished, strict=True) if f]
+        return responses, self._compact([f is not None for f in finished])
+
+    def _compact(self, ended: Sequence[bool]) -> list[SlotMove]:
+        """Fills each freed slot, so that live sequences stay contiguous, the longer ones before the shorter."""
+        moves = []
+        for source, target in compaction([sequence.num_cached for sequence in self.live], ended):
+            self.live[target] = self.live[source]
+            moves.append(SlotMove(self.first_slot + source, self.first_slot + target, self.live[target].num_cached))
+        del self.live[ended.count(False) :]
+        return moves
+
+
+def packs(rows: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Rows of (slot, tokens) packed together, at most `most` tokens each: (slot, first, end) of every part of a row.
+
+    A row that does not fit goes on in the next pack.
+    """
+    pack: list[tuple[int, int, int]] = []
+    left = most
+    for slot, length in rows:
+        first = 0
+        while first < length:
+            end = min(length, first + left)
+            pack.append((slot, first, end))
+            left -= end - first
+            first = end
+            if not left:
+                yield pack
+                pack, left = [], most
+    if pack:
+        yield pack
+
+
+def cut_slots(num_slots: int, num_groups: int) -> list[SlotGroup]:
+    """`num_slots` slots as `num_groups` contiguous groups of nearly equal size."""
+    bounds = [num_slots * i // num_groups for i in range(num_groups + 1)]
+    return [SlotGroup(a, b - a) for a, b in itertools.pairwise(bounds)]
+
+
+def _response(sequence: LiveSequence, finish: Finish) -> Response:
+    return Response(
+        prompt=sequence.prompt,
+        tokens=tuple(sequence.tokens),
+        logprobs=tuple(sequence.logprobs),
+        versions=tuple(sequence.versions),
+        finish=finish,
+        first_turn=sequence.first_turn,
+    )

@@ -1,0 +1,69 @@
+"""When a response ends, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from meshwright.runtime.generation.slots import Finish, LiveSequence
+
+
+class StopStrings:
+    """Strings that end a response whose text contains one of them.
+
+    Text is matched, not tokens: a string may begin and end anywhere within a token and span any number of them. The
+    response keeps the stop string, and of the token that completes it also what lies beyond. Special tokens count as
+    the text that spells them; the prompt does not count.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
+        self._tokenizer, self._strings = tokenizer, tuple(strings)
+        self._kept = max(map(len, strings), default=1) - 1
+
+    def complete(self, sequence: LiveSequence) -> bool:
+        """Whether the token drawn last completes one of the strings; to be asked once after every token."""
+        if sequence.text is None:
+            sequence.text = DecodedText(self._tokenizer)
+            for token in sequence.tokens[:-1]:  # those of a sequence that a checkpoint kept
+                sequence.text.grow(token, self._strings, self._kept)
+        return sequence.text.grow(sequence.tokens[-1], self._strings, self._kept)
+
+
+class DecodedText:
+    """The text of a response as it grows, of which only the end is kept."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._end = ""
+
+    def grow(self, token: int, strings: Sequence[str], kept: int) -> bool:
+        """Whether one of `strings` is completed; `kept` characters are kept for the next token."""
+        piece = self._stream.step(self._tokenizer, token)
+        if piece is None:  # bytes that are no character yet
+            return False
+        text = self._end + piece
+        self._end = text[max(0, len(text) - kept) :]
+        return any(string in text for string in strings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """A response ends by an end token, which stays in it, by a stop string, or by length, in this order."""
+
+    eos_tokens: frozenset[int]
+    max_response: int
+    strings: StopStrings | None = None
+
+    def finish(self, sequence: LiveSequence) -> Finish | None:
+        """Why the sequence ends with the token drawn last; None while it goes on."""
+        if sequence.tokens[-1] in self.eos_tokens:
+            return Finish.EOS
+        if self.strings is not None and self.strings.complete(sequence):
+            return Finish.STOP
+        own = sequence.prompt.max_response
+        limit = self.max_response if own is None else min(own, self.max_response)
+        return Finish.LENGTH if len(sequence.tokens) >= limit else None

@@ -1,0 +1,1 @@
+"""Processes: how they start, find each other, and are asked to stop."""

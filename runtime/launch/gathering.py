@@ -1,0 +1,202 @@
+"""The nodes of a run come together over torch elastic's c10d rendezvous.
+
+Beyond what torch does, nodes say who they are and are put in the plan's order, a node that waits in vain learns how
+many came, and one that falls silent later ends the run on the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+
+from meshwright.profiles.errors import RunFailed
+from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, is_here, node_order
+
+BACKEND = "meshwright"
+
+_ANSWER = timedelta(seconds=60)
+"""A store that takes longer to answer is lost."""
+_PULSE_SECONDS = 5.0
+_SILENCE_SECONDS = 60.0
+
+
+class Gathering(DynamicRendezvousHandler):
+    """One node's part in it. Made by torch elastic, once per agent."""
+
+    rendezvous: Rendezvous
+    arrival: Arrival
+    store: Store
+    watch: Watch | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Comes, waits for the others, and takes this node's place in the plan's order.
+
+        Raises RunFailed when the others do not come, and BadInput when they do not belong together.
+        """
+        place = self.rendezvous
+        self.store.add("came", 1)
+        try:
+            found = super().next_rendezvous()
+            arrivals = _exchange(found.store, found.rank, found.world_size, self.arrival)
+        except RendezvousTimeoutError:
+            raise RunFailed(_too_few(place, self.store.add("came", 0))) from None
+        except (RendezvousError, DistError):
+            raise RunFailed(_have_left(place)) from None
+        except BaseException:
+            self.store.add("came", -1)
+            raise
+        order = node_order(arrivals)
+        if place.nodes > 1:
+            hosts = [arrivals[order.index(node)].host for node in range(place.nodes)]
+            self.watch = Watch(Pulse(found.store, order[found.rank], hosts))
+        meeting = found.bootstrap_store_info
+        assert meeting is not None, "nodes that have met share a store"
+        return RendezvousInfo(found.store, order[found.rank], found.world_size, meeting)
+
+    def num_nodes_waiting(self) -> int:
+        """Asked by the agent while the ranks work. No node may join later; RunFailed when one has fallen silent."""
+        if self.watch and self.watch.is_cut_off():
+            raise RunFailed(_have_left(self.rendezvous))
+        if self.watch and self.watch.silent:
+            raise RunFailed(
+                f"no sign of life for {_SILENCE_SECONDS:.0f} s from {' and '.join(self.watch.silent)}; see what "
+                "happened there, then run again with --resume."
+            )
+        return 0
+
+    def shutdown(self) -> bool:
+        """Tells the others that this node is done, unless it is cut off from them, when that would take minutes."""
+        if self.watch:
+            self.watch.end()
+            if self.watch.is_cut_off():
+                return False
+        return super().shutdown()
+
+
+class Pulse:
+    """Signs of life between the nodes, by a count that each raises every few seconds."""
+
+    def __init__(self, store: Store, node: int, hosts: Sequence[str]) -> None:
+        self._store, self._node, self._hosts = store, node, hosts
+        self._count = 0
+        self._seen = {other: (b"", time.monotonic()) for other in range(len(hosts)) if other != node}
+
+    def beat(self) -> list[str]:
+        """Gives a sign of life; the nodes whose count has not moved for too long, by number and host."""
+        now = time.monotonic()
+        self._count += 1
+        self._store.set(f"pulse/{self._node}", str(self._count))
+        for other, (before, _) in self._seen.items():
+            key = f"pulse/{other}"
+            count = self._store.get(key) if self._store.check([key]) else b""
+            if count != before:
+                self._seen[other] = (count, now)
+        lost = [other for other, (_, since) in self._seen.items() if now - since > _SILENCE_SECONDS]
+        return [f"node {other} ({self._hosts[other]})" for other in lost]
+
+
+class Watch:
+    """Keeps a pulse in a thread of its own, for a store behind a cut cable answers nothing for minutes."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.silent: list[str] = []
+        self._pulse, self._answered, self._over = pulse, time.monotonic(), threading.Event()
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def _keep(self) -> None:
+        with contextlib.suppress(DistError):  # a store that is gone answers nothing any more
+            while not self._over.wait(_PULSE_SECONDS):
+                self.silent = self._pulse.beat()
+                self._answered = time.monotonic()
+
+    def is_cut_off(self) -> bool:
+        """Whether the store has answered nothing for too long."""
+        return time.monotonic() - self._answered > _SILENCE_SECONDS
+
+    def end(self) -> None:
+        self._over.set()
+
+
+def _exchange(store: Store, index: int, nodes: int, arrival: Arrival) -> list[Arrival]:
+    """What every node said, by torch's number for it. No node goes on, or away, before all have read."""
+    store.set(f"arrival/{index}", arrival.text())
+    arrivals = [Arrival.parse(store.get(f"arrival/{number}")) for number in range(nodes)]
+    if store.add("read", 1) == nodes:
+        store.set("all read", "")
+    with contextlib.suppress(DistError):  # who keeps the store may be away by now
+        store.wait(["all read"], _ANSWER)
+    return arrivals
+
+
+def _too_few(place: Rendezvous, came: int) -> str:
+    if came > place.nodes:
+        return (
+            f"{came} nodes came to {place.endpoint}, where {place.nodes} were expected, and this one is one too many; "
+            "give each run a port of its own."
+        )
+    return (
+        f"{came} of {place.nodes} nodes came to {place.endpoint} within {place.patience_seconds:g} s; start "
+        f"`meshwright run` on every node, with the same --rendezvous."
+    )
+
+
+def _have_left(place: Rendezvous) -> str:
+    return (
+        f"the nodes that met at {place.endpoint} have parted, and this one is left; see what the others say, then run "
+        "again."
+    )
+
+
+def _store_at(place: Rendezvous, patience: timedelta) -> TCPStore:
+    """The store at the meeting point, kept by this process if it is the first on the machine that is meant."""
+    if is_here(place.address):
+        with contextlib.suppress(RuntimeError):  # another node of this machine keeps it
+            return TCPStore(place.address, place.port, is_master=True, timeout=_ANSWER, wait_for_workers=False)
+    store = TCPStore(place.address, place.port, is_master=False, timeout=patience, wait_for_workers=False)
+    store.set_timeout(_ANSWER)
+    return store
+
+
+def _create(params: RendezvousParameters) -> Gathering:
+    place: Rendezvous = params.config["rendezvous"]
+    patience = timedelta(seconds=place.patience_seconds)
+    try:
+        store = _store_at(place, patience)
+    except RuntimeError:
+        raise RunFailed(
+            f"1 of {place.nodes} nodes came, this one, for nobody answered at {place.endpoint} within "
+            f"{place.patience_seconds:g} s; start `meshwright run` on that machine, or correct --rendezvous."
+        ) from None
+    handler = Gathering.from_backend(
+        run_id=params.run_id,
+        store=store,
+        backend=C10dRendezvousBackend(store, params.run_id),
+        min_nodes=place.nodes,
+        max_nodes=place.nodes,
+        local_addr=address_towards(place.address),
+        timeout=RendezvousTimeout(join=patience),
+    )
+    assert isinstance(handler, Gathering)
+    handler.rendezvous, handler.arrival, handler.store = place, params.config["arrival"], store
+    return handler
+
+
+rendezvous_handler_registry.register(BACKEND, _create)

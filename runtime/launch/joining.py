@@ -1,0 +1,136 @@
+"""A rank that torchrun, or another launcher with its environment, has started already: it joins and launches nothing.
+
+Ranks find each other in the launcher's store. The first rank of each node looks whether all is well, and the others
+wait for its word, so that a mistake is told once per node.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from meshwright.planner.search.child_process import end_with
+from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
+from meshwright.runtime.launch.interruption import listen
+from meshwright.runtime.launch.launch import Preparation, take_part
+from meshwright.runtime.launch.rendezvous import Arrival, node_order
+
+T = TypeVar("T")
+
+_PATIENCE = timedelta(minutes=10)
+"""Ranks that a launcher started together are all there within this time."""
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """What the launcher has told this process. Ranks of a node are consecutive."""
+
+    rank: int
+    local_rank: int
+    num_ranks: int
+    ranks_per_node: int
+    address: str
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """None where no launcher has started this process."""
+        if not all(name in environment for name in _VARIABLES):
+            return None
+        num_ranks = int(environment["WORLD_SIZE"])
+        return cls(
+            rank=int(environment["RANK"]),
+            local_rank=int(environment["LOCAL_RANK"]),
+            num_ranks=num_ranks,
+            ranks_per_node=int(environment.get("LOCAL_WORLD_SIZE", num_ranks)),
+            address=environment["MASTER_ADDR"],
+        )
+
+    @property
+    def node(self) -> int:
+        return self.rank // self.ranks_per_node
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_ranks // self.ranks_per_node
+
+    def require(self, nodes: int, ranks_per_node: int) -> None:
+        """Raises BadInput unless the launcher has started what the plan wants."""
+        if (self.num_ranks, self.ranks_per_node) != (nodes * ranks_per_node, ranks_per_node):
+            raise BadInput(
+                f"{self.ranks_per_node} of {self.num_ranks} ranks were started on this node and the plan has "
+                f"{nodes} nodes of {ranks_per_node}; use torchrun --nnodes {nodes} --nproc-per-node {ranks_per_node}."
+            )
+        if self.rank % ranks_per_node != self.local_rank:
+            raise BadInput(
+                f"rank {self.rank} was started as local rank {self.local_rank} of {ranks_per_node}; ranks of a node "
+                "must be consecutive, as torchrun makes them."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What the user has told this process: what it computes on, its node of the plan, a digest of its work, and where a
+    failure is kept."""
+
+    preparation: Preparation
+    node_rank: int | None
+    work: str
+    logs: Path
+
+
+def join(seat: Seat, place: Place, check: Callable[[], None], entry: Callable[..., T], *args: Any) -> dict[int, T]:
+    """Calls `check()` on the first rank of each node, then `entry(*args)` here, inside the group of all ranks. This
+    process ends with the one that started it, and a signal to end asks it to stop.
+
+    Returns the result under this rank's number in the plan. Raises the BadInput of this rank as it is, and RunFailed
+    for anything else, whose traceback is kept.
+    """
+    listen()
+    end_with(os.getppid())
+    rank = seat.rank
+    try:
+        store = _store()
+        if seat.local_rank == 0:
+            check()
+        rank = _agree(store, seat, place) * seat.ranks_per_node + seat.local_rank
+        group = {"store": PrefixStore("group", store), "rank": rank, "world_size": seat.num_ranks}
+        return {rank: take_part(place.preparation, entry, args, towards=seat.address, **group)}
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        path = place.logs / f"failure-{rank}.log"
+        place.logs.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+        said = str(error).splitlines() or [""]
+        raise RunFailed(
+            f"rank {rank} failed: {type(error).__name__}: {said[0]}; where it lost another rank, that one says why; "
+            f"the traceback is in {path}."
+        ) from None
+
+
+def _store() -> Store:
+    """The store that the launcher's environment describes."""
+    store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+    return PrefixStore(f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _agree(store: Store, seat: Seat, place: Place) -> int:
+    """This node's number in the plan, when the first ranks of all nodes have found that they belong together."""
+    nodes = range(seat.num_nodes)
+    if seat.local_rank == 0:
+        mine = Arrival.here(node_rank=place.node_rank, num_ranks=seat.ranks_per_node, work=place.work)
+        store.set(f"arrival/{seat.node}", mine.text())
+        order = node_order([Arrival.parse(store.get(f"arrival/{node}")) for node in nodes])
+        store.set(f"place/{seat.node}", str(order[seat.node]))
+    store.wait([f"place/{node}" for node in nodes], _PATIENCE)
+    return int(store.get(f"place/{seat.node}"))

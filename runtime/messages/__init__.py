@@ -1,0 +1,1 @@
+"""What passes from rank to rank beside the collectives of a model."""

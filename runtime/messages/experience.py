@@ -1,0 +1,152 @@
+"""The experience of one PPO step as one rank holds it: fields of rows, and how they pass from rank to rank.
+
+A row is one sequence. Each field of a row is a one-dimensional tensor on the host. Messages are safetensors bytes over
+a gloo group, whatever the devices compute with; a field is one tensor there, its rows end to end, and what arrives is
+not copied again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from meshwright.planner.program.program import Receive, Send
+from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.packing import deal
+from meshwright.runtime.messages.transport import Mail
+
+_ROWS = ".rows"
+"""After the name of a field: its rows' numbers and lengths, [2, R]."""
+
+_STEP = "step"
+"""Beside the fields of a message: the step that it is of."""
+
+_DTYPES = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "F32": torch.float32, "F64": torch.float64}
+"""By their names in safetensors."""
+
+
+class Experience:
+    """Fields by row. What was put is not changed."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[int, Tensor]] = {}
+
+    def put(self, field: str, row: int, values: Tensor) -> None:
+        self._rows.setdefault(field, {})[row] = values
+
+    def get(self, field: str, row: int) -> Tensor:
+        return self._rows[field][row]
+
+    def rows(self, field: str) -> tuple[int, ...]:
+        return tuple(sorted(self._rows.get(field, {})))
+
+    def fields(self) -> Mapping[str, Mapping[int, Tensor]]:
+        """All that is held, by field and row."""
+        return self._rows
+
+    def padded(self, field: str, rows: Sequence[int], width: int) -> Tensor:
+        """[len(rows), width], padded with zeros on the right."""
+        first = self.get(field, rows[0])
+        block = torch.zeros(len(rows), width, dtype=first.dtype)
+        for index, row in enumerate(rows):
+            values = self.get(field, row)
+            block[index, : len(values)] = values
+        return block
+
+    def pack(self, fields: Iterable[str], step: int) -> Tensor:
+        """All rows held of these fields, as bytes that say of which step they are."""
+        tensors = {_STEP: torch.tensor([step])}
+        for field in fields:
+            if rows := self.rows(field):
+                parts = [self.get(field, row) for row in rows]
+                tensors[field] = torch.cat(parts)
+                tensors[field + _ROWS] = torch.tensor([rows, [len(part) for part in parts]])
+        return torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
+
+    def unpack(self, payload: Tensor) -> int:
+        """Puts every row of a packed message, which the rows share; the step that the message is of."""
+        tensors = dict(_tensors(payload))
+        step = int(tensors.pop(_STEP))
+        for field, values in tensors.items():
+            if not field.endswith(_ROWS):
+                rows, lengths = tensors[field + _ROWS].view(2, -1).tolist()
+                self._rows.setdefault(field, {}).update(zip(rows, values.split(lengths), strict=True))
+        return step
+
+
+def _tensors(payload: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Views [N] of the tensors in safetensors bytes: a length of 8 bytes, a header in JSON, and the aligned data."""
+    data = 8 + int(payload[:8].view(torch.int64))
+    for name, told in json.loads(payload[8:data].numpy().tobytes()).items():
+        begin, end = told["data_offsets"]
+        yield name, payload[data + begin : data + end].view(_DTYPES[told["dtype"]])
+
+
+class Courier:
+    """Carries packed experience between ranks; sends do not wait."""
+
+    def __init__(self, mail: Mail) -> None:
+        self._mail = mail
+
+    def send(self, instruction: Send, experience: Experience, tag: int, step: int) -> int:
+        """Sends what this owner holds of a step to the other targets; returns the bytes sent."""
+        targets = [rank for rank in instruction.targets if rank != self._mail.rank]
+        if not targets:
+            return 0
+        payload = experience.pack(instruction.fields, step)
+        for rank in targets:
+            self._mail.send(payload, rank, tag)
+        return len(payload) * len(targets)
+
+    def expect(self, instruction: Receive, tag: int) -> None:
+        """Makes room for what will be received, so that it can arrive before."""
+        for rank in instruction.owners:
+            if rank != self._mail.rank:
+                self._mail.expect(rank, tag)
+
+    def receive(self, instruction: Receive, experience: Experience, tag: int, step: int) -> int:
+        """Waits for what every other owner sends of a step; returns the bytes received.
+
+        Raises RunFailed for the experience of another step, which no rank would notice otherwise.
+        """
+        received = 0
+        for rank in instruction.owners:
+            if rank != self._mail.rank:
+                payload = self._mail.receive(rank, tag)
+                found = experience.unpack(payload)
+                if found != step:
+                    raise RunFailed(
+                        f"step {step}: rank {rank} handed over what {instruction.producer} wrote for step {found}; "
+                        "messages came in another order than they were sent: run again with --resume to go on from the "
+                        "last checkpoint."
+                    )
+                received += len(payload)
+        return received
+
+    def flush(self) -> None:
+        """Waits until everything sent has arrived."""
+        self._mail.flush()
+
+
+def even_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
+    """The rows of one replica: as many as another's where the replicas divide them, with nearly as many tokens."""
+    dealt = deal([lengths[row] for row in rows], -(-len(rows) // num_replicas))
+    return tuple(rows[index] for index in dealt[replica]) if replica < len(dealt) else ()
+
+
+def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
+    """The rows that one replica generates: every `num_replicas`-th in order of the prompt's length."""
+    ordered = sorted(rows, key=lambda row: (lengths[row], row))
+    return tuple(ordered[replica::num_replicas])
+
+
+def micro_batches(
+    rows: Sequence[int], lengths: Mapping[int, int], micro_batch_size: int
+) -> tuple[tuple[int, ...], ...]:
+    """The rows of each micro-batch, of at most `micro_batch_size` rows."""
+    dealt = deal([lengths[row] for row in rows], micro_batch_size)
+    return tuple(tuple(rows[index] for index in indices) for indices in dealt)

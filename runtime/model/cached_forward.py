@@ -1,0 +1,30 @@
+"""A forward pass of this rank's pipeline stage over rows of which a cache has the tokens before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meshwright.runtime.model.context_parallel import padding_behind
+from meshwright.runtime.model.kv_cache import ContinuedRows
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.pipeline_p2p import Relay
+
+
+@torch.no_grad()
+def forward_continued(
+    model: Decoder, mesh: Mesh, relay: Relay, tokens: Tensor, rows: ContinuedRows, *, ends_only: bool = False
+) -> Tensor:
+    """What the decoder answers for tokens [S], of packed rows, on the last stage; elsewhere the hidden states to send.
+
+    Hidden states come from the earlier stage, which must pass the same rows.
+    """
+    hidden = None
+    if not mesh.is_first_stage:
+        num_tokens = len(tokens) + padding_behind(len(tokens), mesh.layout)
+        of_rank = num_tokens // mesh.layout.tp if mesh.layout.sp else num_tokens
+        hidden = relay.receive_hidden((of_rank, 1, model.spec.hidden_size), model.config.params_dtype)
+    model.set_input_tensor(hidden)
+    output: Tensor = model(tokens.unsqueeze(0), rows.lengths, rows, ends_only=ends_only)
+    return output

@@ -1,0 +1,192 @@
+"""Which tensors of a Hugging Face checkpoint make up each parameter of a model, and how they are cut over ranks.
+
+Names and arithmetic only: this file reads and writes nothing. Parameters carry megatron's names with layers counted
+through the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.layout import layers_of_pieces
+from meshwright.profiles.model_shape import ModelSpec
+
+EMBEDDING = "embedding.word_embeddings.weight"
+FINAL_NORM = "decoder.final_layernorm.weight"
+OUTPUT = "output_layer.weight"
+
+_LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
+_EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint, by its name and whole shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A parameter as a concatenation of stored tensors along their rows."""
+
+    tensors: tuple[Stored, ...]
+    axis: int | None
+    """The axis along which tensor parallelism cuts each stored tensor; None if every rank holds the whole."""
+    heads: int = 0
+    """KV heads whose query, key and value rows lie side by side in the parameter; 0 if each tensor's rows do."""
+    padded_rows: int = 0
+    """Rows of the parameter over all ranks where they are more than the stored ones; the rest are zero."""
+
+    def span(self, stored: Stored, tp_rank: int, tp: int) -> tuple[int, int]:
+        """The part of `stored` along `axis` that belongs to one tensor-parallel rank; it may end past the tensor."""
+        assert self.axis is not None
+        size = (self.padded_rows or stored.shape[0]) if self.axis == 0 else stored.shape[self.axis]
+        return tp_rank * (size // tp), (tp_rank + 1) * (size // tp)
+
+    def join(self, parts: Sequence[Tensor], tp: int) -> Tensor:
+        """One rank's shard of the parameter from its parts of the stored tensors."""
+        if len(parts) == 1:
+            return parts[0]
+        blocks = self.heads // tp or 1
+        return torch.cat([part.unflatten(0, (blocks, -1)) for part in parts], dim=1).flatten(0, 1)
+
+    def split(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The stored tensors from the shards of all tensor-parallel ranks: the inverse of cutting and joining."""
+        if self.axis is None:
+            return {self.tensors[0].name: shards[0]}
+        tp = len(shards)
+        blocks = self.heads // tp or 1
+        rows = [(self.padded_rows or stored.shape[0]) // blocks for stored in self.tensors]
+        rows = [count // tp if self.axis == 0 else count for count in rows]
+        by_shard = [shard.unflatten(0, (blocks, -1)).split(rows, dim=1) for shard in shards]
+        return {
+            stored.name: torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
+            for i, stored in enumerate(self.tensors)
+        }
+
+
+def recipe(spec: ModelSpec, parameter: str) -> Recipe:
+    """How `parameter` is made of stored tensors."""
+    layer = _LAYER.fullmatch(parameter)
+    if layer:
+        return _layer_recipe(spec, f"model.layers.{layer[1]}", layer[2])
+    if parameter == FINAL_NORM:
+        return _whole("model.norm.weight", spec.hidden_size)
+    if parameter == OUTPUT and spec.scalar_head:
+        return _whole("score.weight", 1, spec.hidden_size)
+    assert parameter in {EMBEDDING, OUTPUT}, parameter
+    tied = parameter == EMBEDDING or spec.tied_embeddings
+    table = Stored("model.embed_tokens.weight" if tied else "lm_head.weight", (spec.vocab_size, spec.hidden_size))
+    return Recipe(tensors=(table,), axis=0, padded_rows=spec.padded_vocab_size)
+
+
+def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
+    """The recipe of a parameter of one layer, whose stored tensors' names begin with `layer`."""
+    module, kind = parameter.rsplit(".", 1)
+    if spec.experts and module.startswith("mlp."):
+        return _experts_recipe(spec, spec.experts, layer, module)
+    columns = (spec.hidden_size,) if kind == "weight" else ()
+    if module == "self_attention.linear_qkv":
+        rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
+        tensors = tuple(Stored(f"{layer}.self_attn.{x}_proj.{kind}", (size, *columns)) for x, size in rows.items())
+        return Recipe(tensors=tensors, axis=0, heads=spec.num_kv_heads)
+    if module == "mlp.linear_fc1":
+        tensors = tuple(Stored(f"{layer}.mlp.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up"))
+        return Recipe(tensors=tensors, axis=0)
+    output = {
+        "self_attention.linear_proj": ("self_attn.o_proj", spec.attention_size),
+        "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
+    }
+    if module in output and kind == "weight":
+        name, size = output[module]
+        return Recipe(tensors=(Stored(f"{layer}.{name}.weight", (spec.hidden_size, size)),), axis=1)
+    whole = {
+        "input_layernorm": ("input_layernorm", spec.hidden_size),
+        "pre_mlp_layernorm": ("post_attention_layernorm", spec.hidden_size),
+        "self_attention.q_layernorm": ("self_attn.q_norm", spec.head_dim),
+        "self_attention.k_layernorm": ("self_attn.k_norm", spec.head_dim),
+        "self_attention.linear_proj": ("self_attn.o_proj", spec.hidden_size),
+        "mlp.linear_fc2": ("mlp.down_proj", spec.hidden_size),
+    }
+    name, size = whole[module]
+    return _whole(f"{layer}.{name}.{kind}", size)
+
+
+def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) -> Recipe:
+    """The recipe of a router's weight, or of one of the two weights of an expert."""
+    mixtral = spec.architecture.startswith("Mixtral")
+    block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
+    if module == "mlp.router":
+        return _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size)
+    match = _EXPERT.fullmatch(module)
+    assert match, module
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    expert, wide = f"{block}.experts.{match[2]}", (experts.ffn_size, spec.hidden_size)
+    if match[3] == "linear_fc1":
+        return Recipe(tensors=tuple(Stored(f"{expert}.{x}.weight", wide) for x in (gate, up)), axis=0)
+    return Recipe(tensors=(Stored(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
+
+
+def _whole(name: str, *shape: int) -> Recipe:
+    return Recipe(tensors=(Stored(name, shape),), axis=None)
+
+
+def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[str, ...]:
+    """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is the embedding's."""
+    layer = ["input_layernorm.weight", *_linear("self_attention.linear_qkv", spec.qkv_bias)]
+    layer += _linear("self_attention.linear_proj", spec.output_bias)
+    if spec.qk_norm:
+        layer += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"]
+    layer += ["pre_mlp_layernorm.weight"]
+    if spec.experts:
+        experts = [f"mlp.experts.local_experts.{number}" for number in range(spec.experts.num_experts)]
+        layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+    else:
+        layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
+    numbers = [number for layers in layers_of_pieces(spec, pp, stage, vpp) for number in layers]
+    names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
+    if stage == 0:
+        names.insert(0, EMBEDDING)
+    if stage == pp - 1:
+        names.append(FINAL_NORM)
+        if spec.scalar_head or not spec.tied_embeddings:
+            names.append(OUTPUT)
+    return tuple(names)
+
+
+def starts_from_nothing(spec: ModelSpec, parameter: str) -> bool:
+    """Whether a parameter is stored nowhere and starts at zero: the scalar head of a model made from a language model,
+    as `spec.architecture` says."""
+    return parameter == OUTPUT and spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
+
+
+def _linear(module: str, has_bias: bool) -> list[str]:
+    return [f"{module}.weight", f"{module}.bias"] if has_bias else [f"{module}.weight"]
+
+
+def global_name(parameter: str, first_layer: int, first_expert: int = 0) -> str:
+    """`parameter` of a rank, whose layers and experts count from 0, with both counted through the whole model."""
+    layer = _LAYER.fullmatch(parameter)
+    if not layer:
+        return parameter
+    named = _EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + first_expert}.{match[3]}", layer[2])
+    return f"decoder.layers.{int(layer[1]) + first_layer}.{named}"
+
+
+def expert_of(parameter: str) -> int | None:
+    """The number of the expert that a parameter belongs to, None for all others."""
+    match = _EXPERT.search(parameter)
+    return int(match[2]) if match else None

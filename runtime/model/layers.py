@@ -1,0 +1,180 @@
+"""The layers of a decoder as megatron specs, of megatron's own parallel linears and no Transformer Engine."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor, nn
+
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.device import host
+from meshwright.runtime.model.attention import CoreAttention
+
+
+def block_of_layers(spec: ModelSpec, layers: range) -> TransformerBlockSubmodules:
+    """The decoder layers of one pipeline stage, by their numbers in the whole model."""
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RMSNorm,
+            self_attention=_attention(spec, layers.start),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RMSNorm,
+            mlp=_experts() if spec.experts else _gated_mlp(spec),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    return TransformerBlockSubmodules(layer_specs=[layer] * len(layers), layer_norm=RMSNorm)
+
+
+def _attention(spec: ModelSpec, first_layer: int) -> ModuleSpec:
+    return ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=functools.partial(CoreAttention, first_layer=first_layer),
+            linear_proj=_BiasedRowParallelLinear if spec.output_bias else RowParallelLinear,
+            q_layernorm=RMSNorm if spec.qk_norm else None,
+            k_layernorm=RMSNorm if spec.qk_norm else None,
+        ),
+    )
+
+
+def _gated_mlp(spec: ModelSpec) -> ModuleSpec:
+    return ModuleSpec(
+        module=MLP,
+        params={"ffn_hidden_size": spec.ffn_size},
+        submodules=MLPSubmodules(
+            linear_fc1=_BiasedColumnParallelLinear if spec.mlp_bias else ColumnParallelLinear,
+            linear_fc2=_BiasedRowParallelLinear if spec.mlp_bias else RowParallelLinear,
+        ),
+    )
+
+
+def _experts() -> ModuleSpec:
+    linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    experts = ModuleSpec(module=SequentialMLP, submodules=linears)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=_Router))
+
+
+def keep_tokens_apart(layer: MoELayer, groups: ProcessGroupCollection) -> None:
+    """Makes a layer of experts fit for tensor-parallel ranks that all have the same tokens."""
+    layer.token_dispatcher = _WidthDispatcher(
+        layer.num_local_experts, layer.local_expert_indices, config=layer.config, pg_collection=groups
+    )
+
+
+class _WidthDispatcher(MoEAlltoAllTokenDispatcher):
+    """Passes the tokens of each tensor-parallel rank through its own width of the experts and sums the answers.
+
+    Megatron's takes the tokens of those ranks for different ones, as they are under sequence parallelism, and would
+    compute each once per rank. The sum has no gradients: megatron trains with sequence parallelism only.
+    """
+
+    def __init__(
+        self, num_experts: int, indices: list[int], config: TransformerConfig, pg_collection: ProcessGroupCollection
+    ) -> None:
+        alike = ProcessGroupCollection(ep=pg_collection.ep, expt_tp=None, tp_ep=pg_collection.ep)
+        super().__init__(num_experts, indices, config=config, pg_collection=alike)
+        self._summed_over = pg_collection.expt_tp
+
+    def combine_postprocess(self, permutated_local_input_tokens: Tensor) -> Tensor:
+        output: Tensor = super().combine_postprocess(permutated_local_input_tokens)
+        dist.all_reduce(output, group=self._summed_over)
+        return output
+
+
+class _Router(TopKRouter):
+    """Megatron's, with a product of its own: megatron's names a function of Transformer Engine without looking for it.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
+    """
+
+    def gating(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight)
+
+
+class _BiasedColumnParallelLinear(ColumnParallelLinear):
+    """Has a bias whatever megatron asks for: its one switch would give a bias to every linear of the layer."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **{**options, "bias": True})
+
+
+class _BiasedRowParallelLinear(RowParallelLinear):
+    """As above, for the linears that are cut along their input."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **{**options, "bias": True})
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension, its weight kept relative to `norm_offset`.
+
+    Megatron's own refuses sequence parallelism. There each rank sees a part of the tokens and has a part of the
+    weight's gradient; the mark on the weight tells megatron to sum the parts.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.offset = 1.0 if config.layernorm_zero_centered_gamma else 0.0
+        self.epsilon = eps
+        self.weight = _parameter((hidden_size,), 1.0 - self.offset, config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not self.offset:
+            return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
+        # In fp32, because a small relative weight would be rounded away when one is added to it in bf16.
+        weight = self.weight.float() + self.offset
+        return F.rms_norm(hidden.float(), weight.shape, weight, self.epsilon).to(hidden.dtype)
+
+
+class ScalarHead(nn.Module):
+    """One fp32 number per token, [S, B, 1], from hidden states [S, B, hidden] or this rank's part of the sequence.
+
+    Stands where megatron keeps the vocabulary's output layer. With sequence parallelism the numbers are gathered,
+    not the hidden states.
+    """
+
+    def __init__(self, config: TransformerConfig, tp_group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.sequence_parallel = config.sequence_parallel
+        self.tp_group = tp_group
+        self.weight = _parameter((1, config.hidden_size), 0.0, config)
+
+    def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """The numbers and, as from every parallel linear of megatron, a bias; there is none."""
+        numbers = F.linear(hidden.float(), self.weight.float())
+        if self.sequence_parallel:
+            # Every rank goes on with the same numbers, so the gradient of its own part is all it needs back.
+            numbers = gather_from_sequence_parallel_region(
+                numbers, tensor_parallel_output_grad=False, group=self.tp_group
+            )
+        return numbers, None
+
+
+def _parameter(shape: tuple[int, ...], value: float, config: TransformerConfig) -> nn.Parameter:
+    """A weight that every tensor-parallel rank holds whole."""
+    weight = nn.Parameter(torch.full(shape, value, device=host.device(), dtype=config.params_dtype))
+    weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return weight

@@ -1,0 +1,158 @@
+"""The process groups of one layout on a contiguous run of ranks.
+
+Several models live in one process, each with a mesh of its own; megatron's global model-parallel state is never
+initialised. A group is made once per set of ranks and shared by every mesh and refit that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from meshwright.profiles.layout import Layout
+from meshwright.runtime.device import host
+
+_GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
+"""Groups made so far, by the world they belong to and their ranks; the same keys on every rank, member or not."""
+
+_OF_SAME_WEIGHTS = ("cp", "dp")
+_OF_SAME_EXPERTS = ("cp", "expt_dp")
+"""Axes along which ranks hold the same weights, and the same ones of experts."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A layout placed on the ranks `[first_rank, first_rank + layout.num_ranks)`, as one rank of the world sees it.
+
+    Within the mesh tp varies fastest, then cp, then dp, then pp. Experts are spread over `ep` replicas that follow each
+    other.
+    """
+
+    layout: Layout
+    first_rank: int
+    tp_rank: int
+    """Position along tensor parallelism, and so on; -1 on a rank that is not a member."""
+    cp_rank: int
+    dp_rank: int
+    pp_rank: int
+    _groups: ProcessGroupCollection | None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(range(self.first_rank, self.first_rank + self.layout.num_ranks))
+
+    @property
+    def is_member(self) -> bool:
+        return self._groups is not None
+
+    @property
+    def groups(self) -> ProcessGroupCollection:
+        """Megatron's collection of groups; only a member has it."""
+        assert self._groups is not None, f"rank {dist.get_rank()} is not in the mesh on ranks {self.ranks}"
+        return self._groups
+
+    def holders(self, rank: int, *, of_experts: bool) -> Sequence[int]:
+        """The ranks of the mesh that hold the same weights as `rank`, which is one of them, or the same experts."""
+        sets = _slices(self.layout, self.first_rank, _OF_SAME_EXPERTS if of_experts else _OF_SAME_WEIGHTS)
+        return next(ranks for ranks in sets if rank in ranks)
+
+    @property
+    def ep_rank(self) -> int:
+        """Which part of the experts this rank holds; meaningless on a rank that is not a member."""
+        return self.dp_rank % self.layout.ep
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank holds the embedding; False on a rank that is not a member."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank holds the output head; False on a rank that is not a member."""
+        return self.pp_rank == self.layout.pp - 1
+
+
+def build_mesh(layout: Layout, first_rank: int) -> Mesh:
+    """The mesh of `layout` from `first_rank` on.
+
+    Collective over the world: every rank calls it with the same arguments in the same order, member or not, because
+    torch names groups by how many were made.
+    """
+    host.install()
+
+    def along(*axes: str) -> dist.ProcessGroup | None:
+        return _make(_slices(layout, first_rank, axes))
+
+    ends = [sorted({ranks[0], ranks[-1]}) for ranks in _slices(layout, first_rank, ("pp",))]
+    groups = _collection(along, _make(ends))
+    index = dist.get_rank() - first_rank
+    if not 0 <= index < layout.num_ranks:
+        return Mesh(layout, first_rank, tp_rank=-1, cp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
+    tp, cp, dp, pp = layout.coordinates(index)
+    return Mesh(layout, first_rank, tp_rank=tp, cp_rank=cp, dp_rank=dp, pp_rank=pp, _groups=groups)
+
+
+def _collection(
+    along: Callable[..., dist.ProcessGroup | None], ends: dist.ProcessGroup | None
+) -> ProcessGroupCollection:
+    """Megatron's names for the groups.
+
+    `ends` joins the first and the last stage of a pipeline, which share tied embeddings; None between them.
+    """
+    tp, cp, dp, pp, alone = along("tp"), along("cp"), along("dp"), along("pp"), along()
+    stage, replica, everyone = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
+    groups = ProcessGroupCollection()
+    groups.tp = groups.expt_tp = tp
+    groups.cp, groups.tp_cp = cp, along("tp", "cp")
+    groups.dp = dp
+    groups.dp_cp = groups.intra_dp_cp = along(*_OF_SAME_WEIGHTS)
+    groups.pp = pp
+    groups.pos_embd = alone
+    groups.ep, groups.tp_ep, groups.tp_ep_pp = along("ep"), along("tp", "ep"), along("tp", "ep", "pp")
+    groups.expt_dp = groups.intra_expt_dp = along(*_OF_SAME_EXPERTS)
+    groups.embd = ends
+    groups.tp_dp_cp = stage
+    groups.mp = replica
+    groups.intra_dist_opt = everyone
+    groups.hcp = groups.inter_dist_opt = None
+    return groups
+
+
+@cache
+def _slices(layout: Layout, first_rank: int, axes: tuple[str, ...]) -> Sequence[Sequence[int]]:
+    """The ranks of the layout in sets that differ along `axes` only, each ascending.
+
+    Along "ep" lie the replicas that hold the experts together, along "expt_dp" those that hold the same ones, and
+    along "dp" all of them.
+    """
+    varying = {*axes, "ep", "expt_dp"} if "dp" in axes else {*axes}
+    sets: dict[tuple[int, ...], list[int]] = {}
+    for index in range(layout.num_ranks):
+        place = layout.coordinates(index)._asdict()
+        place["expt_dp"], place["ep"] = divmod(place.pop("dp"), layout.ep)
+        others = tuple(place[axis] for axis in place if axis not in varying)
+        sets.setdefault(others, []).append(first_rank + index)
+    return list(sets.values())
+
+
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    """The group of these ranks, None on others. Collective over the world, as a mesh is."""
+    return _make([ranks])
+
+
+def _make(sets: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
+    """Makes the group of each set of ranks, unless it is there already; returns the one that has this rank."""
+    world = dist.group.WORLD
+    assert world is not None, "the world's process group is initialised before any mesh is built"
+    mine = None
+    for ranks in sets:
+        key = (world, tuple(ranks))
+        if key not in _GROUPS:
+            _GROUPS[key] = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
+            mine = _GROUPS[key]
+    return mine

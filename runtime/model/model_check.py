@@ -1,0 +1,114 @@
+"""Whether the weights in a Hugging Face directory are those that its config describes. Only headers are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.documents import read_text
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import Role
+from meshwright.runtime.model.hf_mapping import Stored, parameters_of_stage, recipe, starts_from_nothing
+from meshwright.runtime.model.tensor_files import Header, TensorFiles
+
+_DTYPES = ("F32", "BF16", "F16")
+_LAYER = re.compile(r"model\.layers\.([0-9]+)\.")
+_UNUSED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
+"""Tensors that are stored beside those of a model and not read: a head that is tied or replaced, and what old versions
+of transformers kept of the rotary embedding."""
+
+
+def require_weights(plan: Plan, job: Job, directory: Path) -> None:
+    """Raises BadInput for a model of the job whose weights the ranks could not load, or would load wrongly.
+
+    `directory` is where the job's relative paths start.
+    """
+    for role in Role:
+        for sentence in weight_violations(plan.facts.models.spec(role), directory / job.models.source(role).path):
+            raise BadInput(f"{role.value}: {sentence}")
+
+
+def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
+    """One sentence per reason why `directory` does not hold the weights of `spec`."""
+    yield from _foreign(directory / "config.json")
+    try:
+        with TensorFiles(directory, spec.name) as files:
+            headers = files.headers()
+    except BadInput as error:
+        yield str(error)
+        return
+    yield from _depth(spec, headers, directory)
+    needed = {
+        stored.name: stored
+        for parameter in parameters_of_stage(spec, 1, 0)
+        if not starts_from_nothing(spec, parameter)
+        for stored in recipe(spec, parameter).tensors
+    }
+    yield from _missing(needed, headers, spec, directory)
+    for name in sorted(headers.keys() - needed.keys()):
+        if not _UNUSED.fullmatch(name):
+            yield (
+                f"checkpoint {directory} holds {name!r}, which {spec.architecture} has no place for as config.json "
+                "describes it; give the config.json that belongs to the weights."
+            )
+
+
+def _foreign(config_path: Path) -> Iterator[str]:
+    """What a config names that changes the model beyond its shape."""
+    if not config_path.is_file():
+        yield f"model {config_path.parent} has no config.json; run needs a Hugging Face directory."
+        return
+    config = json.loads(read_text(config_path, "model config"))
+    if config.get("auto_map"):
+        yield (
+            f"model config {config_path} has auto_map: the model is defined by code of its own, which is not run here; "
+            "convert it to a family that transformers has, and remove auto_map."
+        )
+    if found := config.get("quantization_config"):
+        method = found.get("quant_method", "quantised") if isinstance(found, dict) else found
+        yield (
+            f"model config {config_path} has quantization_config ({method}): quantised weights cannot be trained here; "
+            "give the model in bf16 or fp32."
+        )
+
+
+def _depth(spec: ModelSpec, headers: Mapping[str, Header], directory: Path) -> Iterator[str]:
+    stored = {int(match[1]) for name in headers if (match := _LAYER.match(name))}
+    if stored and max(stored) + 1 != spec.num_layers:
+        yield (
+            f"checkpoint {directory} holds {max(stored) + 1} layers and config.json says {spec.num_layers}; give the "
+            "config.json that belongs to the weights."
+        )
+
+
+def _missing(
+    needed: Mapping[str, Stored], headers: Mapping[str, Header], spec: ModelSpec, directory: Path
+) -> Iterator[str]:
+    """Tensors that are not there, and those of another shape or a type that is not read."""
+    for name, stored in needed.items():
+        found = headers.get(name)
+        if found is None and name == "score.weight":
+            yield (
+                f"checkpoint {directory} has no 'score.weight', the head that gives a score; give a model trained as "
+                f"{spec.architecture} with one label."
+            )
+        elif found is None:
+            yield (
+                f"checkpoint {directory} has no tensor {name!r}, which model {spec.name} needs; give the weights that "
+                "belong to its config.json."
+            )
+        elif found.shape != stored.shape:
+            yield (
+                f"checkpoint {directory}: tensor {name!r} has shape {found.shape} and model {spec.name} needs "
+                f"{stored.shape}; give the weights that belong to its config.json."
+            )
+        elif found.dtype not in _DTYPES:
+            yield (
+                f"checkpoint {directory}: tensor {name!r} is {found.dtype}, not one of {', '.join(_DTYPES)}; give the "
+                "model in bf16 or fp32."
+            )

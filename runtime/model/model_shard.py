@@ -1,0 +1,285 @@
+"""This rank's shard of a model: a megatron GPTModel of the family's layers, with a vocabulary or a scalar head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
+from torch import Tensor, nn
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
+from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stages, layout_violations
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.device import host
+from meshwright.runtime.model.attention import Packing, Rotary
+from meshwright.runtime.model.context_parallel import padding_behind, parts_of
+from meshwright.runtime.model.hf_mapping import global_name
+from meshwright.runtime.model.kv_cache import ContinuedRows
+from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers, keep_tokens_apart
+from meshwright.runtime.model.mesh import Mesh
+
+Recompute = Literal["none", "selective", "full"]
+"""Which activations the backward pass computes again: none, those of the core attention, or whole layers."""
+
+_RNGS = ("model-parallel-rng", "expert-parallel-rng")
+"""The names under which megatron looks for the generators that initialise weights."""
+
+
+class Decoder(GPTModel):
+    """The decoder layers of one pipeline stage, with the embedding on the first stage and the head on the last.
+
+    Of an interleaved pipeline it is one piece: the embedding is on the first piece of the first stage, the head on the
+    last piece of the last one.
+
+    `decoder(tokens, lengths)`, tokens [1, S] int64 on every stage, being rows of these lengths one behind the other,
+    answers on the last stage
+    - logits [S, 1, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
+    - numbers [1, S] in fp32 if the model has a scalar head,
+    and on the others the hidden states that the pipeline schedule sends on. Any S will do: with sequence
+    parallelism the tokens are padded at their end to a multiple of tp and the answer is cut back.
+    With context parallelism it takes this rank's part of the rows, and answers for that.
+    With `cache` the rows continue what it has of them; with `ends_only` the head answers for the last token of each row
+    alone, [B, 1, V / tp], without sequence parallelism.
+    """
+
+    def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, piece: int = 0) -> None:
+        layout = mesh.layout
+        layers = layers_of_pieces(spec, layout.pp, mesh.pp_rank, layout.vpp)[piece]
+        is_first = mesh.is_first_stage and piece == 0
+        is_last = mesh.is_last_stage and piece == layout.vpp - 1
+        super().__init__(
+            config=config,
+            transformer_layer_spec=block_of_layers(spec, layers),
+            vocab_size=spec.padded_vocab_size,
+            max_sequence_length=spec.max_positions,
+            pre_process=is_first,
+            # The vocabulary's output layer would be allocated only to be thrown away for a scalar head.
+            post_process=is_last and not spec.scalar_head,
+            share_embeddings_and_output_weights=spec.tied_embeddings and not spec.scalar_head,
+            position_embedding_type="none",
+            pg_collection=mesh.groups,
+            vp_stage=piece if layout.vpp > 1 else None,
+        )
+        self.spec = spec
+        self.layers = layers
+        self.mesh = mesh
+        self.rotary = Rotary(spec, host.device())
+        if is_last and spec.scalar_head:
+            self._attach_scalar_head()
+        if spec.experts and layout.tp > 1 and not layout.sp:
+            for layer in self.decoder.layers:
+                keep_tokens_apart(layer.mlp, mesh.groups)
+        if is_first and spec.embedding_scale != 1.0:
+            self.embedding.register_forward_hook(self._scale_embedding)
+
+    def forward(
+        self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
+    ) -> Tensor:
+        parts, like = parts_of(lengths, self.mesh), next(self.parameters())
+        if parts:
+            assert cache is None, "of sequences that are cut nothing is cached"
+            tokens = parts.of(tokens[0]).unsqueeze(0)
+        length = tokens.shape[1]
+        tail = padding_behind(length, self.mesh.layout)
+        if parts:
+            packing = self.rotary.pack_parts(parts, like, tail=tail)
+        else:
+            packing = self.rotary.pack(lengths, like, tail=tail, cache=cache, ends_only=ends_only)
+        output: Tensor = super().forward(
+            input_ids=F.pad(tokens, (0, tail)), position_ids=None, attention_mask=None, packed_seq_params=packing
+        )
+        if not self.post_process or not tail:
+            return output
+        return output[:, :length] if self.spec.scalar_head else output[:length]
+
+    def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: Packing, **_: Any) -> Tensor:
+        """Megatron's, without its transposed copy of the logits; the arguments left out are for its own losses."""
+        if not self.post_process:
+            return hidden_states
+        if packed_seq_params.ends is not None:
+            hidden_states = hidden_states[packed_seq_params.ends]
+        tied = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        output, _ = self.output_layer(hidden_states, weight=tied)
+        if self.spec.scalar_head:
+            return output.squeeze(2).transpose(0, 1).contiguous()
+        output[..., self._num_real_columns() :] = -torch.inf
+        return output
+
+    def tie_embeddings_and_output_weights_state_dict(
+        self, sharded_state_dict: dict[str, Any], output_layer_weight_key: str, first_stage_word_emb_key: str, _: Any
+    ) -> None:
+        """Stores the last stage's copy of tied embeddings as the first stage's.
+
+        Megatron's asks for the global data-parallel rank:
+        https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/models/common/language_module/language_module.py#L352
+        """
+        if self.post_process and not self.pre_process:
+            sharded_state_dict[output_layer_weight_key] = make_tp_sharded_tensor_for_checkpoint(
+                tensor=self.shared_embedding_or_output_weight(),
+                key=first_stage_word_emb_key,
+                replica_id=(1, 0, self.mesh.dp_rank),  # a copy, which is not written
+                allow_shape_mismatch=True,
+                tp_group=self.mesh.groups.tp,
+                dp_cp_group=self.mesh.groups.dp_cp,
+            )
+
+    def _num_real_columns(self) -> int:
+        """How many of this rank's logits belong to tokens; the rest pad the vocabulary."""
+        columns = self.spec.padded_vocab_size // self.mesh.layout.tp
+        return min(max(self.spec.vocab_size - self.mesh.tp_rank * columns, 0), columns)
+
+    def _attach_scalar_head(self) -> None:
+        self.post_process = self.decoder.post_process = True
+        self.decoder.final_layernorm = RMSNorm(self.config, self.config.hidden_size, self.config.layernorm_epsilon)
+        self.output_layer = ScalarHead(self.config, self.mesh.groups.tp)
+
+    def _scale_embedding(self, _module: Any, _inputs: Any, embedded: Tensor) -> Tensor:
+        return embedded * torch.tensor(self.spec.embedding_scale, dtype=embedded.dtype, device=embedded.device)
+
+
+class Interleaved(nn.ModuleList):
+    """The pieces that one rank holds of a model whose pipeline passes every rank several times."""
+
+    def __init__(self, pieces: Sequence[Decoder]) -> None:
+        super().__init__(pieces)
+        self.pieces = tuple(pieces)
+        self.config: TransformerConfig = pieces[0].config
+        self.spec = pieces[0].spec
+
+
+Held: TypeAlias = Decoder | Interleaved
+"""What one rank holds of a model."""
+
+
+def pieces_of(model: Held) -> tuple[Decoder, ...]:
+    """In the order in which a micro-batch passes them."""
+    return model.pieces if isinstance(model, Interleaved) else (model,)
+
+
+def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that this rank holds, with their layers and experts counted through the whole model."""
+    for piece in pieces_of(model):
+        num_experts = piece.spec.experts.num_experts if piece.spec.experts else 0
+        first_expert = piece.mesh.ep_rank * (num_experts // piece.mesh.layout.ep)
+        for name, parameter in piece.named_parameters():
+            yield global_name(name, piece.layers.start, first_expert), parameter
+
+
+def expert_violations(spec: ModelSpec) -> Iterator[str]:
+    """One sentence per reason why experts that can be planned cannot be run."""
+    if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
+        yield (
+            f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
+            f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
+        )
+
+
+def build_model(
+    spec: ModelSpec,
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype = torch.float32,
+    recompute: Recompute = "none",
+    trainable: bool = False,
+    seed: int = 0,
+) -> Held:
+    """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
+
+    A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
+    does not divide the model, and for experts of a family that is not built.
+    """
+    for sentence in (*layout_violations(mesh.layout, spec), *expert_violations(spec)):
+        raise BadInput(sentence)
+    host.install()
+    if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
+        # The one piece of megatron's global state that sequence parallelism cannot do without: scratch memory.
+        parallel_state._set_global_memory_buffer()
+    generator = get_cuda_rng_tracker()
+    generator.reset()
+    for apart, name in enumerate(_RNGS):  # no two may have one seed
+        generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
+    config = _config(spec, mesh, dtype, recompute)
+    pieces = [Decoder(spec, mesh, config, piece) for piece in range(mesh.layout.vpp)]
+    model = pieces[0] if len(pieces) == 1 else Interleaved(pieces)
+    model.requires_grad_(trainable)
+    model.train(trainable)
+    return model
+
+
+def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute) -> TransformerConfig:
+    layout = mesh.layout
+    is_uneven = len(set(layers_of_stages(spec, layout.pp))) > 1
+    return TransformerConfig(
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        ffn_hidden_size=spec.ffn_size,
+        num_attention_heads=spec.num_heads,
+        num_query_groups=spec.num_kv_heads,
+        kv_channels=spec.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=spec.norm_epsilon,
+        layernorm_zero_centered_gamma=spec.norm_offset == 1.0,
+        qk_layernorm=spec.qk_norm,
+        add_bias_linear=False,
+        add_qkv_bias=spec.qkv_bias,
+        gated_linear_unit=True,
+        activation_func=F.silu if spec.activation == "silu" else _gelu_tanh,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        # Two stages would send each other two messages at once in each batch, and take the one for the other:
+        # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/training/arguments.py
+        overlap_p2p_comm=layout.vpp > 1,
+        batch_p2p_comm=layout.vpp == 1,
+        context_parallel_size=layout.cp,
+        account_for_embedding_in_pipeline_split=is_uneven,
+        account_for_loss_in_pipeline_split=is_uneven and not spec.scalar_head,
+        pipeline_dtype=dtype,
+        sequence_parallel=layout.sp,
+        variable_seq_lengths=True,
+        cuda_graph_scope=[],  # the default warns of itself
+        # Refused otherwise with sequences of different lengths, also where there are no experts.
+        moe_token_dispatcher_type="alltoall",
+        # Losses come divided by a global count, so gradients are summed and never averaged.
+        calculate_per_token_loss=True,
+        **_RECOMPUTE[recompute],
+        **_routing(spec, layout),
+    )
+
+
+def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
+    """How tokens find their experts: none is dropped, and no loss but the job's pulls at the router."""
+    if not spec.experts:
+        return {}
+    return {
+        "num_moe_experts": spec.experts.num_experts,
+        "moe_ffn_hidden_size": spec.experts.ffn_size,
+        "moe_router_topk": spec.experts.experts_per_token,
+        "moe_router_pre_softmax": not spec.experts.normalized,
+        "moe_router_load_balancing_type": "none",
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.tp,
+    }
+
+
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def _gelu_tanh(inputs: Tensor) -> Tensor:
+    return F.gelu(inputs, approximate="tanh")

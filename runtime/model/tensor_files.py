@@ -1,0 +1,118 @@
+"""The safetensors of a Hugging Face directory, one file or several: their headers, and slices of their tensors."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.model.hf_mapping import Stored
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class Header(NamedTuple):
+    """What a file says of one of its tensors."""
+
+    shape: tuple[int, ...]
+    dtype: str  # F32, BF16 and so on
+    file: str
+
+
+class TensorFiles:
+    """A Hugging Face directory of safetensors, one file or several."""
+
+    def __init__(self, directory: Path, model: str) -> None:
+        self._directory, self._model = directory, model
+        self._open: dict[str, Any] = {}
+        self._files = ExitStack()
+        self._file_of = self._list_tensors()
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def read(self, stored: Stored, *, axis: int = 0, start: int = 0, stop: int | None = None) -> Tensor:
+        """`stored` from `start` to `stop` along `axis`, less where the tensor ends sooner."""
+        if stored.name not in self._file_of:
+            raise BadInput(
+                f"checkpoint {self._directory} has no tensor {stored.name!r}, which model {self._model} needs; "
+                "give the weights that belong to its config.json."
+            )
+        view = self._file(self._file_of[stored.name]).get_slice(stored.name)
+        shape = tuple(view.get_shape())
+        if shape != stored.shape:
+            raise BadInput(
+                f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
+                f"needs {stored.shape}; give the weights that belong to its config.json."
+            )
+        if len(shape) == 1:  # a slice of slices needs one entry per axis
+            part: Tensor = view[start:stop]
+        else:
+            part = view[start:stop] if axis == 0 else view[:, start:stop]
+        return part
+
+    def headers(self) -> dict[str, Header]:
+        """Every tensor that the files hold, by name; only their headers are read."""
+        found = {}
+        for name in sorted(set(self._file_of.values())):
+            file = self._file(name)
+            for tensor in file.keys():  # noqa: SIM118 - it is no mapping
+                view = file.get_slice(tensor)
+                found[tensor] = Header(tuple(view.get_shape()), view.get_dtype(), name)
+        for tensor, name in self._file_of.items():
+            if tensor not in found:
+                raise BadInput(
+                    f"checkpoint {self._directory}: {INDEX} says that {name} holds {tensor!r} and it does not; give "
+                    "the files that belong together."
+                )
+        return found
+
+    def _list_tensors(self) -> dict[str, str]:
+        """The file of each tensor."""
+        index = self._directory / INDEX
+        if index.exists():
+            return _listed(index)
+        if not (self._directory / SINGLE).exists():
+            raise BadInput(_no_weights(self._directory))
+        return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            try:
+                handle = self._files.enter_context(safe_open(self._directory / name, framework="pt"))
+            except (OSError, SafetensorError) as error:
+                raise BadInput(f"checkpoint file {self._directory / name} cannot be read: {error}.") from None
+            self._open[name] = handle
+        return self._open[name]
+
+
+def _listed(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index has it."""
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(name, str) and Path(name).name == name for name in listed.values()):
+            raise ValueError("weight_map names what is no file beside it")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"checkpoint index {index} cannot be read: {error}; write the checkpoint again.") from None
+    return dict(listed)
+
+
+def _no_weights(directory: Path) -> str:
+    if any(directory.glob("pytorch_model*.bin")):
+        return (
+            f"{directory} holds its weights as pytorch_model.bin, which can run code when it is read; save them as "
+            "safetensors, with save_pretrained of transformers."
+        )
+    return (
+        f"{directory} holds no weights: neither {SINGLE} nor {INDEX} is there; give a Hugging Face directory saved as "
+        "safetensors."
+    )

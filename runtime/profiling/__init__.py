@@ -1,0 +1,1 @@
+"""The runtime's own bodies and collectives, timed on this machine."""

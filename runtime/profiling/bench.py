@@ -1,0 +1,208 @@
+"""Runs one point of the grid on every rank at once: builds the shard as a model of its own, and times its body.
+
+A failure on any rank is a failure of the point on all of them, so that the ranks stay in step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.harness import Conditions, Sample, failure, measure, record
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.table import Body, Measurement, Point
+from meshwright.runtime.device.instruments import Instruments, is_finite, why_failed
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.slots import LiveSequence, Prompt
+from meshwright.runtime.messages.experience import Experience
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
+from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
+from meshwright.runtime.training.copies import DTYPES
+from meshwright.runtime.training.learning import training_loss
+
+T = TypeVar("T")
+
+NOT_FINITE = "the output is not finite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What one rank saw of a point."""
+
+    sample: Sample
+    peak_bytes: int
+    conditions: Conditions
+
+
+class Bench:
+    """Builds the model of a point once for all points of its shape and depth."""
+
+    def __init__(self, mesh: Mesh, instruments: Instruments, *, precision: str, max_positions: int) -> None:
+        self._mesh, self._instruments = mesh, instruments
+        self._precision, self._max_positions = precision, max_positions
+        self._key: tuple[object, ...] = ()
+        self.model: Decoder | None = None
+        self._trainer: Trainer | None = None
+
+    def measure_point(self, point: Point, *, repeats: int, budget_seconds: float) -> Measurement:
+        """The median over ranks of the point's time while every rank runs it, and the most memory of any rank."""
+        began = time.perf_counter()
+        body, reason = self._attempt(lambda: self._ready(point))
+        reason = _first(reason)
+        if reason is None:
+            assert body is not None
+            left = budget_seconds - (time.perf_counter() - began)
+            dist.barrier()
+            run, reason = self._attempt(lambda: self._timed(body, repeats, left))
+            reason = _first(reason)
+        if reason is not None:
+            self._instruments.release()
+            return failure(point, reason)
+        return _agreed(point, run)
+
+    def _attempt(self, action: Callable[[], T]) -> tuple[T | None, str | None]:
+        """What the action returned, or the reason why the device could not do it."""
+        try:
+            return action(), None
+        except Exception as error:
+            reason = why_failed(error)
+            if reason is None:
+                raise
+            return None, reason
+
+    def _ready(self, point: Point) -> Callable[[], object]:
+        """The point's body, warmed up once; raises for an output that is not finite."""
+        body = self._body(point)
+        if not is_finite(body()):
+            raise FloatingPointError(NOT_FINITE)
+        return body
+
+    def _timed(self, body: Callable[[], object], repeats: int, budget_seconds: float) -> _Run:
+        watch = self._instruments
+        before = watch.reset_peak()
+        sample = measure(
+            body,
+            timer=watch.timer,
+            clock=time.perf_counter,
+            warmup=0,
+            repeats=repeats,
+            budget_seconds=budget_seconds,
+        )
+        return _Run(sample=sample, peak_bytes=max(0, watch.peak_bytes() - before), conditions=watch.conditions())
+
+    def _body(self, point: Point) -> Callable[[], object]:
+        spec = point.shape.model(num_layers=point.num_layers, max_positions=self._max_positions)
+        model, trainer = self._build(spec, (point.shape, point.num_layers))
+        if point.body is Body.OPTIMIZER:
+            return trainer.update
+        if point.body is Body.PREFILL:
+            generator = self._generator(model, spec, point.rows, point.tokens + 1)
+            rows = range(point.rows)
+            return lambda: generator.prefill(0, [_sequence(row, point.tokens, drawn=False) for row in rows]).tolist()
+        if point.body is Body.DECODE:
+            generator = self._generator(model, spec, point.rows, self._room(model, point))
+            live = [_sequence(row, point.context, drawn=True) for row in range(point.rows)]
+            return lambda: generator.decode(0, live).tolist()
+        if point.body is Body.TRAIN:
+            block = _training_block(spec, point.rows, point.tokens)
+            loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
+            return lambda: trainer.accumulate([block], loss)
+        forward = forward_scalars if spec.scalar_head else forward_logprobs
+        experience = _experience(spec, point.rows, point.tokens)
+        return lambda: _scored(forward, model, self._mesh, experience)
+
+    def _room(self, model: Decoder, point: Point) -> int:
+        """Tokens a slot has room for. On a CPU rows that lie as far apart as in a run take up to twice as long to read
+        as rows without a gap; on a GPU they do not, and the longest would leave no memory for many."""
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        return max(self._max_positions, point.context + 1) if on_cpu else point.context + 1
+
+    def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> tuple[Decoder, Trainer]:
+        if key != self._key or self.model is None or self._trainer is None:
+            self._key, self.model, self._trainer = (), None, None  # the old model's memory is free for the new one
+            model = build_model(spec, self._mesh, dtype=DTYPES[self._precision], trainable=True)
+            assert isinstance(model, Decoder)  # the bench has one rank
+            self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
+            self._key, self.model = key, model
+        return self.model, self._trainer
+
+    def _generator(self, model: Decoder, spec: ModelSpec, num_slots: int, max_tokens: int) -> Generator:
+        model.eval()
+        return Generator(
+            model,
+            spec,
+            self._mesh,
+            num_slots=num_slots,
+            max_tokens=max_tokens,
+            max_response=max_tokens,
+            eos_tokens=frozenset(),
+            temperature=1.0,
+            seed=0,
+        )
+
+
+def _first(mine: str | None) -> str | None:
+    """The reason of the first rank that has one; the same answer on every rank."""
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, mine)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _agreed(point: Point, mine: _Run | None) -> Measurement:
+    """One measurement from every rank's run; conditions are those of the hottest device."""
+    gathered: list[_Run | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    runs = [run for run in gathered if run is not None]
+    samples = [run.sample for run in runs]
+    sample = Sample(
+        median_seconds=statistics.median(sample.median_seconds for sample in samples),
+        spread_seconds=max(sample.spread_seconds for sample in samples),
+        repeats=min(sample.repeats for sample in samples),
+    )
+    hottest = max((run.conditions for run in runs), key=lambda found: found.celsius or 0)
+    return record(point, sample, max(run.peak_bytes for run in runs), hottest)
+
+
+def _sequence(row: int, num_tokens: int, *, drawn: bool) -> LiveSequence:
+    """A sequence with `num_tokens` in its prompt, and one drawn token that is not cached yet if `drawn`."""
+    prompt = Prompt(row=row, draw=row, tokens=(1,) * num_tokens)
+    return LiveSequence(prompt=prompt, tokens=[1], logprobs=[0.0]) if drawn else LiveSequence(prompt=prompt)
+
+
+def _experience(spec: ModelSpec, rows: int, tokens: int) -> Experience:
+    """Sequences to score."""
+    experience = Experience()
+    for row in range(rows):
+        experience.put("tokens", row, torch.randint(spec.vocab_size, (tokens,)))
+    return experience
+
+
+def _scored(
+    forward: Callable[[Decoder, Mesh, list[MicroBatch]], list[Tensor]],
+    model: Decoder,
+    mesh: Mesh,
+    experience: Experience,
+) -> list[Tensor]:
+    """A forward pass over the sequences, taken from the experience and put back there as a stage does."""
+    rows = experience.rows("tokens")
+    block = MicroBatch.of(experience.get("tokens", row) for row in rows)
+    outputs = forward(model, mesh, [block])
+    for row, values in zip(rows, block.of_rows(outputs[0].cpu()), strict=True):
+        experience.put("ref_logprobs", row, values.clone())
+    return outputs
+
+
+def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
+    """A micro-batch with everything that either loss reads."""
+    fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), torch.zeros(rows, tokens))
+    mask = torch.ones(rows, tokens, dtype=torch.bool)
+    return MicroBatch.of(torch.randint(spec.vocab_size, (rows, tokens)), {**fields, "mask": mask})

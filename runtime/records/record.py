@@ -1,0 +1,307 @@
+"""What a run leaves behind: metrics and spans line by line, evaluations, and predicted beside measured times."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from meshwright.planner.analysis.compare import Comparison, compare
+from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.program.controllers import Observation
+from meshwright.profiles.chrome_trace import chrome_trace
+from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.trace import (
+    NUM_CHUNK_TOKENS,
+    NUM_DRAWN,
+    NUM_DRAWN_TOKENS,
+    NUM_OVERCOMMIT,
+    Run,
+    Span,
+    read_spans,
+    write_spans,
+)
+from meshwright.runtime.model.end_tokens import ResponseEnds
+from meshwright.runtime.records.boards import Board
+from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
+from meshwright.runtime.records.run_file import RunFile, write_run_file
+from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out prompts under the policy after `step` updates. The standard error is over prompts."""
+
+    step: int
+    num_prompts: int
+    mean_score: float
+    standard_error: float
+    mean_response_tokens: float
+    scores: tuple[float, ...]
+    prompts: str = ""  # SHA-256 of the encoded prompts
+    generator_gap: float | None = None  # as GeneratorGap.mean, on these responses
+    max_generator_gap: float | None = None
+
+    @classmethod
+    def of(cls, step: int, scores: Mapping[int, float], lengths: Mapping[int, int], gap: Gap) -> Evaluation:
+        values = [scores[row] for row in sorted(scores)]
+        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        gaps = gap.metrics("generator_gap")
+        return cls(
+            step=step,
+            num_prompts=len(values),
+            mean_score=statistics.fmean(values),
+            standard_error=error,
+            mean_response_tokens=statistics.fmean(lengths.values()),
+            scores=tuple(values),
+            generator_gap=gaps.get("generator_gap"),
+            max_generator_gap=gaps.get("max_generator_gap"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    steps: int
+    comparisons: tuple[Comparison, ...]
+    evaluations: tuple[Evaluation, ...]
+    tokens_per_second: float
+    response_tokens: float  # mean per response over all steps
+    expected_response_tokens: float  # mean of the plan's workload
+    memory: tuple[MemoryUse, ...] = ()
+    overhead: float | None = None  # part of a step outside stages and messages: its worst rank, median over steps
+    generator_gap: GeneratorGap | None = None  # None where no response was drawn by one version, which then scored it
+    ends: ResponseEnds | None = None
+
+    def improvement(self) -> tuple[float, float] | None:
+        """(rise of the mean held-out score from the first to the last evaluation, standard error of the rise).
+
+        Both evaluations answer the same prompts, so the error is that of the paired differences; earlier ones of other
+        prompts, which a resume may have changed, are left out.
+        """
+        same = [one for one in self.evaluations if one.prompts == self.evaluations[-1].prompts]
+        if len(same) < 2:
+            return None
+        first, last = same[0], same[-1]
+        rises = [b - a for a, b in zip(first.scores, last.scores, strict=True)]
+        error = statistics.stdev(rises) / len(rises) ** 0.5 if len(rises) > 1 else 0.0
+        return statistics.fmean(rises), error
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorGap:
+    """How far log-probabilities of the generator lie from the trainer's of the same weights.
+
+    Responses of training are compared where the policy that is trained drew all of their tokens, which in a plan whose
+    generation works ahead it never did; held-out responses always are, for weights are refit before an evaluation.
+    """
+
+    mean: float  # of the steps and evaluations
+    largest: float
+    measured_on: str
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> GeneratorGap | None:
+        compared = {
+            name: [line for line in part if line.get("generator_gap") is not None]
+            for name, part in (("training", lines), ("held-out", evaluations))
+        }
+        found = [line for part in compared.values() for line in part]
+        if not found:
+            return None
+        return cls(
+            mean=statistics.fmean(line["generator_gap"] for line in found),
+            largest=max(line["max_generator_gap"] for line in found),
+            measured_on=f"{' and '.join(name for name, part in compared.items() if part)} responses",
+        )
+
+
+class Recorder:
+    """Writes the record of a run on one rank; silent on the others."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        steps: int,
+        *,
+        is_writer: bool,
+        asked: RunFile | None = None,
+        ends: ResponseEnds | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """`notes` are said when the run begins."""
+        self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
+        self._asked, self._ends, self._notes = asked, ends, notes
+        self._progress: Progress | None = None
+        self._board: Board | None = None
+        self._last_end = 0.0
+
+    def open(self, first_step: int) -> None:
+        """Begins at a step; lines of later steps, left by a run that was cut off, are dropped."""
+        if not self._is_writer:
+            return
+        write_plan(self._out / "plan.json", self._plan)
+        if self._asked:
+            write_run_file(self._out, self._asked)
+        for name in ("metrics.jsonl", "trace.jsonl"):
+            _keep_steps_before(self._out / name, first_step)
+        _keep_steps_before(self._out / "evaluations.jsonl", first_step + 1)
+        self._board = Board(self._out, first_step)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[reward]}"),
+        )
+        if self._ends:
+            self._progress.console.print(self._ends.sentence, markup=False, highlight=False, soft_wrap=True)
+        self._progress.start()
+        for note in (*self._notes, self._board.note):
+            self._progress.console.print(note, markup=False, soft_wrap=True, highlight=False)
+        self._task = self._progress.add_task("PPO steps", total=self._steps, completed=first_step, reward="")
+
+    def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
+        """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it, which it
+        returns; None of a turn that only works ahead.
+
+        Its seconds go from the end of the turn before it, or from its own beginning where that is later.
+        """
+        spans = [span for outcome in outcomes for span in outcome.spans]
+        write_spans(self._out / "trace.jsonl", spans)
+        begin = max(self._last_end, min(span.start_seconds for span in spans))
+        self._last_end = max(span.end_seconds for span in spans)
+        metrics = _trained(outcomes)
+        if not metrics:
+            return None
+        generated, seconds = metrics["response_tokens"] * self._plan.facts.workload.batch_size, self._last_end - begin
+        line = {
+            "step": outcomes[0].turn,
+            "seconds": seconds,
+            "tokens_per_second": generated / seconds,
+            "overhead": max(outcome.overhead for outcome in outcomes if outcome.spans),
+            **_decided(spans),
+            **_drawn(spans),
+            **metrics,
+        }
+        _append(self._out / "metrics.jsonl", line)
+        if self._board:
+            self._board.add("train", line, outcomes[0].turn)
+        if self._progress:
+            self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
+        return line
+
+    def evaluation(self, evaluation: Evaluation, span: Span) -> None:
+        _append(self._out / "evaluations.jsonl", asdict(evaluation))
+        if self._board:
+            self._board.add("held_out", asdict(evaluation), evaluation.step)
+        write_spans(self._out / "trace.jsonl", [span])
+
+    def stop(self) -> None:
+        """The run ends before its last step: what was written stays, without a summary."""
+        if self._progress:
+            self._progress.stop()
+        if self._board:
+            self._board.close()
+
+    def close(self) -> RunSummary | None:
+        """Writes the timeline and the summary; None on a rank that does not write."""
+        if not self._is_writer:
+            return None
+        self.stop()
+        spans = read_spans(self._out / "trace.jsonl")
+        run = Run(spans=spans, pools={pool.name: pool.ranks for pool in self._plan.pools})
+        write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
+        lines, known = _read(self._out / "metrics.jsonl"), evaluations(self._out)
+        summary = RunSummary(
+            steps=self._steps,
+            comparisons=(
+                *offload_seconds(self._plan, spans),
+                *compare(self._plan, spans, {line["step"]: line["seconds"] for line in lines}),
+            ),
+            evaluations=known,
+            tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
+            response_tokens=statistics.fmean(line["response_tokens"] for line in lines),
+            expected_response_tokens=self._plan.facts.workload.response_lengths.mean,
+            memory=memory_use(self._plan, spans),
+            overhead=statistics.median(line["overhead"] for line in lines),
+            generator_gap=GeneratorGap.of(lines, [asdict(one) for one in known]),
+            ends=self._ends,
+        )
+        write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
+        return summary
+
+
+def evaluations(out: Path) -> tuple[Evaluation, ...]:
+    """Those that a run has written."""
+    return tuple(Evaluation(**{**line, "scores": tuple(line["scores"])}) for line in _read(out / "evaluations.jsonl"))
+
+
+def observations(out: Path, first_step: int) -> tuple[Observation, ...]:
+    """What controllers follow from of the steps before `first_step`, as a run has written it."""
+    return tuple(observation(line) for line in _read(out / "metrics.jsonl") if line["step"] < first_step)
+
+
+def observation(line: Mapping[str, Any]) -> Observation:
+    """What controllers follow from of one step's metrics."""
+    ages = range(len([name for name in line if name.startswith(AGE_ROWS)]))
+    begun = tuple((int(line[AGE_ROWS + str(age)]), line.get(AGE_SCORE + str(age), 0.0)) for age in ages)
+    return Observation(step=line["step"], seconds=line["seconds"], begun=begun)
+
+
+def _decided(spans: Sequence[Span]) -> dict[str, float]:
+    """What controllers decided about the generation of a turn, if any did."""
+    names = {NUM_CHUNK_TOKENS: "chunk_tokens", NUM_OVERCOMMIT: "overcommit"}
+    return {name: span.facts[fact] for span in spans for fact, name in names.items() if fact in span.facts}
+
+
+def _drawn(spans: Sequence[Span]) -> dict[str, float]:
+    """Mean tokens of all responses to the prompt batches that the turn's delivery has made whole, if it did any.
+
+    Beside `response_tokens`, which are those delivered: what is held back is missing there, and in neither over a run.
+    """
+    number, tokens = (sum(span.facts.get(fact, 0.0) for span in spans) for fact in (NUM_DRAWN, NUM_DRAWN_TOKENS))
+    return {"drawn_tokens": tokens / number} if number else {}
+
+
+def elapsed_seconds(out: Path) -> float:
+    """When the last span that a run has written ended, in seconds since its start; 0 without a trace."""
+    path = out / "trace.jsonl"
+    return max((span.end_seconds for span in read_spans(path)), default=0.0) if path.exists() else 0.0
+
+
+def _trained(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The metrics of the training stages; every rank of a stage reports the same, so the first one's are taken.
+
+    A turn that only works ahead has none.
+    """
+    metrics: dict[str, float] = {}
+    for stage in TRAIN_STAGE.values():
+        metrics |= next((outcome.metrics[stage] for outcome in outcomes if stage in outcome.metrics), {})
+    return metrics
+
+
+def _append(path: Path, line: Mapping[str, object]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _keep_steps_before(path: Path, first_step: int) -> None:
+    """Drops the lines of steps that will run again."""
+    kept = [line for line in _read(path) if line["step"] < first_step]
+    if path.exists():
+        write_atomically(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in kept))

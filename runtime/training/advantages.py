@@ -1,0 +1,115 @@
+"""From scores to advantages: the reward of each token, GAE, and whitening.
+
+Pure functions of tensors; nothing here knows a model, a process or a layout. A batch is right-padded, [B, S], and index
+i of every per-token array concerns the prediction of token i + 1: `logprobs[i] = log p(token[i+1] | token[..i])`,
+`values[i]` is the critic's output after token i, and `mask[i]` says whether token i + 1 belongs to the response
+(its end-of-sequence token included). A row's response is one contiguous run; the last column is never part of it.
+What lies outside the mask, NaN and infinity included, changes no result by a single bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meshwright.planner.plan.ppo_settings import PPO
+
+_VARIANCE_FLOOR = 1e-8
+"""Keeps whitening finite when every advantage is the same."""
+
+
+def response_mask(prompt_lengths: Tensor, response_lengths: Tensor, width: int) -> Tensor:
+    """The mask [B, width] of right-padded rows from their two lengths [B] in tokens."""
+    column = torch.arange(width, device=prompt_lengths.device)
+    first = prompt_lengths[:, None] - 1
+    return (column >= first) & (column < first + response_lengths[:, None])
+
+
+def ends_response(mask: Tensor) -> Tensor:
+    """True [B, S] at the prediction of each row's last response token; nowhere in a row without a response."""
+    mask = mask.bool()
+    return mask & ~_shift_left(mask)
+
+
+def paid_scores(scores: Tensor, truncated: Tensor, settings: PPO) -> Tensor:
+    """What each row is paid at its last token [B], from what the reward model said [B] and which rows were cut [B].
+
+    A response that ended is paid its score, times `reward_scale` and then held within `reward_clip` of zero. So is one
+    that was cut while `truncation` is terminal, unless the settings give a missing end a score of its own or a penalty
+    (`missing_eos_penalty` of TRL), which are neither scaled nor clipped. With bootstrap it is paid 0: what it would
+    have earned is left to the critic, and nothing is paid twice.
+    """
+    paid = scores * settings.reward_scale
+    if settings.reward_clip is not None:
+        paid = paid.clamp(-settings.reward_clip, settings.reward_clip)
+    if settings.truncation == "bootstrap":
+        cut = torch.zeros_like(paid)
+    elif settings.missing_end_score is not None:
+        cut = torch.full_like(paid, settings.missing_end_score)
+    else:
+        cut = paid - settings.missing_end_penalty
+    return torch.where(truncated.bool(), cut, paid)
+
+
+def token_rewards(
+    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coefficient: float
+) -> Tensor:
+    """The reward of each token [B, S]: r_i = -beta (log pi(i) - log ref(i)), plus the row's score at its last token.
+
+    `scores` is [B], as `paid_scores` says; `logprobs` and `ref_logprobs` are [B, S], of policies at the temperature of
+    sampling over all tokens; beta is `kl_coefficient`.
+    The penalty is part of the reward and of no loss (InstructGPT, arXiv:2203.02155, equation 2, per token).
+    """
+    penalty = -kl_coefficient * (logprobs - ref_logprobs)
+    rewards = torch.where(ends_response(mask), penalty + scores[:, None], penalty)
+    return torch.where(mask.bool(), rewards, 0.0)
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, bootstrapped: Tensor, *, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Advantages [B, S], zero outside the mask (GAE, arXiv:1506.02438, equations 11, 12 and 16).
+
+        delta_i = r_i + gamma V_{i+1} - V_i        A_i = delta_i + gamma lambda A_{i+1}
+
+    After the last response token A is zero, and so is V, but for rows that are `bootstrapped` [B]: there V is what the
+    critic said after the last token. Returns, the critic's targets, are A + V.
+
+    A response that was cut by length ends there by default, as in TRL's, verl's and OpenRLHF's PPO: its score was given
+    to it as it stands, so nothing is left to come. Bootstrapping is for a cut that is no end (Pardo et al., Time Limits
+    in Reinforcement Learning, arXiv:1712.00378), and for rewards without a score there. The value after a cut is never
+    itself a target: it is as good as the critic generalises to lengths that it has not seen.
+    """
+    mask = mask.bool()
+    after = torch.where(bootstrapped.bool()[:, None], _shift_left(values), 0.0)
+    following = torch.where(ends_response(mask), after, _shift_left(values))
+    deltas = torch.where(mask, rewards + gamma * following - values, 0.0)
+    advantages = torch.zeros_like(deltas)
+    running = torch.zeros_like(deltas[:, 0])
+    for column in range(deltas.shape[1] - 1, -1, -1):
+        running = torch.where(mask[:, column], deltas[:, column] + gamma * gae_lambda * running, 0.0)
+        advantages[:, column] = running
+    return advantages
+
+
+def moments(x: Tensor, mask: Tensor) -> Tensor:
+    """Count, sum and sum of squares of the masked entries: float64 [3]. Moments of disjoint shards add up."""
+    kept = torch.where(mask.bool(), x, 0.0).double()
+    return torch.stack([mask.bool().sum().double(), kept.sum(), kept.square().sum()])
+
+
+def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None) -> Tensor:
+    """`x` with mean 0 and (population) variance 1 over the masked entries, and 0 elsewhere.
+
+    `totals` are the moments of the whole batch; they must be given when `x` is only a shard of it.
+    """
+    count, total, squares = moments(x, mask) if totals is None else totals
+    mean = total / count.clamp(min=1.0)
+    variance = (squares / count.clamp(min=1.0) - mean.square()).clamp(min=0.0)
+    whitened = (x.double() - mean) * torch.rsqrt(variance + _VARIANCE_FLOOR)
+    return torch.where(mask.bool(), whitened, 0.0).to(x.dtype)
+
+
+def _shift_left(x: Tensor) -> Tensor:
+    """What stands one column to the right [B, S]; zero (False) in the last column."""
+    return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], dim=1)

@@ -1,0 +1,297 @@
+"""What a stage runs on a model: forward passes over micro-batches, and an optimizer step.
+
+The executor runs these functions and the profiler times them. Micro-batches go through megatron's pipeline schedules,
+which with one stage are a plain loop. Every rank of a replica passes the same micro-batches in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from torch import Tensor, nn
+
+from meshwright.profiles.errors import RunFailed
+from meshwright.runtime.device import host
+from meshwright.runtime.model.context_parallel import num_tokens_of_rank, padding_behind, parts_of
+from meshwright.runtime.model.expert_sync import Lockstep
+from meshwright.runtime.model.logprobs import token_logprobs
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder, Held, pieces_of
+from meshwright.runtime.training.optimizers import clip_gradients, distributed_optimizers, set_learning_rate
+from meshwright.runtime.training.ppo import Share
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that go through the model together, one behind the other and nothing between them."""
+
+    tokens: Tensor
+    """[T] int64."""
+    next_tokens: Tensor
+    """[T], the token after each; behind the last one of a row stands one of no meaning."""
+    lengths: tuple[int, ...]
+    """Tokens of each row; they sum to T."""
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+    """What a loss needs, [T] each; a forward pass needs none."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
+        """From the tokens of each row, and its values in each field."""
+        rows = tuple(rows)
+        packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
+        tokens = torch.cat(rows)
+        return cls(tokens, F.pad(tokens[1:], (0, 1)), tuple(map(len, rows)), packed)
+
+    def of_rank(self, mesh: Mesh) -> MicroBatch:
+        """The tokens that this rank computes, which are all where sequences are whole; padding has zeros."""
+        parts = parts_of(self.lengths, mesh)
+        if parts is None:
+            return self
+        fields = {name: parts.of(values) for name, values in self.fields.items()}
+        return MicroBatch(parts.of(self.tokens), parts.of(self.next_tokens), (parts.num_tokens,), fields)
+
+    def of_rows(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Values [T], one for each token, cut into those of each row."""
+        return values.split(self.lengths)
+
+
+Output = Callable[[Tensor, MicroBatch], Any]
+"""What the last stage makes of the model's output for a micro-batch."""
+
+
+def forward_logprobs(
+    model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], *, temperature: float = 1.0
+) -> list[Tensor]:
+    """Log-probabilities [T] fp32 of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+
+    Element t of a row is of its token t + 1 given those up to t; its last element, which has no next token, is zero.
+    """
+
+    def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
+        next_tokens = micro_batch.of_rank(mesh).next_tokens.to(logits.device).unsqueeze(0)
+        of_next, _ = token_logprobs(
+            logits, next_tokens, mesh.groups.tp, vocab_size=model.spec.vocab_size, temperature=temperature
+        )
+        ends = torch.tensor(micro_batch.lengths, device=logits.device).cumsum(0) - 1
+        return _of_all_ranks(of_next[0], micro_batch, mesh).index_fill(0, ends, 0.0)
+
+    return _forward(model, mesh, micro_batches, logprobs)
+
+
+def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+    """The scalar head's numbers [T] fp32 of each micro-batch, values or scores, on the ranks of the last stage.
+
+    Elsewhere an empty list.
+    """
+    return _forward(model, mesh, micro_batches, lambda numbers, block: _of_all_ranks(numbers[0], block, mesh))
+
+
+def _of_all_ranks(values: Tensor, micro_batch: MicroBatch, mesh: Mesh) -> Tensor:
+    """Values [T] of all tokens from those of the tokens that this rank computes."""
+    parts = parts_of(micro_batch.lengths, mesh)
+    return parts.joined(values) if parts else values
+
+
+def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output) -> list[Tensor]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), Lockstep(model, mesh).passes(len(micro_batches)):
+            return run_schedule([model], mesh, micro_batches, output, forward_only=True)
+    finally:
+        model.train(training)
+
+
+def run_schedule(
+    pieces: Sequence[nn.Module], mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
+) -> list[Any]:
+    """What `output` made of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+
+    Several pieces take their turns in megatron's interleaved schedule, for which micro-batches are a multiple of the
+    pipeline's stages.
+
+    When gradients are wanted, `output` returns the loss, a count that is not used, and what to keep.
+    """
+    if not micro_batches:
+        return []
+
+    def step(remaining: Iterator[MicroBatch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+        micro_batch = next(remaining)
+        result = model(micro_batch.tokens.to(host.device()).unsqueeze(0), micro_batch.lengths)
+        return result, lambda result, **_: output(result, micro_batch)
+
+    config: Any = pieces[0].config
+    sizes = {num_tokens_of_rank(micro_batch.lengths, mesh) for micro_batch in micro_batches}
+    length = max(sizes)
+    # Only when micro-batches differ must stages tell each other the shape of every message.
+    config.variable_seq_lengths = len(sizes) > 1
+    vpp = mesh.layout.vpp if mesh.layout.vpp > 1 else None
+    run = get_forward_backward_func(pp_size=mesh.layout.pp, vp_size=vpp)
+    results: list[Any] = run(
+        forward_step_func=step,
+        data_iterator=[iter(micro_batches) for _ in pieces] if vpp else iter(micro_batches),
+        model=list(pieces) if vpp else pieces[0],
+        num_microbatches=len(micro_batches),
+        seq_length=(length + padding_behind(length, mesh.layout)) * mesh.layout.cp,  # megatron divides what it is told
+        micro_batch_size=1,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+        p2p_communicator=P2PCommunicator(mesh.groups.pp, config) if mesh.layout.pp > 1 else None,
+        pg_collection=mesh.groups,
+    )
+    return results
+
+
+Loss = Callable[[Tensor, MicroBatch], Share]
+"""The share that this rank's tokens of a micro-batch have in the loss, already divided by a denominator that every rank
+knows, and in the metrics."""
+
+Condition = Callable[[Mapping[str, float]], bool]
+"""Whether an update is done, from its metrics over all micro-batches and replicas."""
+
+
+class Trainer:
+    """A model with AdamW, its moments and fp32 weights cut over the ranks that hold the same weights.
+
+    Gradients are summed over micro-batches and over those ranks, never averaged: with losses that are shares
+    of one global mean, neither the layout nor the micro-batches nor recomputation changes the update.
+    """
+
+    def __init__(
+        self,
+        model: Held,
+        mesh: Mesh,
+        *,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        epsilon: float = 1e-8,
+    ) -> None:
+        """Takes over the weights that `model` has now; weight decay spares norms and biases."""
+        self.mesh = mesh
+        self.model = model
+        self.ddp_pieces = tuple(
+            DistributedDataParallel(
+                model.config,
+                DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
+                piece,
+                pg_collection=mesh.groups,
+            )
+            for piece in pieces_of(model)
+        )
+        dtype = model.config.params_dtype
+        config = OptimizerConfig(
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            adam_beta1=betas[0],
+            adam_beta2=betas[1],
+            adam_eps=epsilon,
+            clip_grad=max_grad_norm,
+            params_dtype=dtype,
+            bf16=dtype == torch.bfloat16,
+            use_distributed_optimizer=True,
+        )
+        self.optimizers = distributed_optimizers(self.ddp_pieces, mesh, config)
+        model.config.finalize_model_grads_func = self._finalize
+        self._clear_gradients()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """For the updates to come."""
+        set_learning_rate(self.optimizers, learning_rate)
+
+    def train_step(
+        self, micro_batches: Sequence[MicroBatch], loss: Loss, *, condition: Condition = lambda _: True
+    ) -> dict[str, float]:
+        """One update from this replica's micro-batches, of which there may be none while other replicas have some, but
+        not where they hold experts together: those have as many each.
+
+        Returns the metrics summed over micro-batches and replicas, and `grad_norm` before clipping; the same on every
+        rank. Where the `condition` refuses these metrics the weights stay as they are. Raises RunFailed, with the
+        weights untouched, if the gradient is not finite.
+        """
+        sums = self._sum(self.accumulate(micro_batches, loss))
+        return sums | {"grad_norm": self.update() if condition(sums) else self._discard()}
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
+        """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's losses."""
+        if micro_batches:
+            return run_schedule(self.ddp_pieces, self.mesh, micro_batches, _kept(loss, self.mesh), forward_only=False)
+        self._finalize(list(self.ddp_pieces))
+        return []
+
+    def update(self) -> float:
+        """Clips the gradients, steps, and leaves the gradients at zero; returns their norm before clipping.
+
+        Raises RunFailed, with the weights untouched, if the gradient is not finite.
+        """
+        grad_norm = self._clip()
+        for optimizer in self.optimizers:
+            optimizer.step_with_ready_grads()
+        self._clear_gradients()
+        return grad_norm
+
+    def _discard(self) -> float:
+        """As an update without its step."""
+        grad_norm = self._clip()
+        self._clear_gradients()
+        return grad_norm
+
+    def _clip(self) -> float:
+        for optimizer in self.optimizers:
+            optimizer.prepare_grads()
+        grad_norm = clip_gradients(self.optimizers)
+        if not math.isfinite(grad_norm):
+            raise RunFailed(
+                f"the gradient norm of {self.model.spec.name} is {grad_norm}; the weights were left as they were, "
+                "look at the rewards and losses of this step."
+            )
+        return grad_norm
+
+    def _clear_gradients(self) -> None:
+        for piece in self.ddp_pieces:
+            piece.zero_grad_buffer()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def _finalize(self, model: list[nn.Module], *_: Any, **__: Any) -> None:
+        """Sums gradients: over replicas, over sequence-parallel ranks, over both ends of tied embeddings.
+
+        Megatron would divide them by a count of tokens; they come divided.
+        """
+        finalize_model_grads(model, None, pg_collection=self.mesh.groups)
+
+    def _sum(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """The shares' sums over the mesh, from one tensor-parallel rank of each last stage, in the order of ranks."""
+        mine: dict[str, float] = {}
+        for share in shares if self.mesh.tp_rank == 0 else ():
+            for name, value in share.items():
+                mine[name] = mine.get(name, 0.0) + float(value)
+        everyone: list[dict[str, float]] = [{}] * self.mesh.layout.num_ranks
+        dist.all_gather_object(everyone, mine, group=self.mesh.groups.intra_dist_opt)
+        totals: dict[str, float] = {}
+        for part in everyone:
+            for name, total in part.items():
+                totals[name] = totals.get(name, 0.0) + total
+        return totals
+
+
+def _kept(loss: Loss, mesh: Mesh) -> Output:
+    """The loss as megatron's schedules take it: with a count of tokens that nobody divides by, and what to keep."""
+
+    def output(result: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        share = loss(result, micro_batch.of_rank(mesh))
+        return share.loss, torch.zeros((), dtype=torch.int, device=result.device), share.metrics
+
+    return output

@@ -1,0 +1,131 @@
+"""Trainers on disk: weights, fp32 weights, moments and update counts, in a format that survives a change of layout.
+
+The parts that are not tensors are pickles: read checkpoints of your own runs only.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
+
+from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.runtime.device import host
+from meshwright.runtime.model.model_shard import pieces_of
+from meshwright.runtime.training.bodies import Trainer
+
+_ANY = (Exception, CheckpointException)
+"""The latter, torch's, is no Exception."""
+
+_WAY_OUT = "it was cut short or is of another job, so remove it, or begin again in another directory"
+
+
+def save_trainers(
+    directory: Path, trainers: Mapping[str, Trainer], beside: Callable[[Path], None] = lambda _: None
+) -> None:
+    """Writes the trainers that the ranks of the world hold, each under its own name, into a new directory.
+
+    Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of, and
+    what it writes `beside` them, given the directory as it comes to be. The
+    directory appears when it is whole, so a save that was cut short is never read. Raises BadInput if it exists.
+    """
+    host.install()
+    if directory.exists():
+        raise BadInput(f"{directory} exists already; give a new directory for the checkpoint.")
+    partial = directory.with_name(f"{directory.name}.partial")
+    dist.barrier()  # until every rank has looked, nothing may appear
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)  # what an earlier, cut-short save left
+        partial.mkdir(parents=True)
+    dist.barrier()
+    state = {name: _state(name, trainer, is_loading=False) for name, trainer in trainers.items()}
+    # What a rank has written it tells itself; megatron would start a server on every rank for that, which takes 4 s.
+    # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing/strategies/filesystem_async.py#L51
+    vars(filesystem_async)["_results_queue"] = queue.SimpleQueue()
+    # What goes wrong is raised as well.
+    logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
+    try:
+        dist_checkpointing.save(state, str(partial))
+    except _ANY as error:
+        raise RunFailed(f"checkpoint {partial} cannot be written: {_reason(error)}; is its disk full?") from error
+    beside(partial)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        partial.rename(directory)
+    dist.barrier()
+
+
+def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
+    """Fills trainers from a directory that `save_trainers` wrote, whatever the layouts they had then.
+
+    Collective over the world. Raises BadInput if the directory is not such a checkpoint.
+    """
+    host.install()
+    if not directory.is_dir():
+        raise BadInput(f"there is no checkpoint {directory}; give a directory that a run has saved.")
+    wanted = {name: _state(name, trainer, is_loading=True) for name, trainer in trainers.items()}
+    try:
+        loaded = dist_checkpointing.load(wanted, str(directory))
+    except _ANY as error:  # megatron, torch and pickle raise what they like at a file that was cut or is foreign
+        raise BadInput(f"checkpoint {directory} cannot be read: {_reason(error)}; {_WAY_OUT}.") from error
+    for name, trainer in trainers.items():
+        for number, piece in enumerate(pieces_of(trainer.model)):
+            state = loaded[name][f"model{number}"]
+            piece.load_state_dict({key.removeprefix(f"{name}."): value for key, value in state.items()})
+        for number, optimizer in enumerate(trainer.optimizers):
+            _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error; of one that gathers those of all ranks, of the first of these."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}{f': {said[0][:200]}' if said else ''}".rstrip(".")
+
+
+def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
+    """A trainer's state as megatron's sharded tensors and objects, with keys that begin with `name`."""
+    groups = trainer.mesh.groups
+    metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
+    pieces = {
+        f"model{number}": piece.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
+        for number, piece in enumerate(pieces_of(trainer.model))
+    }
+    optimizers = [
+        part.sharded_state_dict(pieces, is_loading=is_loading, metadata=metadata) for part in trainer.optimizers
+    ]
+    param_states = {number: optimizer.pop("param_state") for number, optimizer in enumerate(optimizers)}
+    # Megatron would write these from rank 0 of the world, which may hold no trainer, or another.
+    replica = (0, groups.mp.rank(), groups.dp_cp.rank())
+    # The settings of all optimizers of a trainer are the same.
+    settings = ShardedObject(f"{name}.settings", optimizers[0], (1,), (0,), replica_id=replica)
+    return {**pieces, "settings": settings, "param_states": param_states}
+
+
+def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:
+    """Megatron's loading, but for learning rates and the like, which are the job's, and for the count of updates.
+
+    It takes the former from the checkpoint. It looks for the count of torch's AdamW among the tensors, where it did not
+    save it, and gives all parameters one tensor to count in, so that each update would count once per parameter:
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L818
+    """
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(settings)
+    for group, kept in zip(optimizer.param_groups, own, strict=True):
+        group.update(kept)
+    of_parameters = optimizer.optimizer.state.values()
+    counts = [state.pop("step") for state in of_parameters]
+    optimizer.load_parameter_state_from_fully_reshardable(param_state)
+    for state, count in zip(of_parameters, counts, strict=True):
+        state["step"] = count.clone()

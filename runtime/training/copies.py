@@ -1,0 +1,117 @@
+"""The models that a rank holds: one copy of a role's weights for each pool and layout that its stages use.
+
+The training stage's copy owns the weights and the optimizer; every other copy of a trained role is refit from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import TRAIN_STAGE, Role
+from meshwright.runtime.model.mesh import Mesh, build_mesh
+from meshwright.runtime.model.model_shard import Decoder, Held, build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.training.versions import Version
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightCopy:
+    """One copy as this rank sees it: `model` is None outside its mesh, `trainer` where it is not trained."""
+
+    stage: str  # the stage that the copy is named for, Plan.copy_of
+    spec: ModelSpec  # whose vocabulary is what may be drawn
+    mesh: Mesh
+    model: Held | None
+    trainer: Trainer | None
+    version: Version
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model on a member of a copy that is not cut in pieces, as only a trained one is."""
+        assert isinstance(self.model, Decoder), f"{self.stage} is {self.mesh.layout}"
+        return self.model
+
+
+def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict[str, WeightCopy]:
+    """Every copy of the plan by the stage it is named for, in the same order on every rank.
+
+    Copies that are refit at the start of a step are left with the weights they were built with. A language model gives
+    its first `num_tokens` tokens all the probability that there is, in the generator and in the trainer alike: no
+    other model needs a row for the others, whose number differs from model to model.
+    """
+    names = {p.stage: plan.copy_of(p.stage) for p in plan.placements}
+    refitted = {refit.target for refit in plan.refits}
+    copies = {}
+    for name in sorted(set(names.values())):
+        placement = plan.placement(name)
+        stored = plan.facts.models.spec(placement.role)
+        spec = stored if stored.scalar_head else _drawing(stored, num_tokens)
+        mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
+        model, trainer = None, None
+        if mesh.is_member:
+            trained = TRAIN_STAGE.get(placement.role) == name
+            model = build_model(
+                spec,
+                mesh,
+                dtype=DTYPES[plan.facts.precision],
+                recompute=placement.schedule.recompute.value,
+                trainable=trained,
+            )
+            if name not in refitted:
+                load_weights(model, stored, mesh, directory / job.models.source(placement.role).path)
+            if trained:
+                trainer = _trainer(model, mesh, placement.role, job)
+        version = Version(name, None if name in refitted else 0)
+        copies[name] = WeightCopy(stage=name, spec=spec, mesh=mesh, model=model, trainer=trainer, version=version)
+    return copies
+
+
+def _drawing(spec: ModelSpec, num_tokens: int) -> ModelSpec:
+    """The model with the rows of its vocabulary behind the first `num_tokens` as padding."""
+    return replace(spec, vocab_size=num_tokens, vocab_multiple=spec.padded_vocab_size)
+
+
+def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str, str], Refit]:
+    """The plan's refits by (source, target); every rank of the world takes part in each."""
+    refits = {}
+    for number, refit in enumerate(plan.refits):
+        source, target = copies[refit.source], copies[refit.target]
+        refits[refit.source, refit.target] = Refit(
+            source.model,
+            source.mesh,
+            target.model,
+            target.mesh,
+            number=number,
+            versions=(source.version, target.version),
+        )
+    return refits
+
+
+def resume_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
+    """What is trained was restored as it was after `step` steps; refits bring the version to the other copies."""
+    for name, copy in copies.items():
+        if name in TRAIN_STAGE.values():
+            copy.version.number = step
+
+
+def _trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
+    return Trainer(
+        model,
+        mesh,
+        learning_rate=job.ppo.learning_rate(role, 0),
+        weight_decay=job.ppo.weight_decay,
+        max_grad_norm=job.ppo.max_grad_norm,
+        betas=(job.ppo.adam_beta1, job.ppo.adam_beta2),
+        epsilon=job.ppo.adam_eps,
+    )
