@@ -14,7 +14,7 @@ from benchmarks.host.variations import VARIATIONS
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
-from tests.planner.test_calibrate import SYNCHRONOUS, TABLE
+from tests.planner.analysis.test_correct_table import SYNCHRONOUS, TABLE
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny" / "job.yaml"
 

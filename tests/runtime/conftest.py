@@ -14,7 +14,7 @@ from tests.runtime.small_job import write_job
 @pytest.fixture(scope="session", autouse=True)
 def fork_server() -> None:
     """One process has imported what any launch of the session needs; it would be what the first of them asks for."""
-    modules = ("train", "profiling", "rehearse")
+    modules = ("execution.train", "profiling.profiling", "execution.rehearse")
     multiprocessing.set_forkserver_preload([f"meshwright.runtime.{module}" for module in modules])
     forkserver.ensure_running()
 

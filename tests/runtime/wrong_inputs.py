@@ -15,8 +15,8 @@ import yaml
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
+from tests.runtime.commands.test_report_command import small_plan
 from tests.runtime.small_job import request, write_job
-from tests.runtime.test_report import small_plan
 
 Tree = dict[str, Any]
 

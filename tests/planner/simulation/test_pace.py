@@ -1,0 +1,98 @@
+"""The pace of turns: kept where something gains by it, as planned, and faster for responses that are shorter."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from meshwright.cost_models.turn_cost import Overlap, Turns
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import GENERATE, patterns
+from meshwright.planner.simulation.pace import Pace, planned_rounds
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import Schedule
+from tests.planner.jobs import small_facts
+from tests.planner.simulation.test_sampled import model_of
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+
+
+def ahead(lead: int = 1, others: dict[str, Where] | None = None, **generation: int) -> Plan:
+    """One rank generates, with a slot for every sequence in flight; another does all else, unless it is said."""
+    facts = small_facts(memory_bytes=2**50)
+    response = LengthSpec(max=128, histogram=((32, 1), (64, 1), (128, 1)))
+    workload = facts.workload.model_copy(update={"response": response})
+    facts = facts.model_copy(update={"workload": workload, "staleness": 2})
+    where = {
+        "actor_generate": Where("0:1", schedule=Schedule(generation_slots=32, **generation)),
+        "other": Where("1:1"),
+        **(others or {}),
+    }
+    return plan_by_hand(facts, where, patterns(2)[lead])
+
+
+def test_a_turn_that_is_all_that_its_sequences_have_keeps_no_pace() -> None:
+    facts = small_facts(memory_bytes=2**50)
+    assert planned_rounds(plan_by_hand(facts, {"other": Where("0:4", "dp4")})) == 0
+
+
+def test_a_single_replica_beside_which_nothing_runs_keeps_no_pace() -> None:
+    assert planned_rounds(ahead(0, batches_in_flight=2)) == 0
+    assert planned_rounds(ahead(1, batches_in_flight=2)) > 0
+
+
+def test_the_pace_of_replicas_that_wait_for_each_other_is_that_of_the_plans_turns() -> None:
+    two = Where("0:2", "dp2", Schedule(generation_slots=16, batches_in_flight=2))
+    plan = ahead(others={"actor_generate": two, "other": Where("2:1")})
+    rounds = Turns(plan.facts.workload).rounds(8, 16, Overlap(batches_in_flight=2)).num_rounds
+    assert planned_rounds(plan) == rounds
+    assert Pace(plan).least_rounds == int(rounds)
+
+
+def test_a_single_replica_that_would_be_waited_for_keeps_no_pace() -> None:
+    where = {name: Where("0:1") for name in ("actor_train", "critic_train", "actor_logprob")}
+    assert planned_rounds(ahead(others=where, batches_in_flight=2)) == 0
+
+
+def test_a_single_replica_goes_on_for_a_fifth_more_than_it_would_wait_for_the_others() -> None:
+    """With the critic's training on its own rank, the rank that is left is busy for less than a turn of generation."""
+    beside = {"critic_train": Where("2:1"), "reward_score": Where("0:1"), "ref_logprob": Where("0:1")}
+    plan = ahead(others=beside, batches_in_flight=2)
+    seconds = {placement.stage: placement.cost.total for placement in plan.placements}
+    others = ("critic_value", "actor_logprob", "actor_train")
+    spare = sum(seconds[stage] for stage in others) - seconds["reward_score"] - seconds["ref_logprob"]
+    assert 0 < 1.2 * spare / seconds[GENERATE] < 1.5
+    rounds = Turns(plan.facts.workload).rounds(16, 32, Overlap(batches_in_flight=2)).num_rounds
+    assert planned_rounds(plan) == pytest.approx(rounds * min(1.5, 1.2 * spare / seconds[GENERATE]))
+
+
+def test_a_single_replica_goes_on_for_half_as_many_rounds_again_at_most() -> None:
+    rounds = Turns((plan := ahead(batches_in_flight=2)).facts.workload).rounds(16, 32, Overlap(batches_in_flight=2))
+    assert planned_rounds(plan) == pytest.approx(1.5 * rounds.num_rounds)
+
+
+def test_the_pace_follows_responses_that_are_shorter_than_planned_and_no_longer_ones() -> None:
+    pace = Pace(ahead(batches_in_flight=2))
+    planned = pace.least_rounds
+    for _ in range(100):
+        pace.delivered([10_000])
+    assert pace.least_rounds == planned
+    for _ in range(200):
+        pace.delivered([1, 1])
+    assert pace.least_rounds <= planned / 32
+
+
+def test_what_runs_beside_generation_waits_less_when_turns_are_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ahead(batches_in_flight=2)
+
+    def spread() -> float:
+        drawn = Sampled(plan, model_of, seed=0)
+        seconds = [drawn.of_step(step).seconds[GENERATE][0] for step in range(10, 60)]
+        return statistics.stdev(seconds) / statistics.fmean(seconds)
+
+    paced, period = spread(), simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean
+    monkeypatch.setattr("meshwright.planner.simulation.pace.planned_rounds", lambda _plan: 0.0)
+    assert paced < spread() / 2
+    assert period < simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean * 1.01

@@ -1,0 +1,46 @@
+"""Answers about time on a terminal: what is shown is what was found, and every figure says that it was simulated."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import Simulation, simulate
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.runtime.commands import show_time
+from tests.planner.simulation.test_sampled import model_of, plan_of
+
+
+@pytest.fixture(scope="module")
+def stale() -> Simulation:
+    """Of a plan whose sequences run on for up to two turns."""
+    plans = (plan_of(seed, LengthSpec(max=256, median=40, p99=200), deferral=2) for seed in range(100))
+    plan = next(plan for plan in plans if plan.placement("actor_generate").schedule.batches_in_flight > 1)
+    return simulate(plan, Sampled(plan, model_of, seed=0), steps=4)
+
+
+def test_a_simulation_shows_the_share_of_the_tokens_of_each_staleness(
+    stale: Simulation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_time.simulation(stale, None)
+    shown = capsys.readouterr().out
+    assert len(stale.staleness) > 1
+    assert f"SIMULATED staleness: {stale.mean_staleness:.2f} actor updates on average" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    for one in stale.staleness:
+        assert [str(one.staleness), f"{one.share:.1%}"] in [line[:2] for line in lines]
+
+
+def test_the_mean_staleness_weighs_each_number_of_updates_with_its_tokens(stale: Simulation) -> None:
+    assert sum(one.share for one in stale.staleness) == pytest.approx(1)
+    assert min(one.staleness for one in stale.staleness) < stale.mean_staleness
+    assert stale.mean_staleness < max(one.staleness for one in stale.staleness)
+
+
+def test_a_simulation_shows_what_all_ranks_together_wait_for(
+    stale: Simulation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_time.simulation(stale, None)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "all ranks" in line)
+    assert f"{stale.cluster.idle_share:.1%}" in row
+    assert f"{stale.cluster.waits[0].share:.1%}" in row

@@ -1,0 +1,221 @@
+"""Models with experts are loaded, trained, generated from, moved and saved as dense ones are."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.planner.search.space import choices
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import read_model
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.generation.slots import Response
+from meshwright.runtime.generation.turn_rules import Everything, FirstEnded
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from tests.planner.jobs import small_facts
+from tests.runtime import small_job
+from tests.runtime.checkpoints import expected_logprobs, name_end_tokens, tokens, write_checkpoint
+from tests.runtime.generation.test_engine import PROMPTS, VOCAB_SIZE, generate, open_generator
+from tests.runtime.model.test_weights import _check as check_logprobs
+from tests.runtime.model.test_weights import _convert
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.small_job import request, write_job
+from tests.runtime.training.test_checkpoint import Run, _merge
+from tests.runtime.training.test_refit import Place
+from tests.runtime.training.test_refit import _check as check_refit
+from tests.runtime.updates import How, assert_updates_are_those_of_one_rank, written
+
+pytestmark = pytest.mark.slow
+
+FACTS = small_facts(batch_size=16, num_minibatches=4)
+
+FAMILIES: dict[str, dict[str, int | bool]] = {
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3Moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "head_dim": 32,
+        "norm_topk_prob": True,
+    },
+}
+
+
+def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool) -> Path:
+    return write_checkpoint(directory, family, **FAMILIES[family], **changes)
+
+
+DIVIDED = ["tp2", "dp2,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2"]
+
+
+def planned(stage: str) -> list[str]:
+    """Every layout on two and on four ranks that a plan may give to this stage of a mixture."""
+    spec = replace(FACTS.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96), num_kv_heads=2)
+    facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
+    found = (choice.layout for size in (2, 4) for choice in choices(facts, STAGE_BY_NAME[stage], size, (), Counter()))
+    return [str(layout) for layout in sorted(set(found))]
+
+
+def test_experts_agree_with_transformers_in_every_planned_layout(tmp_path: Path) -> None:
+    directory = mixture(tmp_path / "model")
+    expected = expected_logprobs(directory, tokens())
+    assert {"tp2,pp1,dp2,ep2", "tp2,pp1,dp2,ep2,sp", "tp1,pp2,dp2,ep2"} < set(planned("ref_logprob"))
+    for layout in ("tp1", *planned("ref_logprob")):
+        check_logprobs(directory, layout, expected)
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2,dp2,ep2,sp", *DIVIDED])
+def test_experts_of_a_width_of_their_own_agree_with_transformers(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model", "Qwen3Moe")
+    check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
+
+
+def test_weights_of_a_tokens_experts_need_not_sum_to_one(tmp_path: Path) -> None:
+    changes = FAMILIES["Qwen3Moe"] | {"norm_topk_prob": False}
+    directory = write_checkpoint(tmp_path / "model", "Qwen3Moe", **changes)
+    check_logprobs(directory, "tp1", expected_logprobs(directory, tokens()))
+
+
+HOWS = {
+    "Mixtral": [How(layout, 1) for layout in planned("actor_train")],
+    "Qwen3Moe": [
+        How("tp2,sp", 2, "full"),
+        How("tp2,dp2,ep2,sp", 1, "selective"),
+        How("pp2,dp2,ep2", 1, "full"),
+        How("pp2,dp2,ep2,vpp2", 1),
+    ],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
+    assert_updates_are_those_of_one_rank(mixture(tmp_path / "model", family), HOWS[family], tmp_path)
+
+
+def _different_rows(directory: Path, layout: str) -> list[Tensor] | None:
+    """Log-probabilities of the rows of this rank's replica, one a micro-batch: three of the first, none of the last."""
+    mesh = build_mesh(Layout.parse(layout), 0)
+    spec = read_model(directory)
+    model = build_model(spec, mesh)
+    load_weights(model, spec, mesh, directory)
+    ids = tokens()
+    rows = range(len(ids)) if mesh.dp_rank == 0 else ()
+    answers = forward_logprobs(model, mesh, [MicroBatch.of([ids[row, : 21 - 4 * row]]) for row in rows])
+    return answers if mesh.is_last_stage and mesh.dp_rank == 0 else None
+
+
+@pytest.mark.parametrize("layout", ["tp2,dp2,ep2,sp", "pp2,dp2,ep2"])
+def test_replicas_that_hold_experts_together_may_have_different_numbers_of_rows(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model")
+    expected = expected_logprobs(directory, tokens())
+    for answers in filter(None, run_on_ranks(4, _different_rows, directory, layout)):
+        for row, answer in enumerate(answers):
+            torch.testing.assert_close(answer[:-1], expected[row, : len(answer) - 1], atol=1e-4, rtol=0)
+
+
+def _draw_in_turns(directory: Path, layout: str) -> list[list[Response]] | None:
+    """What three turns deliver on this replica, which has every `dp`-th prompt but the last has none at first."""
+    opened = open_generator(directory, layout, 2)
+    if opened is None:
+        return None
+    generator, _, mesh = opened
+    mine = PROMPTS[mesh.dp_rank :: mesh.layout.dp]
+    first = mine[: 3 if mesh.dp_rank == 0 else 0]
+    deliveries = (FirstEnded(1, 2), FirstEnded(2, 2), Everything())
+    admitted = (first, mine[len(first) :], ())
+    return [
+        list(generator.turn(prompts, version=0, delivery=delivery))
+        for prompts, delivery in zip(admitted, deliveries, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("layout", ["tp2", "dp4,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2"])
+def test_replicas_that_hold_experts_together_draw_at_their_own_pace(tmp_path: Path, layout: str) -> None:
+    """Prompts are admitted unevenly, responses end at different lengths, and some stay in flight from turn to turn."""
+    directory = mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE)
+    alone = run_on_ranks(4, generate, directory, "tp1", 1)[0]
+    assert alone is not None
+    expected = {response.row: response.tokens for response in alone[0]}
+    assert len({len(drawn) for drawn in expected.values()}) > 1
+    found = [turns for turns in run_on_ranks(4, _draw_in_turns, directory, layout) if turns is not None]
+    delivered = {response.row: response.tokens for turns in found for turn in turns for response in turn}
+    assert delivered == expected
+    assert len(found) == Layout.parse(layout).num_ranks
+
+
+def test_a_generator_with_experts_draws_what_its_trainer_scores(tmp_path: Path) -> None:
+    directory = mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE)
+    alone = run_on_ranks(4, generate, directory, "tp1", 1)[0]
+    assert alone is not None
+    assert max(alone[1]) < 1e-4
+    for answer in run_on_ranks(4, generate, directory, "pp2", 4):
+        assert answer is None or [r.tokens for r in answer[0]] == [r.tokens for r in alone[0]]
+
+
+def write_mixture_job(directory: Path) -> Path:
+    """The small job on two ranks with a Mixtral for its actor and reference."""
+    path = write_job(directory, num_ranks=2)
+    rmtree(directory / "actor")
+    mixture(directory / "actor", vocab_size=small_job.VOCAB_SIZE)
+    name_end_tokens(directory / "actor", small_job.EOS)
+    return path
+
+
+def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path) -> None:
+    """At first two replicas hold half of the experts each, then two ranks half of each expert."""
+    job, out = write_mixture_job(tmp_path), tmp_path / "out"
+    stages = ("actor_generate", "actor_logprob", "actor_train")
+    spread = [f"{stage}.layout=dp2,ep2" for stage in stages]
+    cut = [f"{stage}.layout=tp2{'' if stage == 'actor_generate' else ',sp'}" for stage in stages]
+    assert run_plan(request(job, out, *spread, "ref_logprob.layout=tp2", steps=1))
+    assert run_plan(request(job, out, *cut, "ref_logprob.layout=dp2,ep2", steps=2, resume=True))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    assert all(line["generator_gap"] < 1e-4 for line in lines)
+
+
+MOVES: list[tuple[Place, Place]] = [
+    (("pp2,dp2", 0), ("dp2", 1)),
+    (("dp2,ep2", 0), ("tp2", 2)),
+    (("tp2,sp", 0), ("dp2,ep2", 1)),
+    (("tp2,dp2,ep2,sp", 0), ("pp2,dp2,ep2", 0)),
+    (("dp4,ep2", 0), ("dp4,ep4", 0)),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place, target: Place) -> None:
+    check_refit(mixture(tmp_path / "model"), source, target)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4"])
+def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -> None:
+    directory = mixture(tmp_path / "model")
+    run_on_ranks(4, _convert, directory, layout, directory, tmp_path / "copy")
+    copy, stored = written(tmp_path / "copy"), written(directory)
+    assert copy.keys() == stored.keys()
+    assert all(torch.equal(copy[name], stored[name]) for name in stored)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2")]
+)
+def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
+    mixture(tmp_path / "actor", "Qwen3Moe")
+    places, others = ({"actor": (layout, 0)} for layout in (first, then))
+    whole = _merge(tmp_path, Run(places=places, num_updates=3))
+    start = _merge(tmp_path, Run(places=places, num_updates=1, written=tmp_path / "saved"))
+    rest = _merge(tmp_path, Run(places=others, num_updates=2, read=tmp_path / "saved"))
+    assert start["actor"] + rest["actor"] == pytest.approx(whole["actor"], rel=1e-4)

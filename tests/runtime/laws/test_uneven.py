@@ -1,0 +1,65 @@
+"""Pipelines whose stages hold different numbers of layers compute, generate, move and keep what one rank does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.layout import layers_of_stages
+from meshwright.profiles.model_shape import read_model
+from tests.runtime.checkpoints import FAMILIES, write_checkpoint
+from tests.runtime.generation.test_engine import VOCAB_SIZE, generate
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.training.test_checkpoint import Run, _merge
+from tests.runtime.training.test_refit import _check
+from tests.runtime.updates import How, assert_updates_are_those_of_one_rank
+
+pytestmark = pytest.mark.slow
+
+
+def language_model(directory: Path, **changes: int) -> Path:
+    """Six layers with tied embeddings: four stages hold 1, 2, 2 and 1 of them."""
+    return write_checkpoint(directory, "Qwen2", **FAMILIES["Qwen2"], num_hidden_layers=6, **changes)
+
+
+def scorer(directory: Path) -> Path:
+    """Three layers and a scalar head: two stages hold 1 and 2 of them."""
+    return write_checkpoint(directory, "Qwen2", head="ForSequenceClassification", num_hidden_layers=3)
+
+
+def test_the_models_of_this_file_are_cut_unevenly(tmp_path: Path) -> None:
+    assert layers_of_stages(read_model(language_model(tmp_path / "actor")), 4) == (1, 2, 2, 1)
+    assert layers_of_stages(read_model(scorer(tmp_path / "critic")), 2) == (1, 2)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_an_uneven_pipeline_has_the_losses_and_the_weights_of_one_rank(tmp_path: Path, scalar: bool) -> None:
+    directory = (scorer if scalar else language_model)(tmp_path / "model")
+    how = How("pp2,dp2" if scalar else "pp4", 1)
+    assert_updates_are_those_of_one_rank(directory, [how], tmp_path, scalar=scalar)
+
+
+@pytest.mark.parametrize(("source", "target"), [(("pp4", 0), ("tp2,pp2", 0)), (("dp2", 0), ("pp4", 0))])
+def test_weights_move_between_uneven_and_even_pipelines(
+    tmp_path: Path, source: tuple[str, int], target: tuple[str, int]
+) -> None:
+    _check(write_checkpoint(tmp_path / "model", num_hidden_layers=6), source, target)
+
+
+def test_an_uneven_pipeline_draws_what_one_rank_draws(tmp_path: Path) -> None:
+    directory = language_model(tmp_path / "actor", vocab_size=VOCAB_SIZE)
+    alone, *cut = (run_on_ranks(4, generate, directory, layout, 3) for layout in ("tp1", "pp4"))
+    assert alone[0] is not None
+    for answer in cut[0]:
+        assert answer is not None
+        assert [response.tokens for response in answer[0]] == [response.tokens for response in alone[0][0]]
+
+
+def test_a_trainer_saved_on_an_uneven_pipeline_goes_on_on_an_even_one(tmp_path: Path) -> None:
+    scorer(tmp_path / "critic")
+    first, then = ({"critic": (layout, 0)} for layout in ("pp2", "pp3"))
+    whole = _merge(tmp_path, Run(places=first, num_updates=3))
+    start = _merge(tmp_path, Run(places=first, num_updates=1, written=tmp_path / "saved"))
+    rest = _merge(tmp_path, Run(places=then, num_updates=2, read=tmp_path / "saved"))
+    assert start["critic"] + rest["critic"] == pytest.approx(whole["critic"], rel=1e-4)

@@ -1,0 +1,80 @@
+"""Rows that share a call attend as each does alone, forward and backward."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.runtime.model.equal_rows import equal_rows
+from tests.runtime.model.test_kv_cache import NUM_SLOTS, ROTARY, Row, attend, random_rows, used_cache
+
+seeded = pytest.mark.parametrize("seed", range(10))
+
+
+def alike_here_and_there(draw: random.Random) -> list[tuple[int, int, int]]:
+    """Slot, cached tokens and length of rows, of which many are as the one before and some slots are left out."""
+    rows = [(draw.randrange(2), 0, draw.randint(1, 20))]
+    while (slot := rows[-1][0] + draw.choice((1, 1, 1, 2))) < NUM_SLOTS:
+        another = draw.choice((0, draw.randint(1, 20))), draw.randint(1, 20)
+        rows.append((slot, *draw.choice((rows[-1][1:], rows[-1][1:], another))))
+    return rows
+
+
+@seeded
+def test_rows_are_told_in_as_few_runs_as_they_make(seed: int) -> None:
+    rows = alike_here_and_there(random.Random(seed))
+    runs = equal_rows(rows)
+    assert rows == [(run.first_slot + row, run.cached, run.length) for run in runs for row in range(run.num_rows)]
+    for run, following in pairwise(runs):
+        assert (run.first_slot + run.num_rows, *run[1:3]) != following[:3]
+
+
+def test_equal_neighbours_share_a_call() -> None:
+    packing = ROTARY.pack([5, 5, 5, 2, 5], torch.empty(0))
+    assert [run.num_rows for run in packing.runs] == [3, 1, 1]
+    continued = used_cache().continue_rows([0, 1, 3, 4, 5], [7, 7, 7, 7, 6], [2] * 5)
+    assert [run.num_rows for run in continued.runs] == [2, 2, 1]
+
+
+@seeded
+def test_rows_together_answer_and_learn_as_each_does_alone(seed: int) -> None:
+    draw = random.Random(seed)
+    lengths = [length for _, _, length in alike_here_and_there(draw)]
+    rows, tail = random_rows(lengths, seed), draw.randint(0, 3)
+    together, alone = trained(rows, tail=tail), [trained([row]) for row in rows]
+    for found, expected in zip(together, (torch.cat(parts) for parts in zip(*alone, strict=True)), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def trained(rows: list[Row], *, tail: int = 0) -> tuple[Tensor, ...]:
+    """What the rows answer, without what is behind them, and the gradients of its squares by what they are given."""
+    leaves = [Row(*(heads.clone().requires_grad_() for heads in row)) for row in rows]
+    output = attend(leaves, tail=tail)[: sum(len(row.query) for row in rows)]
+    output.square().sum().backward()
+    gradients = (torch.cat([heads.grad.flatten(1) for heads in kind]) for kind in zip(*leaves, strict=True))
+    return output.detach(), *gradients
+
+
+@seeded
+def test_rows_continued_together_answer_as_each_does_alone(seed: int) -> None:
+    draw = random.Random(seed)
+    rows = alike_here_and_there(draw)
+    whole = random_rows([cached + length for _, cached, length in rows], seed)
+    together, alone = used_cache(), used_cache()
+    for cache in (together, alone):
+        for (slot, cached, _), row in zip(rows, whole, strict=True):
+            if cached:
+                attend([row.piece(0, cached)], cache.continue_rows([slot], [0], [cached]))
+    pieces = [row.piece(cached, length) for (_, cached, length), row in zip(rows, whole, strict=True)]
+    slots, before, lengths = map(list, zip(*rows, strict=True))
+    found = attend(pieces, together.continue_rows(slots, before, lengths), tail=draw.randint(0, 3))
+    expected = [
+        attend([piece], alone.continue_rows([slot], [cached], [length]))
+        for (slot, cached, length), piece in zip(rows, pieces, strict=True)
+    ]
+    torch.testing.assert_close(found[: sum(lengths)], torch.cat(expected), atol=1e-6, rtol=0)
+    torch.testing.assert_close(together.keys, alone.keys, atol=0, rtol=0, equal_nan=True)
