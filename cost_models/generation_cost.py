@@ -19,7 +19,7 @@ from meshwright.cost_models.compute import Passes, Shard
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import LayerCounts
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.rounds import Rounds, Window
+from meshwright.cost_models.rounds import Rounds, RoundWindow
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.table import Body
 
@@ -152,7 +152,7 @@ def work_of(rounds: Rounds, num_slots: int, pp: int) -> Work:
     return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
 
 
-def _decoding(windows: Sequence[Window], num_groups: int, pp: int) -> Load:
+def _decoding(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:
     """Each window's rounds: max(m, p) passes a round, the live sequences spread over m groups."""
     passes = []
     for rounds, decoding, context in windows:

@@ -32,7 +32,7 @@ Integers = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 
-class Window(NamedTuple):
+class RoundWindow(NamedTuple):
     """`rounds` rounds in which `live` sequences decode, the longest of them with `context` cached tokens."""
 
     rounds: float
@@ -53,7 +53,7 @@ class Rounds:
     """What one replica does during a generation: how many rounds, and how full they are."""
 
     num_rounds: float
-    windows: tuple[Window, ...]
+    windows: tuple[RoundWindow, ...]
     first: Prefill
     refills: Prefill
 
@@ -187,7 +187,7 @@ def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integ
     return covered[gaps], following[gaps]
 
 
-def mean_windows(passes: Sequence[Pass]) -> tuple[Window, ...]:
+def mean_windows(passes: Sequence[Pass]) -> tuple[RoundWindow, ...]:
     """The windows of the passes, averaged one by one; equal ones are one, and those in which nothing decodes none."""
     columns = zip(*((one.rounds, one.row_rounds, one.contexts) for one in passes), strict=True)
     rounds, row_rounds, contexts = (np.sum(column, axis=0) for column in columns)
@@ -196,4 +196,4 @@ def mean_windows(passes: Sequence[Pass]) -> tuple[Window, ...]:
         if number:
             key = live / number, context / number
             found[key] = found.get(key, 0.0) + number
-    return tuple(Window(number / len(passes), live, context) for (live, context), number in found.items())
+    return tuple(RoundWindow(number / len(passes), live, context) for (live, context), number in found.items())

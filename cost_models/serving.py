@@ -19,7 +19,7 @@ from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.precision import precision_named
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.rounds import Prefill, Rounds, Window
+from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -94,7 +94,7 @@ class Serving:
         return self._round_seconds(rows, min(1.0, fresh / arriving))
 
     def _round_seconds(self, rows: int, fresh_share: float) -> Cost:
-        window = Window(1, rows, self.prompt_tokens + self.response_tokens / 2)
+        window = RoundWindow(1, rows, self.prompt_tokens + self.response_tokens / 2)
         together = max(1, min(rows, self.framework.max_tokens // self.prompt_tokens))
         arriving = Prefill(fresh_share * rows / self.response_tokens / together, together, self.prompt_tokens)
         return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows)
@@ -110,7 +110,7 @@ class Serving:
     def batch_seconds(self, rows: int) -> Cost:
         """`rows` requests that start and end together; one response token is the prefill's own."""
         decodes = self.response_tokens - 1
-        windows = (Window(decodes, rows, self.prompt_tokens + self.response_tokens / 2),) if decodes else ()
+        windows = (RoundWindow(decodes, rows, self.prompt_tokens + self.response_tokens / 2),) if decodes else ()
         rounds = Rounds(self.response_tokens, windows, Prefill(1, rows, self.prompt_tokens), _NO_PREFILL)
         return self._seconds(rounds, rows)
 

@@ -27,7 +27,7 @@ class Multicast(Document):
     link_bytes: float = Field(gt=0, le=1)
 
 
-class Gemm(Document):
+class GemmEfficiency(Document):
     """Matrix products."""
 
     flops: float = Field(gt=0, le=1.5, description="share of peak that a full output tile reaches")
@@ -49,8 +49,8 @@ class Grouped(Document):
     seconds: float = Field(ge=0, description="start of the experts of a layer, with what sorts tokens for them")
 
 
-class Attention(Document):
-    """Attention of many new tokens a row."""
+class AttentionEfficiency(Document):
+    """AttentionEfficiency of many new tokens a row."""
 
     flops: float = Field(gt=0, le=1, description="share of peak")
     block: int = Field(gt=0, description="query rows that are computed together")
@@ -61,8 +61,8 @@ class Attention(Document):
     seconds: float = Field(ge=0, description="start of a call, which is more than one kernel")
 
 
-class Decoding(Document):
-    """Attention of one new token a row on a KV cache."""
+class DecodeEfficiency(Document):
+    """AttentionEfficiency of one new token a row on a KV cache."""
 
     bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when the cache is read")
     block: float = Field(gt=0, description="cached tokens that one processor reads for one key head")
@@ -78,10 +78,10 @@ class Decoding(Document):
 class Efficiency(Document):
     """Constants of the laws in `cost_models.kernels`, `compute` and `collectives`, which say how each is used."""
 
-    gemm: Gemm
+    gemm: GemmEfficiency
     grouped: Grouped
-    attention: Attention
-    decoding: Decoding
+    attention: AttentionEfficiency
+    decoding: DecodeEfficiency
     sustained: float = Field(gt=0, le=1, description="of the speed of a product alone, when products follow each other")
     elementwise_bytes: float = Field(gt=0, le=1)
     kernel_seconds: float = Field(ge=0, description="start and end of one kernel on the device")

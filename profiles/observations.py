@@ -40,7 +40,7 @@ _NOT_PROFILED = "not profiled"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class RunObservation:
     """A run's whole steps after the first. Tokens are per sequence, None where the trace does not tell them."""
 
     num_steps: int
@@ -54,7 +54,7 @@ class Observation:
     longest_tokens: float | None  # mean over steps of the longest response
 
 
-def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: int) -> Observation:
+def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: int) -> RunObservation:
     """The stages' times and lengths in a trace. Raises BadInput for a trace that is not measured, or without a step."""
     for clock in sorted({span.clock for span in spans} - {"measured"}):
         raise BadInput(f"the trace is {clock} and not measured; calibrate with the directory of a `meshwright run`.")
@@ -77,7 +77,7 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
     medians = {stage: statistics.median(seconds) for stage, seconds in times.items()}
     if not all(medians.values()):
         raise BadInput("the trace has a stage that took no time; it is not the trace of a run.")
-    return Observation(
+    return RunObservation(
         num_steps=len(steps),
         seconds=medians,
         spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
@@ -90,7 +90,7 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
     )
 
 
-def met(workload: Workload, observation: Observation) -> Workload:
+def met(workload: Workload, observation: RunObservation) -> Workload:
     """The workload that the run met: prompts and responses scaled to the means that the trace tells, with the longest
     response and the share of those that were cut."""
     responses, sequences = observation.response_tokens, observation.sequence_tokens
@@ -102,7 +102,7 @@ def met(workload: Workload, observation: Observation) -> Workload:
     return workload.model_copy(update=update)
 
 
-def _responses(workload: Workload, mean: float, observation: Observation) -> LengthSpec:
+def _responses(workload: Workload, mean: float, observation: RunObservation) -> LengthSpec:
     """Responses with this mean, and with the share of those that were cut, or where none was, with the longest; all are
     scaled where that is not possible."""
     lengths, share = workload.response, observation.truncated_share

@@ -56,7 +56,7 @@ from meshwright.runtime.commands.options import (
     finite,
 )
 from meshwright.runtime.commands.planning_memory import within_memory
-from meshwright.runtime.records.outputs import Kind, Output, require_outputs
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 _INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
@@ -197,7 +197,7 @@ def whatif(
     from meshwright.planner.report.sweep import sweep
     from meshwright.planner.solver.result import Limits
 
-    require_outputs(Output("--plot", plot, Kind.PAGE) if plot else None, inputs=(plan, profile))
+    require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(plan, profile))
     document = read_plan(plan)
     _require_valid(document)
     settings = parse_settings(setting)
@@ -236,7 +236,7 @@ def _beside(path: Path, plan: Plan) -> Run:
 
 
 def _timeline(trace: Path | None) -> Output | None:
-    return Output("--trace", trace, Kind.TIMELINE) if trace else None
+    return Output("--trace", trace, OutputKind.TIMELINE) if trace else None
 
 
 def _require_valid(plan: Plan) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Task, Transfer
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Task, Transfer
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 
@@ -29,7 +29,7 @@ _TRAINS = {"actor_train": "actor_gen", "critic_train": "critic_inf"}
 
 def read_instance(instance: Mapping[str, Any]) -> Problem:
     """The problem of one instance, in ticks of a millisecond and blocks of a MiB, everything rounded up."""
-    calls = tuple(Call(name, tuple(map(_option, rows))) for name, rows in instance["calls"].items())
+    calls = tuple(CallOptions(name, tuple(map(_option, rows))) for name, rows in instance["calls"].items())
     ticks = _transfer_ticks(instance, calls)
     tasks: list[Task] = []
     precedences: list[Precedence] = []
@@ -58,7 +58,7 @@ def _layout(degrees: list[int]) -> str:
     return "pp{},tp{},dp{}".format(*degrees)
 
 
-def _transfer_ticks(instance: Mapping[str, Any], calls: tuple[Call, ...]) -> dict[tuple[str, str, int], int]:
+def _transfer_ticks(instance: Mapping[str, Any], calls: tuple[CallOptions, ...]) -> dict[tuple[str, str, int], int]:
     """The times are the same whatever ranks two layouts have in common; between equal layouts nothing moves."""
     listed = {
         (_layout(row["from"]), _layout(row["to"])): -(-row["time_us"] // MICROSECONDS_PER_TICK)
@@ -72,7 +72,7 @@ def _transfer_ticks(instance: Mapping[str, Any], calls: tuple[Call, ...]) -> dic
 
 def _tasks(iteration: int, ticks: Mapping[tuple[str, str, int], int]) -> Iterator[Task]:
     for call in ("actor_gen", *_SCORES, *_TRAINS):
-        yield Run(name=f"{call} {iteration}", call=call)
+        yield CallRun(name=f"{call} {iteration}", call=call)
     for train, other in _TRAINS.items():
         for side in ("source", "target"):
             yield Transfer(

@@ -22,7 +22,7 @@ from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.device import host
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 
 FROZEN = 1e-30
@@ -102,7 +102,7 @@ def run_alone(
     }
     job = _read(document, out)
     with treated(treatment):
-        run = Run(RunRequest(plan=_plan(job, models), job=job, directory=models, out=out, steps=steps))
+        run = RankRun(RunRequest(plan=_plan(job, models), job=job, directory=models, out=out, steps=steps))
         run.recorder.open(0)
         for turn in run.turns:
             run.turn(turn)

@@ -21,7 +21,7 @@ from meshwright.profiles.cluster import of_one_kind
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.observations import (
-    Observation,
+    RunObservation,
     bodies_of,
     extra_seconds,
     factor,
@@ -99,7 +99,7 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
     )
 
 
-def _rows(plan: Plan, seen: Observation, before: Plan, after: Plan) -> Iterator[StageRow]:
+def _rows(plan: Plan, seen: RunObservation, before: Plan, after: Plan) -> Iterator[StageRow]:
     """The stages in the order of the plan, then the refits where the trace has them, then the step."""
     for p in sorted(plan.placements, key=lambda p: p.start_seconds):
         costs = (found.placement(p.stage).cost.total for found in (plan, before, after))
@@ -115,7 +115,7 @@ def _row(name: str, measured: float, planned: float, before: float, after: float
     )
 
 
-def _with_collectives(plan: Plan, seen: Observation, actual: Workload, table: Table, date: str) -> Table:
+def _with_collectives(plan: Plan, seen: RunObservation, actual: Workload, table: Table, date: str) -> Table:
     """The table with a factor of all collectives, where the trace tells one."""
     slower = _corrected(table, plan, seen, date, traffic=Traffic.COLLECTIVE, factor=2.0)
     parts = []
@@ -136,7 +136,7 @@ def _with_collectives(plan: Plan, seen: Observation, actual: Workload, table: Ta
     return _corrected(table, plan, seen, date, traffic=Traffic.COLLECTIVE, factor=found)
 
 
-def _with_refits(plan: Plan, seen: Observation, actual: Workload, table: Table, date: str) -> Table:
+def _with_refits(plan: Plan, seen: RunObservation, actual: Workload, table: Table, date: str) -> Table:
     """The table with a factor of all refits, where the plan and the trace have them."""
     predicted = _refit_seconds(_recosted(plan, actual, table))
     if seen.refit_seconds is None or not predicted:
@@ -145,7 +145,7 @@ def _with_refits(plan: Plan, seen: Observation, actual: Workload, table: Table, 
     return _corrected(table, plan, seen, date, traffic=Traffic.REFIT, factor=found)
 
 
-def _with_handovers(plan: Plan, seen: Observation, actual: Workload, table: Table, date: str) -> Table:
+def _with_handovers(plan: Plan, seen: RunObservation, actual: Workload, table: Table, date: str) -> Table:
     """The table with the seconds that every handover takes longer, so that the step is right; the table as it is for a
     step that took no longer than its stages."""
 
@@ -156,7 +156,7 @@ def _with_handovers(plan: Plan, seen: Observation, actual: Workload, table: Tabl
     return later(found) if found else table
 
 
-def _corrected(table: Table, plan: Plan, seen: Observation, date: str, **changes: object) -> Table:
+def _corrected(table: Table, plan: Plan, seen: RunObservation, date: str, **changes: object) -> Table:
     """The table with one more correction of traffic behind those that it has."""
     origin = {"plan": digest(plan), "num_steps": seen.num_steps, "date": date}
     more = TrafficCorrection.model_validate({**origin, **changes})
@@ -190,7 +190,7 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
     )
 
 
-def _groups(plan: Plan, seen: Observation, date: str) -> Iterator[_Group]:
+def _groups(plan: Plan, seen: RunObservation, date: str) -> Iterator[_Group]:
     """The groups of the plan's stages, in the order of `STAGES`: forward before training."""
     found: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
     for stage in STAGES:
@@ -214,7 +214,7 @@ def _groups(plan: Plan, seen: Observation, date: str) -> Iterator[_Group]:
         yield _Group(stages=tuple(stages), corrections=tuple(corrections))
 
 
-def _factor(plan: Plan, group: _Group, seen: Observation, actual: Workload, table: Table) -> float:
+def _factor(plan: Plan, group: _Group, seen: RunObservation, actual: Workload, table: Table) -> float:
     """What the group's bodies must be multiplied by. Raises BadInput when no factor explains the measured seconds."""
     predicted, doubled = (
         sum(_seconds(plan, actual, tried, group.stages).values()) for tried in (table, group.applied(table, 2.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshwright.planner.analysis.whatif import Answer, Outlook, whatif
+from meshwright.planner.analysis.whatif import Consequence, Outlook, whatif
 from meshwright.planner.plan.cluster_sizes import size_settings
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.round_times import Remodel
@@ -13,7 +13,7 @@ from meshwright.planner.solver.result import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SizePoint:
     """One size of the cluster. Without an `outlook` no plan was found there: `broken` says why.
 
     It is on a front when no other size has both a shorter step and fewer GPUs, or less money per step. Money goes by
@@ -35,13 +35,13 @@ def pareto(
     price: float | None = None,
     limits: Limits | None = None,
     progress: Callable[[], None] | None = None,
-) -> tuple[Point, ...]:
+) -> tuple[SizePoint, ...]:
     """One point for each size, ascending. Raises BadInput for a size that is no number of whole nodes.
 
     `price` is of a GPU-hour; each size takes a new search under the plan's pins, and `progress` is called after it.
     """
     settings = dict(zip(sizes, size_settings(plan.facts.cluster, sizes), strict=True))
-    answers: dict[int, Answer] = {}
+    answers: dict[int, Consequence] = {}
     for size in sorted(settings):
         found = whatif(plan, (settings[size],), remodel, replan=True, price=price, limits=limits)
         answers[size] = found.answers[0]
@@ -51,7 +51,7 @@ def pareto(
     gpus = _front({size: (outlook.step_seconds, float(size)) for size, outlook in outlooks.items()})
     money = _front({size: (outlook.step_seconds, outlook.gpu_hours) for size, outlook in outlooks.items()})
     return tuple(
-        Point(
+        SizePoint(
             num_ranks=size,
             outlook=answer.outlook,
             is_on_front_of_gpus=size in gpus,

@@ -49,7 +49,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Consequence:
     """What one setting does. Without an `outlook` the placements are illegal, or no plan was found: see `broken`.
 
     `extrapolated` names the tasks whose cost is a guess beyond what was measured.
@@ -70,7 +70,7 @@ class WhatIf:
 
     baseline: Outlook
     replanned: bool
-    answers: tuple[Answer, ...]
+    answers: tuple[Consequence, ...]
     notes: tuple[str, ...]
 
 
@@ -96,7 +96,7 @@ def whatif(
         broken, after = found
         seen = outlook(after, price) if after else None
         answers.append(
-            Answer(
+            Consequence(
                 setting=setting,
                 fits=not broken,
                 broken=broken,

@@ -100,7 +100,7 @@ class OvercommitTuner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class StepObservation:
     """What a run tells of a step that was trained."""
 
     step: int
@@ -136,7 +136,7 @@ class Controllers:
         self._largest = Setting(
             chunk_tokens=max(_chunk_sizes(plan), default=0), overcommit=plan.placement(GENERATE).schedule.overcommit
         )
-        self._known: dict[int, Observation] = {}
+        self._known: dict[int, StepObservation] = {}
         self._bound = plan.staleness
         self._begun: dict[int, tuple[int, float]] = {}
         """By the policy's version that began them: sequences that were delivered, and the sum of their scores."""
@@ -148,7 +148,7 @@ class Controllers:
         """Whether there is anything to decide: the job asks for it, and the plan leaves a choice."""
         return self._chunks is not None or self._overcommit is not None
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: StepObservation) -> None:
         """Steps come in their order from step 0."""
         self._known[observation.step] = observation
 
@@ -166,14 +166,14 @@ class Controllers:
             overcommit=self._overcommit.overcommit if self._overcommit else self._largest.overcommit,
         )
 
-    def _take(self, observation: Observation) -> None:
+    def _take(self, observation: StepObservation) -> None:
         self._next += 1
         if self._chunks:
             self._chunks = self._chunks.after(observation.step, observation.seconds)
         if self._overcommit:
             self._overcommit = self._follow(self._overcommit, observation)
 
-    def _follow(self, tuner: OvercommitTuner, observation: Observation) -> OvercommitTuner:
+    def _follow(self, tuner: OvercommitTuner, observation: StepObservation) -> OvercommitTuner:
         """What a version began is known whole when the bound on staleness lets nothing of it come any more."""
         for age, (number, mean) in enumerate(observation.begun):
             known, total = self._begun.get(observation.step - age, (0, 0.0))

@@ -15,7 +15,7 @@ _POINT = {True: "point", False: "point open"}
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """`sound` is False for a value that breaks a rule, such as one that does not fit; it is drawn open."""
 
     x: float
@@ -30,7 +30,7 @@ class Series:
 
     name: str
     colour: str
-    points: tuple[Point, ...]
+    points: tuple[PlotPoint, ...]
     joined: bool = True
     guide: bool = False
 

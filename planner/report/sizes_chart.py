@@ -8,7 +8,7 @@ from meshwright.planner.report import words
 from meshwright.planner.report.axis import at_values
 from meshwright.planner.report.html import Html, join, note, section, table
 from meshwright.planner.report.lanes import legend
-from meshwright.planner.report.lines import Point, Series, plot
+from meshwright.planner.report.lines import PlotPoint, Series, plot
 
 
 def sizes(found: WhatIf | None) -> Html:
@@ -40,10 +40,10 @@ def _plot(planned: dict[int, Outlook]) -> Html:
     least = min(planned)
     work = planned[least].step_seconds * least
     points = tuple(
-        Point(float(size), outlook.step_seconds, f"{size} GPUs: {words.seconds(outlook.step_seconds)}")
+        PlotPoint(float(size), outlook.step_seconds, f"{size} GPUs: {words.seconds(outlook.step_seconds)}")
         for size, outlook in planned.items()
     )
-    ideal = tuple(Point(point.x, work / point.x, "") for point in points)
+    ideal = tuple(PlotPoint(point.x, work / point.x, "") for point in points)
     series = (Series("in proportion", "c-other", ideal, guide=True), Series("", "c-actor_generate", points))
     drawn = plot(
         series,

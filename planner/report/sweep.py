@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.planner.analysis.whatif import Answer, Outlook, WhatIf
+from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.plan.settings import Setting
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import at_values
 from meshwright.planner.report.html import Html, note, table, tag
 from meshwright.planner.report.lanes import legend
-from meshwright.planner.report.lines import Point, Series, plot
+from meshwright.planner.report.lines import PlotPoint, Series, plot
 from meshwright.planner.report.page import page
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGES
@@ -24,7 +24,7 @@ class _Swept:
     """`field` goes across; each of `lines` is one combination of the other fields' values, with its answers."""
 
     field: str
-    lines: Mapping[str, tuple[Answer, ...]]
+    lines: Mapping[str, tuple[Consequence, ...]]
 
 
 def swept_field(settings: Sequence[Setting]) -> str:
@@ -41,7 +41,7 @@ def swept_field(settings: Sequence[Setting]) -> str:
 
 def _swept(found: WhatIf) -> _Swept:
     field = swept_field([answer.setting for answer in found.answers])
-    lines: dict[str, list[Answer]] = {}
+    lines: dict[str, list[Consequence]] = {}
     for answer in found.answers:
         rest = {path: value for path, value in answer.setting.items() if path != field}
         lines.setdefault(words.setting(rest), []).append(answer)
@@ -99,7 +99,7 @@ def _plot(over: _Swept, places: _Places, up: str, of: Callable[[Outlook], float]
     series = []
     for number, (name, answers) in enumerate(over.lines.items()):
         points = [
-            Point(
+            PlotPoint(
                 places.of[str(answer.setting[over.field])],
                 of(answer.outlook),
                 f"{words.setting(answer.setting)}: {of(answer.outlook):,.4g}",
@@ -136,7 +136,7 @@ def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
     )
 
 
-def _said(answer: Answer) -> Iterator[str]:
+def _said(answer: Consequence) -> Iterator[str]:
     yield from answer.notes
     if answer.extrapolated:
         yield f"extrapolated: {', '.join(answer.extrapolated)}."

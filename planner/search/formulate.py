@@ -21,12 +21,12 @@ from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads
 from meshwright.planner.search.frontier import Candidate, Frontier
 from meshwright.planner.solver.problem import (
     MAX_SUM,
-    Call,
+    CallOptions,
+    CallRun,
     Option,
     Place,
     Precedence,
     Problem,
-    Run,
     Transfer,
 )
 from meshwright.profiles.cluster import AnyCluster, most_usable_bytes
@@ -102,7 +102,9 @@ def pose(
         part = facts.cluster.part_of(ranks.first_rank)
         return _option(tick, ranks, candidate, part=part, lacking_blocks=lacking[part], is_shared=is_shared)
 
-    calls = tuple(Call(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items())
+    calls = tuple(
+        CallOptions(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items()
+    )
     known: _Known = {}
     refits = tuple(
         _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in refit_targets()
@@ -111,7 +113,7 @@ def pose(
         num_ranks=facts.cluster.num_ranks,
         device_blocks=device_blocks,
         calls=calls,
-        tasks=(*refits, *(Run(name=name, call=name) for name in behind)),
+        tasks=(*refits, *(CallRun(name=name, call=name) for name in behind)),
         precedences=(
             *(Precedence(refit_name(t), reader) for t in refit_targets() for reader in refit_readers(t)),
             *(

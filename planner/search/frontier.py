@@ -67,7 +67,7 @@ class Candidate:
         return seconds, tail, resident - self.weights_bytes, self.weights_bytes, self.transient.total
 
 
-class Kind(NamedTuple):
+class PoolKind(NamedTuple):
     """What of a pool decides the cost of a choice on it: the position of its part of the cluster, and its size."""
 
     part: int
@@ -82,8 +82,8 @@ class Frontier:
     """
 
     stage: Stage
-    pools: Mapping[Ranks, Kind]
-    candidates: Mapping[Kind, tuple[Candidate, ...]]
+    pools: Mapping[Ranks, PoolKind]
+    candidates: Mapping[PoolKind, tuple[Candidate, ...]]
     rejected: Counter[str]
     smallest: Mapping[int, Candidate]
 
@@ -104,7 +104,7 @@ def frontier(
     """The frontier of one stage; without a limit, choices are kept however much of the device they need."""
     mine = [pin for pin in pins if pin.stage == stage.name]
     found = {
-        ranks: Kind(facts.cluster.part_of(ranks.first_rank), ranks.num_ranks) for ranks in pools(facts, stage, mine)
+        ranks: PoolKind(facts.cluster.part_of(ranks.first_rank), ranks.num_ranks) for ranks in pools(facts, stage, mine)
     }
     costing = _Costing(facts=facts, model=model, stage=stage, pins=mine, is_limited=is_limited, scope=scope)
     return Frontier(
@@ -129,7 +129,7 @@ class _Costing:
     rejected: Counter[str] = field(default_factory=Counter)
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
 
-    def kept(self, kind: Kind) -> tuple[Candidate, ...]:
+    def kept(self, kind: PoolKind) -> tuple[Candidate, ...]:
         """The choices on pools of one kind that fit and that no other beats."""
         part = self.facts.cluster.parts[kind.part]
         room = part.device.usable_bytes if self.is_limited else math.inf, host_share(part)

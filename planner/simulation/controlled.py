@@ -13,7 +13,7 @@ from meshwright.planner.plan.calls import call_in
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
-from meshwright.planner.program.controllers import Controllers, Observation, Setting
+from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
 from meshwright.planner.simulation.round_times import Remodel
 
 STEPS_TO_LEVEL = 50.0
@@ -59,7 +59,7 @@ class Controlled:
         turn = self._first + len(self._known)
         for step in self._controllers.needs(turn):
             seconds = self.plan_in(self._known[step - self._first]).period_seconds
-            self._controllers.observe(Observation(step=step, seconds=seconds, begun=((1, assumed_reward(step)),)))
+            self._controllers.observe(StepObservation(step=step, seconds=seconds, begun=((1, assumed_reward(step)),)))
         return self._controllers.setting(turn)
 
     def _shortened(self, placement: Placement, size: int) -> Placement:

@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class RankProgram:
     """A program by groups of ranks. `streams` has the instructions of each group, `members` the groups of each one."""
 
     program: Program
@@ -56,7 +56,7 @@ class Score:
     members: tuple[tuple[int, ...], ...]
 
 
-def score(program: Program, num_ranks: int, split: frozenset[str], replica: Replica) -> Score:
+def score(program: Program, num_ranks: int, split: frozenset[str], replica: Replica) -> RankProgram:
     """Groups the ranks. The replicas of the stages in `split` take times of their own."""
     instructions = program.instructions
     keys: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(num_ranks)}
@@ -72,7 +72,7 @@ def score(program: Program, num_ranks: int, split: frozenset[str], replica: Repl
         for index in stream:
             members[index].append(group)
     replicas = [dict(key) for key in alike]
-    return Score(
+    return RankProgram(
         program=program,
         groups=tuple(tuple(ranks) for ranks in alike.values()),
         replicas=tuple(tuple(of.get(index, 0) for index in range(len(instructions) + 1)) for of in replicas),
@@ -81,9 +81,9 @@ def score(program: Program, num_ranks: int, split: frozenset[str], replica: Repl
     )
 
 
-def play(score: Score, works: Sequence[StepWork], lags: Lags) -> Iterator[Record]:
+def play(score: RankProgram, works: Sequence[StepWork], lags: Lags) -> Iterator[Record]:
     """Runs a step for each work, in virtual time, and tells what each group did in order of completion known."""
-    run = _Run(score, works, lags)
+    run = _Playing(score, works, lags)
     heap = run.heap
     while heap:
         now, _, _, group = heappop(heap)
@@ -121,10 +121,10 @@ class _Meeting(NamedTuple):
     cause: str
 
 
-class _Run:
+class _Playing:
     """The state of all groups."""
 
-    def __init__(self, score: Score, works: Sequence[StepWork], lags: Lags) -> None:
+    def __init__(self, score: RankProgram, works: Sequence[StepWork], lags: Lags) -> None:
         self._score, self._works = score, works
         instructions = score.program.instructions
         self._steps = range(len(works))

@@ -17,7 +17,7 @@ from meshwright.planner.program.controllers import Setting, facts_of
 from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork, lags_of
 from meshwright.planner.program.program import Program, Receive, RunStage, lower
 from meshwright.planner.simulation.deferral import steps_to_grow
-from meshwright.planner.simulation.events import Record, Replica, Score, play, score
+from meshwright.planner.simulation.events import RankProgram, Record, Replica, play, score
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
@@ -46,7 +46,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """A part of the time, 0 to 1, and what it was spent on or waited for."""
 
     what: str
@@ -60,8 +60,8 @@ class Use:
     name: str
     ranks: tuple[int, ...]
     idle_share: float
-    busy: tuple[Share, ...]
-    waits: tuple[Share, ...]
+    busy: tuple[TimeShare, ...]
+    waits: tuple[TimeShare, ...]
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _replica_of(plan: Plan) -> Replica:
     return replica
 
 
-def _spans(plan: Plan, parts: Score, record: Record, work: StepWork) -> Iterator[Span]:
+def _spans(plan: Plan, parts: RankProgram, record: Record, work: StepWork) -> Iterator[Span]:
     """One span for each rank of the group; a receive's begins when the rank comes to it, as a measured one does."""
     if record.number == len(parts.program.instructions):
         return
@@ -206,7 +206,7 @@ def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float
 class _Account:
     """Adds up what each group does and waits for in the turns that are kept."""
 
-    def __init__(self, parts: Score, kept: range) -> None:
+    def __init__(self, parts: RankProgram, kept: range) -> None:
         self._parts, self._kept = parts, kept
         instructions = parts.program.instructions
         self._names = [*(instruction.name for instruction in instructions), ""]
@@ -246,11 +246,11 @@ class _Account:
         busy, waits = (self._shares(part, ranks, elapsed) for part in (self._busy, self._waits))
         return Use(name=name, ranks=tuple(ranks), idle_share=1 - sum(b.share for b in busy), busy=busy, waits=waits)
 
-    def _shares(self, part: list[dict[str, float]], ranks: Sequence[int], elapsed: float) -> tuple[Share, ...]:
+    def _shares(self, part: list[dict[str, float]], ranks: Sequence[int], elapsed: float) -> tuple[TimeShare, ...]:
         """Largest first."""
         total: dict[str, float] = defaultdict(float)
         for rank in ranks:
             for what, seconds in part[self._group_of[rank]].items():
                 total[what] += seconds
-        found = [Share(what, seconds / elapsed) for what, seconds in total.items()]
+        found = [TimeShare(what, seconds / elapsed) for what, seconds in total.items()]
         return tuple(sorted(found, key=lambda share: -share.share))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright.planner.solver.problem import Call, Option, Place, Problem, Transfer
+from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _looks(
     return looks
 
 
-def _with_fewer_layouts(same: Alike, call: Call) -> Call:
+def _with_fewer_layouts(same: Alike, call: CallOptions) -> CallOptions:
     """The call with its options at the places that stand for theirs; a copy is as small as the smallest there."""
     if call.name not in same.family:
         return call
@@ -88,7 +88,7 @@ def _with_fewer_layouts(same: Alike, call: Call) -> Call:
         own = option.resident_blocks - option.shared_blocks
         return replace(option, place=place, resident_blocks=own + least[place], shared_blocks=least[place])
 
-    return Call(call.name, tuple(map(moved, call.options)))
+    return CallOptions(call.name, tuple(map(moved, call.options)))
 
 
 def _shortest(same: Alike, task: Transfer) -> Transfer:

@@ -36,7 +36,7 @@ from ortools.sat.python import cp_model
 from meshwright.planner.solver.blocks import Blocks, add_blocks
 from meshwright.planner.solver.constraints import add_order_constraints
 from meshwright.planner.solver.objective import minimise_device
-from meshwright.planner.solver.problem import MAX_SUM, Call, Option, Place, Problem, Run, Task, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Option, Place, Problem, Task, Transfer
 from meshwright.planner.solver.variables import TaskVariables, add_task_variables, places
 from meshwright.planner.solver.windows import followers, windows
 
@@ -113,14 +113,14 @@ def add_memory(model: cp_model.CpModel, problem: Problem, x: Relations, device: 
             model.add(held + transient[other] <= device).only_enforce_if(x.blocks.inside[name, other])
 
 
-def _picks(pick: Mapping[tuple[str, int], cp_model.IntVar], call: Call) -> list[cp_model.IntVar]:
+def _picks(pick: Mapping[tuple[str, int], cp_model.IntVar], call: CallOptions) -> list[cp_model.IntVar]:
     return [pick[call.name, index] for index in range(len(call.options))]
 
 
 def _amount(
     model: cp_model.CpModel,
     pick: Mapping[tuple[str, int], cp_model.IntVar],
-    call: Call,
+    call: CallOptions,
     what: str,
     of: Callable[[Option], int],
 ) -> cp_model.IntVar:
@@ -157,7 +157,7 @@ def _a_run_takes_its_options_ticks(
     """A run lasts as long as its call's option says."""
     by_name = {call.name: call for call in problem.calls}
     for task in problem.tasks:
-        if isinstance(task, Run):
+        if isinstance(task, CallRun):
             call = by_name[task.call]
             ticks = [option.ticks for option in call.options]
             model.add(cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), ticks) == times.ticks[task.name])
@@ -205,7 +205,7 @@ def _tasks_that_meet_take_turns(model: cp_model.CpModel, problem: Problem, x: Re
 
 def _calls_of(task: Task) -> tuple[str, ...]:
     """The calls on whose ranks a task is."""
-    if isinstance(task, Run):
+    if isinstance(task, CallRun):
         return (task.call,)
     return {"source": (task.source,), "target": (task.target,), "both": (task.source, task.target)}[task.occupies]
 
@@ -214,7 +214,7 @@ def _work_fits_between_its_neighbours(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
     """Between two tasks, or the ends, the cluster has time for all the work that must lie there, and so has a block."""
-    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
     share = {call.name: _share_of_work(problem, x, call) for call in problem.calls}
     load = {call.name: _load(model, problem, x, times, call.name) for call in problem.calls}
     for window in windows(problem):
@@ -226,7 +226,7 @@ def _work_fits_between_its_neighbours(
             model.add(closes - opens >= sum(ticks[call] for call in inside))
 
 
-def _share_of_work(problem: Problem, x: Relations, call: Call) -> cp_model.LinearExprT:
+def _share_of_work(problem: Problem, x: Relations, call: CallOptions) -> cp_model.LinearExprT:
     """Ticks that a call would take spread over all ranks, rounded down."""
     shares = [option.ticks * option.place.num_ranks // problem.num_ranks for option in call.options]
     expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), shares)
@@ -237,7 +237,7 @@ def _load(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, name: str
 ) -> dict[str, cp_model.IntVar]:
     """Ticks that a run of each call is on all ranks of this call's block."""
-    ticks = {task.call: times.ticks[task.name] for task in problem.tasks if isinstance(task, Run)}
+    ticks = {task.call: times.ticks[task.name] for task in problem.tasks if isinstance(task, CallRun)}
     load = {name: ticks[name]} if name in ticks else {}
     for other, lasts in ticks.items():
         if other != name:
@@ -250,7 +250,7 @@ def _running_calls_fit_into_the_cluster(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
     """At no time do the calls that run have more ranks than the cluster."""
-    runs = [task for task in problem.tasks if isinstance(task, Run)]
+    runs = [task for task in problem.tasks if isinstance(task, CallRun)]
     model.add_cumulative(
         [_interval(model, times, run.name) for run in runs],
         [x.blocks.size[run.call] for run in runs],

@@ -22,7 +22,7 @@ from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.coarse import around, blocks_of, coarsened, possible
 from meshwright.planner.solver.coarse_steps import Steps
 from meshwright.planner.solver.place_model import Solved, run
-from meshwright.planner.solver.problem import Call, Option, Problem, ends_of
+from meshwright.planner.solver.problem import CallOptions, Option, Problem, ends_of
 from meshwright.planner.solver.result import Answer, Limits, Progress, Result, picked_options
 from meshwright.planner.solver.variables import TaskVariables
 
@@ -233,7 +233,7 @@ def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times
 def _few(problem: Problem) -> Problem:
     """The problem with a few options of each size per call: the smallest, the fastest in each part of a device."""
 
-    def few(call: Call) -> tuple[Option, ...]:
+    def few(call: CallOptions) -> tuple[Option, ...]:
         chosen: set[Option] = set()
         by_size: dict[int, list[Option]] = {}
         for option in call.options:
@@ -245,4 +245,4 @@ def _few(problem: Problem) -> Problem:
                 chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
         return tuple(option for option in call.options if option in chosen)
 
-    return problem.with_calls(tuple(Call(call.name, few(call)) for call in problem.calls))
+    return problem.with_calls(tuple(CallOptions(call.name, few(call)) for call in problem.calls))

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import Call, Option, Precedence, Problem, Run
-from meshwright.planner.solver.windows import Window, windows
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Precedence, Problem
+from meshwright.planner.solver.windows import TaskWindow, windows
 
 Ticks: TypeAlias = NDArray[np.int64]
 Amount: TypeAlias = int | Ticks
@@ -27,7 +27,7 @@ def within(problem: Problem, makespan: int) -> Problem:
     bound = _Bound(problem)
     return problem.with_calls(
         tuple(
-            Call(call.name, tuple(compress(call.options, (bound.with_each(call) <= makespan).tolist())))
+            CallOptions(call.name, tuple(compress(call.options, (bound.with_each(call) <= makespan).tolist())))
             for call in problem.calls
         )
     )
@@ -42,18 +42,18 @@ def least_makespan(problem: Problem) -> int:
 class _Bound:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._call = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+        self._call = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
         self._rest = {call.name: min((_rest(o) for o in call.options), default=0) for call in problem.calls}
         self._fastest = {call.name: min((o.ticks for o in call.options), default=0) for call in problem.calls}
         self._least = {call.name: min((_work(o) for o in call.options), default=0) for call in problem.calls}
-        self._windows: dict[str | None, list[Window]] = {}
+        self._windows: dict[str | None, list[TaskWindow]] = {}
         for window in windows(problem):
             self._windows.setdefault(window.before, []).append(window)
         self._before: dict[str, list[Precedence]] = {task.name: [] for task in problem.tasks}
         for precedence in problem.precedences:
             self._before[precedence.after].append(precedence)
 
-    def with_each(self, call: Call) -> Ticks:
+    def with_each(self, call: CallOptions) -> Ticks:
         """For each option of a call a bound on the makespan of every answer that picks it, [options]."""
         ticks, rest, work = (
             np.array([of(option) for option in call.options], dtype=np.int64) for of in (_ticks, _rest, _work)
@@ -77,7 +77,7 @@ class _Bound:
             ends[name] = _most(starts[name] + ticks[call], streamed + rest[call]) if call else starts[name]
         return _most(*ends.values(), *(self._closes(window, ends, work) for window in self._windows.get(None, ())))
 
-    def _closes(self, window: Window, ends: Mapping[str | None, Amount], work: Mapping[str, Amount]) -> Amount:
+    def _closes(self, window: TaskWindow, ends: Mapping[str | None, Amount], work: Mapping[str, Amount]) -> Amount:
         """When the work inside a window can be done at the earliest."""
         inside = sum(work[self._call[name]] for name in window.between if name in self._call)
         return ends[window.after] + -(-inside // self._problem.num_ranks)

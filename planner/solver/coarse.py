@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshwright.planner.solver.alike import Alike, alike
 from meshwright.planner.solver.dominance import undominated
-from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run, Transfer
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 
 
 def possible(problem: Problem) -> Problem:
@@ -20,7 +20,7 @@ def possible(problem: Problem) -> Problem:
     calls = []
     for call in problem.calls:
         fitting = [o for o in call.options if blocks_of(o) <= problem.device_blocks]
-        calls.append(Call(call.name, tuple(fitting[index] for index in _kept(problem, call.name, fitting))))
+        calls.append(CallOptions(call.name, tuple(fitting[index] for index in _kept(problem, call.name, fitting))))
     return problem.with_calls(tuple(calls))
 
 
@@ -34,7 +34,9 @@ def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Al
     found = alike(problem, ticks=apart, blocks=part) if apart else Alike(problem, {}, {})
     for call in found.problem.calls:
         rounded = [_rounded(option, part, ticks) for option in call.options]
-        calls.append(Call(call.name, tuple(rounded[index] for index in _kept(found.problem, call.name, rounded))))
+        calls.append(
+            CallOptions(call.name, tuple(rounded[index] for index in _kept(found.problem, call.name, rounded)))
+        )
     return replace(found, problem=found.problem.with_calls(tuple(calls)))
 
 
@@ -49,7 +51,7 @@ def around(problem: Problem, picked: Sequence[Option], coarse: Alike) -> Problem
             for o in call.options
             if (coarse.place(call.name, o.place) == place if is_tied else o.place.num_ranks == place.num_ranks)
         )
-        calls.append(Call(call.name, tuple(like)))
+        calls.append(CallOptions(call.name, tuple(like)))
     return problem.with_calls(tuple(calls))
 
 
@@ -116,7 +118,7 @@ def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, .
     streams from a call waits for its start, so that a short option that starts late cannot stand in for a long one.
     """
     room = problem.num_ranks - _least_ranks_of_producers(problem, call)
-    runs = {task.name for task in problem.tasks if isinstance(task, Run) and task.call == call}
+    runs = {task.name for task in problem.tasks if isinstance(task, CallRun) and task.call == call}
     is_streamed_from = any(p.streamed and p.before in runs for p in problem.precedences)
 
     def amounts(option: Option) -> tuple[int, ...]:
@@ -129,7 +131,7 @@ def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, .
 
 def _least_ranks_of_producers(problem: Problem, call: str) -> int:
     """The ranks that what streams to a call has at least, whichever of it is the smallest."""
-    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
     before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == call and p.before in run}
     sizes = [min((o.place.num_ranks for o in problem.options(name)), default=0) for name in before]
     return min(sizes, default=problem.num_ranks)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.problem import MAX_SUM, Call, Place, Problem, Run, Transfer
+from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Place, Problem, Transfer
 from meshwright.planner.solver.symmetry import Swap, swaps
 from meshwright.planner.solver.variables import TaskVariables, Variables, places
 from meshwright.planner.solver.windows import windows
@@ -114,7 +114,7 @@ def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem
 def _a_run_takes_its_options_ticks(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """A run lasts as long as its call's option says."""
     for task in problem.tasks:
-        if isinstance(task, Run) and problem.lasts_like[task.name] == task.name:
+        if isinstance(task, CallRun) and problem.lasts_like[task.name] == task.name:
             options = problem.options(task.call)
             model.add(x.times.ticks[task.name] == sum(o.ticks * x.pick[task.call, i] for i, o in enumerate(options)))
 
@@ -168,7 +168,7 @@ def _tasks_wait_for_their_predecessors(
     model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
 ) -> None:
     """A task starts after what it waits for has ended and been handed over, or earlier where that is streamed to it."""
-    call = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    call = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
     for before, after, lag, streamed in problem.precedences:
         if not streamed:
             model.add(times.start[after] >= times.end[before] + lag)
@@ -188,7 +188,7 @@ def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x
         intervals = []
         occupies: dict[tuple[str, str], cp_model.IntVar] = {}
         for task in problem.tasks:
-            if isinstance(task, Run):
+            if isinstance(task, CallRun):
                 here = x.covers[task.call, atom]
             else:
                 key = problem.lasts_like[task.name], task.occupies
@@ -211,7 +211,7 @@ def _occupies(model: cp_model.CpModel, task: Transfer, atom: int, x: Variables) 
 
 def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """Redundant, for the bound: between two tasks, an atom has time for all its work that must lie between them."""
-    run = {task.name: task.call for task in problem.tasks if isinstance(task, Run)}
+    run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
     for ranks in problem.atoms:
         load = {call.name: _load(model, x, call, ranks) for call in problem.calls}
         for window in windows(problem):
@@ -220,7 +220,7 @@ def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem,
             model.add(closes - opens >= sum(load[run[name]] for name in window.between if name in run))
 
 
-def _load(model: cp_model.CpModel, x: Variables, call: Call, ranks: range) -> cp_model.IntVar:
+def _load(model: cp_model.CpModel, x: Variables, call: CallOptions, ranks: range) -> cp_model.IntVar:
     """The ticks of one run of a call on some ranks."""
     ticks = [option.ticks if ranks.start in option.place.ranks else 0 for option in call.options]
     load = model.new_int_var(0, max(ticks), f"load[{call.name},{ranks.start}]")

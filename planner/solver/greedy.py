@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import Option, Place, Precedence, Problem, Run, Transfer
+from meshwright.planner.solver.problem import CallRun, Option, Place, Precedence, Problem, Transfer
 from meshwright.planner.solver.prospects import Prospects
 
 
@@ -60,7 +60,7 @@ class Greedy:
         tasks = {task.name: index for index, task in enumerate(problem.tasks)}
         self._tasks = problem.tasks
         self._ends = [
-            (call[t.call], call[t.call]) if isinstance(t, Run) else (call[t.source], call[t.target])
+            (call[t.call], call[t.call]) if isinstance(t, CallRun) else (call[t.source], call[t.target])
             for t in problem.tasks
         ]
         self._after: list[list[tuple[int, Precedence]]] = [[] for _ in tasks]
@@ -179,7 +179,7 @@ class Greedy:
         source, target = self._ends[task]
         here = self._tasks[task]
         block, other = self._covered[source][picks[source]], self._covered[target][picks[target]]
-        if isinstance(here, Run) or here.occupies == "source":
+        if isinstance(here, CallRun) or here.occupies == "source":
             return (block,)
         if here.occupies == "target":
             return (other,)
@@ -190,7 +190,7 @@ class Greedy:
     def _early(self, picks: Sequence[int]) -> list[int]:
         """The ticks by which each task may start before the end of what streams to it."""
         return [
-            self.options[call][picks[call]].early_ticks if isinstance(task, Run) else 0
+            self.options[call][picks[call]].early_ticks if isinstance(task, CallRun) else 0
             for task, (call, _) in zip(self._tasks, self._ends, strict=True)
         ]
 

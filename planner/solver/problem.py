@@ -54,7 +54,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallOptions:
     """A decision: every run of the call uses the one option that is picked."""
 
     name: str
@@ -62,7 +62,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class CallRun:
     """A task: the call's option, on its ranks, for its ticks."""
 
     name: str
@@ -88,7 +88,7 @@ class Transfer:
         return self.ticks.get((source.layout, target.layout, overlap), 0)
 
 
-Task: TypeAlias = Run | Transfer
+Task: TypeAlias = CallRun | Transfer
 
 
 class Precedence(NamedTuple):
@@ -120,7 +120,7 @@ class Problem:
 
     num_ranks: int
     device_blocks: int
-    calls: tuple[Call, ...]
+    calls: tuple[CallOptions, ...]
     tasks: tuple[Task, ...]
     precedences: tuple[Precedence, ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
@@ -143,7 +143,7 @@ class Problem:
         for what, names in (("call", [c.name for c in self.calls]), ("task", [t.name for t in self.tasks])):
             if len(set(names)) < len(names):
                 raise ValueError(f"two {what}s share a name: {sorted(names)}.")
-        used = {task.call for task in self.tasks if isinstance(task, Run)}
+        used = {task.call for task in self.tasks if isinstance(task, CallRun)}
         used |= {name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target)}
         used |= {name for group in self.copies for name in group}
         if unknown := used - {call.name for call in self.calls}:
@@ -151,7 +151,7 @@ class Problem:
         ends = {name for precedence in self.precedences for name in (precedence.before, precedence.after)}
         if unknown := ends - {task.name for task in self.tasks}:
             raise ValueError(f"there is no task named {sorted(unknown)}.")
-        runs = {task.name for task in self.tasks if isinstance(task, Run)}
+        runs = {task.name for task in self.tasks if isinstance(task, CallRun)}
         if others := {p.after for p in self.precedences if p.streamed} - runs:
             raise ValueError(f"only a run can be streamed to, not {sorted(others)}.")
 
@@ -159,7 +159,7 @@ class Problem:
     def horizon(self) -> int:
         """Ticks within which every schedule without idle time ends."""
         longest = {call.name: max((o.ticks for o in call.options), default=0) for call in self.calls}
-        runs = sum(longest[task.call] for task in self.tasks if isinstance(task, Run))
+        runs = sum(longest[task.call] for task in self.tasks if isinstance(task, CallRun))
         transfers = sum(max(t.ticks.values(), default=0) for t in self.tasks if isinstance(t, Transfer))
         return runs + transfers + sum(precedence.lag for precedence in self.precedences)
 
@@ -193,9 +193,11 @@ class Problem:
         first: dict[tuple[str, ...], list[Task]] = {}
         found: dict[str, str] = {}
         for task in self.tasks:
-            ends = (task.call,) if isinstance(task, Run) else (task.source, task.target)
+            ends = (task.call,) if isinstance(task, CallRun) else (task.source, task.target)
             known = first.setdefault(ends, [])
-            same = (o for o in known if isinstance(task, Run) or (isinstance(o, Transfer) and o.ticks == task.ticks))
+            same = (
+                o for o in known if isinstance(task, CallRun) or (isinstance(o, Transfer) and o.ticks == task.ticks)
+            )
             found[task.name] = next(same, task).name
             known.append(task)
         return found
@@ -208,7 +210,7 @@ class Problem:
             self,
             anywhere=False,
             calls=tuple(
-                Call(
+                CallOptions(
                     call.name,
                     tuple(option.at(first) for option in call.options for first in self.blocks(option.place.num_ranks)),
                 )
@@ -223,7 +225,7 @@ class Problem:
     def options(self, call: str) -> tuple[Option, ...]:
         return next(c.options for c in self.calls if c.name == call)
 
-    def with_calls(self, calls: tuple[Call, ...]) -> Problem:
+    def with_calls(self, calls: tuple[CallOptions, ...]) -> Problem:
         """The same problem with other options."""
         return replace(self, calls=calls)
 
@@ -234,18 +236,18 @@ class Problem:
 
     def early(self, task: Task, picked: Mapping[str, Option]) -> int:
         """The ticks by which a task may start before the end of what streams to it."""
-        return picked[task.call].early_ticks if isinstance(task, Run) else 0
+        return picked[task.call].early_ticks if isinstance(task, CallRun) else 0
 
     def occupied(self, task: Task, places: Mapping[str, Place]) -> frozenset[int]:
         """The ranks that a task occupies when its calls are at these places."""
-        if isinstance(task, Run):
+        if isinstance(task, CallRun):
             return frozenset(places[task.call].ranks)
         source, target = frozenset(places[task.source].ranks), frozenset(places[task.target].ranks)
         return {"source": source, "target": target, "both": source | target}[task.occupies]
 
     def duration(self, task: Task, picked: Mapping[str, Option]) -> int:
         """The ticks that a task takes with these options."""
-        if isinstance(task, Run):
+        if isinstance(task, CallRun):
             return picked[task.call].ticks
         source, target = picked[task.source].place, picked[task.target].place
         if any(picked[owner].place == target for owner in self.owners(task.target)):
@@ -288,14 +290,14 @@ def ends_of(problem: Problem, picked: Mapping[str, Option], order: Iterable[str]
     return ends
 
 
-def _check_blocks(call: Call, num_ranks: int) -> None:
+def _check_blocks(call: CallOptions, num_ranks: int) -> None:
     for option in call.options:
         first, size, _ = option.place
         if first or (size & (size - 1) and size != num_ranks):
             raise ValueError(f"{call.name}: {option.place} is neither a power of two nor all ranks, from rank 0 on.")
 
 
-def _check_options(call: Call, num_ranks: int) -> None:
+def _check_options(call: CallOptions, num_ranks: int) -> None:
     shared: dict[Place, int] = {}
     for option in call.options:
         place = option.place

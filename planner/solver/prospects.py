@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import Option, Problem, Run, Transfer
+from meshwright.planner.solver.problem import CallRun, Option, Problem, Transfer
 from meshwright.planner.solver.windows import windows
 
 Amounts: TypeAlias = NDArray[np.float64]
@@ -25,7 +25,7 @@ Rows: TypeAlias = NDArray[np.int64]
 class _Kind(NamedTuple):
     """Tasks that last equally long on the same ranks, whatever is picked: the first of them, and its calls."""
 
-    task: Run | Transfer
+    task: CallRun | Transfer
     source: int
     target: int
 
@@ -54,8 +54,8 @@ class Prospects:
         self._kinds: list[_Kind] = []
         self._kind: list[int] = []
         for one in problem.tasks:
-            ends = (one.call, one.call) if isinstance(one, Run) else (one.source, one.target)
-            key = problem.lasts_like[one.name], "" if isinstance(one, Run) else one.occupies
+            ends = (one.call, one.call) if isinstance(one, CallRun) else (one.source, one.target)
+            key = problem.lasts_like[one.name], "" if isinstance(one, CallRun) else one.occupies
             if key not in kinds:
                 kinds[key] = len(self._kinds)
                 self._kinds.append(_Kind(one, call[ends[0]], call[ends[1]]))
@@ -108,7 +108,7 @@ class Prospects:
     def _lasts(self, kind: int, rows: Rows) -> Amounts:
         """Ticks of the tasks of a kind, [choices]."""
         task, source, target = self._kinds[kind]
-        if isinstance(task, Run):
+        if isinstance(task, CallRun):
             return self._ticks[source][rows[:, source]]
         ticks = self._moves(kind, rows[:, source], rows[:, target])
         for owner in self._owners[target]:

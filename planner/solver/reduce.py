@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from meshwright.planner.solver.bounds import within
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.place_model import makespan_model
-from meshwright.planner.solver.problem import Call, Option, Problem
+from meshwright.planner.solver.problem import CallOptions, Option, Problem
 from meshwright.planner.solver.relaxation import Relaxation, Relaxed
 from meshwright.planner.solver.variables import Variables
 
@@ -44,7 +44,7 @@ class Reduced:
     def within(self, makespan: int) -> Reduced:
         """What is left for a makespan that is shorter still, by the bounds that are known."""
         calls = tuple(
-            Call(call.name, tuple(o for o in call.options if self.bounds[call.name][o] <= makespan))
+            CallOptions(call.name, tuple(o for o in call.options if self.bounds[call.name][o] <= makespan))
             for call in self.problem.calls
         )
         return replace(self, problem=within(self.problem.with_calls(calls), makespan))
@@ -64,26 +64,26 @@ def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
     pass_ = _Pass(problem, x, relaxation, greedy, suggest, makespan)
     pass_.makespan = suggest(greedy, rounded(problem, x, relaxed), _near(problem, x, relaxed))
     bounds = {call.name: pass_.bounds(call, relaxed) for call in problem.calls}
-    kept = problem.with_calls(tuple(Call(name, tuple(of)) for name, of in bounds.items()))
+    kept = problem.with_calls(tuple(CallOptions(name, tuple(of)) for name, of in bounds.items()))
     return Reduced(kept, relaxed.bound, bounds).within(pass_.makespan)
 
 
 def _nothing(problem: Problem, makespan: int) -> Reduced:
     """No answer ends by the makespan."""
-    return Reduced(problem.with_calls(tuple(Call(call.name, ()) for call in problem.calls)), makespan + 1)
+    return Reduced(problem.with_calls(tuple(CallOptions(call.name, ()) for call in problem.calls)), makespan + 1)
 
 
 def rounded(problem: Problem, x: Variables, relaxed: Relaxed) -> Picks:
     """The option of each call that has most of the relaxation's answer."""
 
-    def most(call: Call) -> int:
+    def most(call: CallOptions) -> int:
         return max(range(len(call.options)), key=lambda index: relaxed.values[x.pick[call.name, index].index])
 
     return tuple(most(call) for call in problem.calls)
 
 
 def _near(problem: Problem, x: Variables, relaxed: Relaxed) -> Near:
-    def nearest(call: Call) -> list[int]:
+    def nearest(call: CallOptions) -> list[int]:
         cost = [relaxed.reduced_costs[x.pick[call.name, index].index] for index in range(len(call.options))]
         return sorted(range(len(call.options)), key=cost.__getitem__)[:_NEAR]
 
@@ -101,7 +101,7 @@ class _Pass:
     suggest: Suggest
     makespan: int
 
-    def bounds(self, call: Call, relaxed: Relaxed) -> dict[Option, int]:
+    def bounds(self, call: CallOptions, relaxed: Relaxed) -> dict[Option, int]:
         """The options of a call that survive, first one by one, then with the call fixed to each pool in turn."""
         variables = [self.x.pick[call.name, index].index for index in range(len(call.options))]
         pools: dict[range, list[int]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from meshwright.planner.solver.problem import Call, Option, Problem
+from meshwright.planner.solver.problem import CallOptions, Option, Problem
 
 
 class Swap(NamedTuple):
@@ -31,7 +31,7 @@ def swaps(problem: Problem) -> tuple[Swap, ...]:
     return tuple(found)
 
 
-def _is_unchanged(call: Call, swap: Swap) -> bool:
+def _is_unchanged(call: CallOptions, swap: Swap) -> bool:
     """Whether the call has the same options after the swap; an option that straddles a block has no image."""
     images = [_image(option, swap) for option in call.options]
     return None not in images and Counter(images) == Counter(call.options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.problem import Call, Place, Problem, Run, Task, Transfer
+from meshwright.planner.solver.problem import CallOptions, CallRun, Place, Problem, Task, Transfer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def add_task_variables(model: cp_model.CpModel, problem: Problem, horizon: int) 
     )
 
 
-def places(call: Call) -> tuple[Place, ...]:
+def places(call: CallOptions) -> tuple[Place, ...]:
     """The places of a call's options, each once."""
     return tuple(dict.fromkeys(option.place for option in call.options))
 
@@ -89,7 +89,7 @@ def _shares(model: cp_model.CpModel, problem: Problem) -> dict[tuple[str, Place]
 
 
 def _range(problem: Problem, task: Task, horizon: int) -> tuple[int, int]:
-    if isinstance(task, Run):
+    if isinstance(task, CallRun):
         ticks = [option.ticks for option in problem.options(task.call)]
         return min(ticks), max(ticks)
     return 0, min(horizon, max(task.ticks.values(), default=0))

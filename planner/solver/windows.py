@@ -8,7 +8,7 @@ from typing import NamedTuple
 from meshwright.planner.solver.problem import Precedence, Problem
 
 
-class Window(NamedTuple):
+class TaskWindow(NamedTuple):
     """The tasks that start after `after` ended and end before `before` starts; None is the start or end of all."""
 
     after: str | None
@@ -16,13 +16,13 @@ class Window(NamedTuple):
     between: tuple[str, ...]
 
 
-def windows(problem: Problem) -> tuple[Window, ...]:
+def windows(problem: Problem) -> tuple[TaskWindow, ...]:
     """Every window with two tasks or more that is not the sum of two others."""
     return _windows(problem.order, problem.precedences)
 
 
 @lru_cache(maxsize=8)  # the search asks for the same tasks again and again, with fewer and fewer options
-def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tuple[Window, ...]:
+def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tuple[TaskWindow, ...]:
     below = _followers(order, precedences)
     above: dict[str | None, set[str]] = {task: {one for one in order if task in below[one]} for task in order}
     above[None] = set(order)
@@ -32,7 +32,7 @@ def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tup
             between = below[after] & above[before]
             splits = any(between <= below[node] | above[node] | {node} for node in between)
             if len(between) > 1 and not splits:
-                found.append(Window(after, before, tuple(name for name in order if name in between)))
+                found.append(TaskWindow(after, before, tuple(name for name in order if name in between)))
     return tuple(found)
 
 

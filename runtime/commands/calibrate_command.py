@@ -19,7 +19,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import read_table, write_table
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
-from meshwright.runtime.records.outputs import Kind, Output, require_outputs
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLE = "Example: meshwright calibrate plan.json run --profile table.json -o table2.json"
 
@@ -34,7 +34,7 @@ def calibrate(
     """Correct a table by what a run measured; the measurements stay, the corrections and their origin are added."""
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
-    require_outputs(Output("-o", output, Kind.TABLE))
+    require_outputs(Output("-o", output, OutputKind.TABLE))
     document = read_plan(plan)
     for sentence in verify(document):
         raise BadInput(f"plan: {sentence}")

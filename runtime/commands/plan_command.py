@@ -22,7 +22,7 @@ from meshwright.runtime.commands.given_table import remodel, table_in
 from meshwright.runtime.commands.import_operators import offer
 from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, finite
 from meshwright.runtime.commands.planning_memory import within_memory
-from meshwright.runtime.records.outputs import Kind, Output, require_outputs
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 if TYPE_CHECKING:  # OR-Tools loads only when a search begins
     from meshwright.planner.analysis.structures import Ranked
@@ -114,9 +114,9 @@ def plan(
 
 def _outputs(output: Path, count: int) -> Iterator[Output]:
     """The first plan where it was asked for, the others beside it."""
-    yield Output("-o", output, Kind.PLAN)
+    yield Output("-o", output, OutputKind.PLAN)
     for place in range(2, count + 1):
-        yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), Kind.PLAN)
+        yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), OutputKind.PLAN)
 
 
 def _write(output: Path, found: Plan, as_json: bool) -> None:

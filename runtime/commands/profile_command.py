@@ -14,7 +14,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.commands.import_operators import import_table
 from meshwright.runtime.commands.options import finite
-from meshwright.runtime.records.outputs import Kind, Output, require_outputs
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLE = "Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1"
 
@@ -53,7 +53,7 @@ def profile(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
 ) -> None:
     """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued."""
-    require_outputs(Output("-o", output, Kind.TABLE), inputs=(job,))
+    require_outputs(Output("-o", output, OutputKind.TABLE), inputs=(job,))
     if source is not None:
         _show(import_table(job, device, output, fresh=fresh), output)
         return

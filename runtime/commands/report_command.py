@@ -29,7 +29,7 @@ from meshwright.profiles.table import read_table
 from meshwright.profiles.trace import Run, Span, read_spans, write_spans
 from meshwright.runtime.commands.options import PlanPath, Profile, Seed, Steps
 from meshwright.runtime.commands.sizes_option import parse_sizes
-from meshwright.runtime.records.outputs import Kind, Output, require_directory, require_outputs
+from meshwright.runtime.records.outputs import Output, OutputKind, require_directory, require_outputs
 
 EXAMPLE = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
 
@@ -59,8 +59,8 @@ def report(
 ) -> None:
     """Draw a plan, its simulation and its runs as one HTML file that needs no network."""
     traces = [directory / name for directory in runs or () for name in ("trace.jsonl", "plan.json")]
-    timeline = Output("--trace", trace, Kind.TIMELINE) if trace else None
-    require_outputs(Output("-o", output, Kind.PAGE), timeline, inputs=(plan, profile, *traces))
+    timeline = Output("--trace", trace, OutputKind.TIMELINE) if trace else None
+    require_outputs(Output("-o", output, OutputKind.PAGE), timeline, inputs=(plan, profile, *traces))
     document = read_plan(plan)
     for sentence in verify(document):
         raise BadInput(f"plan: {sentence}")

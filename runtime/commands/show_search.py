@@ -18,7 +18,7 @@ from meshwright.profiles.stages import STAGES
 if TYPE_CHECKING:  # OR-Tools loads only when a search begins
     from meshwright.planner.analysis.alternatives import Considered
     from meshwright.planner.analysis.binding import HeldBack
-    from meshwright.planner.analysis.pareto import Point
+    from meshwright.planner.analysis.pareto import SizePoint
     from meshwright.planner.analysis.runners_up import RunnerUp
     from meshwright.planner.analysis.sensitivity import Sensitivity
     from meshwright.planner.analysis.structures import Ranked
@@ -35,12 +35,12 @@ class Why:
     sensitivities: tuple[Sensitivity, ...]
     alternatives: tuple[Considered, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
-    sizes: tuple[Point, ...] = ()
+    sizes: tuple[SizePoint, ...] = ()
 
     def with_runners_up(self, alternatives: tuple[Considered, ...], runners_up: tuple[RunnerUp, ...]) -> Why:
         return replace(self, alternatives=alternatives, runners_up=runners_up)
 
-    def with_sizes(self, sizes: tuple[Point, ...]) -> Why:
+    def with_sizes(self, sizes: tuple[SizePoint, ...]) -> Why:
         return replace(self, sizes=sizes)
 
 
@@ -139,7 +139,7 @@ def _runners_up(found: Why) -> Table:
     return table
 
 
-def _sizes(points: Sequence[Point]) -> Table:
+def _sizes(points: Sequence[SizePoint]) -> Table:
     table = _table("other numbers of GPUs", "GPUs>", "step s>", "tokens/s>", "GPU-hours>", "money>", "fronts")
     for point in points:
         outlook = point.outlook

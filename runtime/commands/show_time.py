@@ -12,9 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.planner.analysis.whatif import Answer, Outlook, WhatIf
+from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.program.controllers import Setting
-from meshwright.planner.simulation.simulate import Share, Simulation, Use
+from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
 
 if TYPE_CHECKING:  # it imports torch, which the other answers do without
     from meshwright.runtime.execution.rehearse import Rehearsal
@@ -98,11 +98,11 @@ def whatif(found: WhatIf, plot: Path | None) -> None:
         console.print(f"plot in {plot}; open it in a browser", soft_wrap=True)
 
 
-def _named(answer: Answer) -> str:
+def _named(answer: Consequence) -> str:
     return ", ".join(f"{path}={value}" for path, value in answer.setting.items())
 
 
-def _short(answer: Answer) -> str:
+def _short(answer: Consequence) -> str:
     """The last name of each field, one below the other."""
     return "\n".join(f"{path.rpartition('.')[2]}={value}" for path, value in answer.setting.items())
 
@@ -168,6 +168,6 @@ def _uses(title: str, uses: Sequence[Use]) -> Table:
     return table
 
 
-def _largest(shares: Sequence[Share]) -> str:
+def _largest(shares: Sequence[TimeShare]) -> str:
     kept = [share for share in shares[:_MOST_CAUSES] if share.share >= _LEAST_SHARE]
     return ", ".join(f"{share.what} {share.share:.1%}" for share in kept) or "-"

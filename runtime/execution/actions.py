@@ -21,7 +21,7 @@ from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.scoring import ChunkScorer
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import even_share, micro_batches
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.training.copies import WeightCopy
 from meshwright.runtime.training.learning import Learning, minibatches, training_loss
@@ -76,7 +76,7 @@ class Actions:
         if self._generating:
             self._generating.begin(self._control.setting(turn))
 
-    def run(self, stage: str, batch: Batch) -> dict[str, float]:
+    def run(self, stage: str, batch: StepExperience) -> dict[str, float]:
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""
         if self._turn < self._steps.start and batch.step in self._done:
             return {"num_restored_rows": float(len(batch.experience.rows(STAGE_BY_NAME[stage].writes[0])))}
@@ -84,7 +84,7 @@ class Actions:
             facts = self._run(STAGE_BY_NAME[stage], batch)
         return facts | moved
 
-    def _run(self, kind: Stage, batch: Batch) -> dict[str, float]:
+    def _run(self, kind: Stage, batch: StepExperience) -> dict[str, float]:
         if kind.generates:
             assert self._generating is not None
             return self._generating.run(batch)
@@ -110,7 +110,7 @@ class Actions:
             temperature=self._job.ppo.temperature,
         )
 
-    def _forward(self, stage: Stage, batch: Batch) -> dict[str, float]:
+    def _forward(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """Log-probabilities, values or scores of this replica's rows; ranks of the last pipeline stage hold them."""
         copy, lengths = self._copies[stage.name], batch.lengths()
         mine = self._mine(stage, batch.rows, lengths)
@@ -125,7 +125,7 @@ class Actions:
                 _put_answers(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in mine))}
 
-    def _score_chunks(self, stage: Stage, batch: Batch) -> dict[str, float]:
+    def _score_chunks(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """As `_forward`, of responses that are read while they are generated."""
         scored = self._chunked[stage.name].run()
         for row, values in scored.answers.items():
@@ -133,7 +133,7 @@ class Actions:
                 _put_answers(batch, stage, row, values.cpu())
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
-    def _train(self, stage: Stage, batch: Batch) -> dict[str, float]:
+    def _train(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """One update for each minibatch of each epoch, as long as the policy stays near; metrics are means over the
         updates that were computed."""
         copy, workload, ppo = self._copies[stage.name], self._plan.facts.workload, self._job.ppo
@@ -176,7 +176,7 @@ class Actions:
         return even_share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
 
 
-def _versions(batch: Batch, plan: Plan) -> dict[str, float]:
+def _versions(batch: StepExperience, plan: Plan) -> dict[str, float]:
     """What is reported of the versions that drew a batch, whose step is the version that is trained.
 
     Raises RunFailed if the plan does not allow them.
@@ -192,7 +192,7 @@ def _versions(batch: Batch, plan: Plan) -> dict[str, float]:
     }
 
 
-def _put_answers(batch: Batch, stage: Stage, row: int, values: Tensor) -> None:
+def _put_answers(batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
     """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""
     last = len(values) - 1
     if stage.name == "reward_score":

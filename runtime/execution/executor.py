@@ -12,18 +12,18 @@ from typing import Protocol
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
 from meshwright.profiles.trace import Span
 from meshwright.runtime.messages.experience import Courier
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Outcome
 
 
-class Device(Protocol):
+class RankDevice(Protocol):
     """What a rank's device does: it computes, or it waits for as long as computing would take."""
 
     def begin(self, turn: int) -> None:
         """A turn begins."""
         ...
 
-    def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+    def run_stage(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
         """Runs a stage that this rank belongs to; returns what is worth recording of it."""
         ...
 
@@ -44,9 +44,9 @@ class Executor:
 
     def __init__(
         self,
-        device: Device,
+        device: RankDevice,
         courier: Courier,
-        batch_of: Callable[[int], Batch],
+        batch_of: Callable[[int], StepExperience],
         *,
         rank: int,
         began: float,

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
 from meshwright.runtime.execution.actions import Actions
-from meshwright.runtime.messages.step_experience import Batch
-from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.training.refit import RefitCopy
 
 
-class Computing:
+class MegatronDevice:
     """One rank's.
 
     Weights that another pool takes leave as soon as they are trained, if a turn follows that takes them, and while they
@@ -25,7 +25,7 @@ class Computing:
     def __init__(
         self,
         actions: Actions,
-        refits: Mapping[tuple[str, str], Refit],
+        refits: Mapping[tuple[str, str], RefitCopy],
         *,
         bytes_before: int,
         steps: range,
@@ -39,7 +39,7 @@ class Computing:
         self._measures = host.on_cuda() or turn == self._steps.start
         self._actions.begin(turn)
 
-    def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+    def run_stage(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
         taken = [refit for (source, _), refit in self._refits.items() if source == stage]
         for refit in taken:
             refit.settle()

@@ -21,10 +21,10 @@ from meshwright.profiles.stages import STAGE_BY_NAME, Stage, values_of
 from meshwright.runtime.messages.barriers import Meetings
 from meshwright.runtime.messages.chunk_transport import Piece, Streaming
 from meshwright.runtime.messages.experience import share
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 
 
-class Waiting:
+class RehearsalDevice:
     """One rank. `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. `seed` draws the lengths."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Waiting:
     def begin(self, turn: int) -> None:
         self._turn = turn
 
-    def run_stage(self, stage: str, batch: Batch) -> Mapping[str, float]:
+    def run_stage(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
         if stage in self._streaming.readers:
             return self._read_while_generated(stage, batch)
         kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
@@ -71,7 +71,7 @@ class Waiting:
         """Waits until the device has done what it was given."""
         time.sleep(max(0.0, self._free_at - time.monotonic()))
 
-    def _stream(self, batch: Batch, rows: tuple[int, ...]) -> None:
+    def _stream(self, batch: StepExperience, rows: tuple[int, ...]) -> None:
         """Letters of the right sizes when the stage starts, without the time between them; the last when it ends."""
         prompts, responses = self._lengths(batch.step)
         numbers = {row: batch.step * len(batch.rows) + row for row in rows}
@@ -88,7 +88,7 @@ class Waiting:
         for sending in self._streaming.sending:
             sending.sender.end({number: row for row, number in numbers.items()})
 
-    def _read_while_generated(self, stage: str, batch: Batch) -> Mapping[str, float]:
+    def _read_while_generated(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
         """The device is busy from the first letter on, and at least for the stage's tail after the last one."""
         kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
         place = placement.layout.coordinates(self._rank - pool.first_rank)
@@ -105,7 +105,7 @@ class Waiting:
             self._write(kind, batch, rows)
         return self._facts(batch, rows)
 
-    def _facts(self, batch: Batch, rows: tuple[int, ...]) -> Mapping[str, float]:
+    def _facts(self, batch: StepExperience, rows: tuple[int, ...]) -> Mapping[str, float]:
         return {"num_tokens": float(sum(self._length(batch, row) for row in rows))}
 
     def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
@@ -116,25 +116,25 @@ class Waiting:
             taken = seconds[replica] if len(seconds) > 1 else seconds[0]
             self._free_at = time.monotonic() + taken * self._speed
 
-    def _require_inputs(self, stage: Stage, batch: Batch) -> None:
+    def _require_inputs(self, stage: Stage, batch: StepExperience) -> None:
         for field in stage.reads:
             if batch.experience.rows(field) != tuple(batch.rows):
                 raise RunFailed(f"rank {self._rank} lacks rows of {field} for {stage.name}; the program is not sound.")
 
-    def _rows(self, stage: Stage, batch: Batch, replica: int) -> tuple[int, ...]:
+    def _rows(self, stage: Stage, batch: StepExperience, replica: int) -> tuple[int, ...]:
         """The rows of this rank's replica, shared as the runtime shares them."""
         prompts, _ = self._lengths(batch.step)
         known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
         return share(batch.rows, known, replica, self._plan.placement(stage.name).layout.dp)
 
-    def _write(self, stage: Stage, batch: Batch, rows: tuple[int, ...]) -> None:
+    def _write(self, stage: Stage, batch: StepExperience, rows: tuple[int, ...]) -> None:
         for field in stage.writes:
             for row in rows:
                 values = values_of(field)
                 size = 1 if values.is_one else self._length(batch, row)
                 batch.experience.put(field, row, torch.zeros(size, dtype=getattr(torch, values.dtype)))
 
-    def _length(self, batch: Batch, row: int) -> int:
+    def _length(self, batch: StepExperience, row: int) -> int:
         prompts, responses = self._lengths(batch.step)
         return prompts[row] + responses[row]
 

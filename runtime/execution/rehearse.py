@@ -24,13 +24,13 @@ from meshwright.planner.simulation.simulate import StepTimes, simulate
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
 from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.execution.rehearsal_device import Waiting
+from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
 from meshwright.runtime.execution.rehearsal_overhead import num_processors, slow_enough
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.messages.barriers import Meetings
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import Courier
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import House, Mail
 
 CLOCK = "rehearsed"
@@ -247,14 +247,14 @@ def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
 def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) -> Part:
     """One rank from the first turn to the end of the last; where no stage works ahead, all ranks begin it together."""
     plan = request.plan
-    device = Waiting(
+    device = RehearsalDevice(
         plan, mail.rank, meetings, request.durations, Streaming(plan, mail), speed=request.speed, seed=request.seed
     )
-    batches: dict[int, Batch] = {}
+    batches: dict[int, StepExperience] = {}
     rows = range(plan.facts.workload.batch_size)
 
-    def batch_of(step: int) -> Batch:
-        return batches.setdefault(step, Batch(step=step, rows=rows))
+    def batch_of(step: int) -> StepExperience:
+        return batches.setdefault(step, StepExperience(step=step, rows=rows))
 
     executor = Executor(device, Courier(mail), batch_of, rank=mail.rank, began=request.began, clock=CLOCK)
     everyone = tuple(range(plan.facts.cluster.num_ranks))

@@ -19,7 +19,7 @@ from meshwright.runtime.device.used_memory import bytes_in_use
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.execution.megatron_device import Computing
+from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import load_step, save_step
@@ -31,11 +31,11 @@ from meshwright.runtime.launch.interruption import is_asked
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import Courier
 from meshwright.runtime.messages.reports import Reports
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Mail
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.record import (
-    Evaluation,
+    EvaluationRecord,
     Recorder,
     RunSummary,
     elapsed_seconds,
@@ -63,7 +63,7 @@ class Stopped:
     """Those of its newest checkpoint."""
 
 
-class Run:
+class RankRun:
     """One rank's models, program and clock.
 
     Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed with the same plan takes
@@ -83,7 +83,7 @@ class Run:
         resume_versions(self.copies, done)
         self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, StepExperience] = {}
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
         self._host_groups = [_gloo_group() for _ in range(4)]
         self._control = self._host_groups[0]
@@ -103,7 +103,7 @@ class Run:
         )
         if underway is not None:
             self._resume(underway)
-        computing = Computing(
+        computing = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
         # Letters of an evaluation must not be taken for those that wait for a later turn.
@@ -133,7 +133,7 @@ class Run:
             notes=notes,
         )
 
-    def turn(self, turn: int) -> Batch:
+    def turn(self, turn: int) -> StepExperience:
         """One turn; returns what this rank holds of the experience that it trained on."""
         outcome = self._executor.execute(self._program, turn, self.steps)
         ended = time.perf_counter()
@@ -143,7 +143,7 @@ class Run:
         if outcomes := self._reports.take(behind=self._program.max_lead):
             self._record(outcomes)
         self._agree_on_what_follows()
-        return self._batches.pop(turn, None) or Batch(step=turn, rows=range(0))
+        return self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
 
     def _agree_on_what_follows(self) -> None:
         """Tells all ranks what this one wishes; in a synchronous plan, waits for them."""
@@ -239,9 +239,9 @@ class Run:
         if line and self._controllers.decides:
             self._controllers.tell(observation(line))
 
-    def _batch_of(self, step: int) -> Batch:
+    def _batch_of(self, step: int) -> StepExperience:
         if step not in self._batches:
-            self._batches[step] = Batch(step=step, rows=range(self.data.batch_size))
+            self._batches[step] = StepExperience(step=step, rows=range(self.data.batch_size))
         return self._batches[step]
 
     def evaluate(self, step: int) -> None:
@@ -249,7 +249,7 @@ class Run:
         if not self.data.held_out:
             return
         start = time.time() - self.began
-        batch = Batch(step=step, rows=range(len(self.data.held_out)), held_out=True)
+        batch = StepExperience(step=step, rows=range(len(self.data.held_out)), held_out=True)
         worked_ahead, self._batches = self._batches, {step: batch}
         self._evaluator.execute(self._evaluation, step, range(step, step + 1))
         self._evaluator.flush()
@@ -273,7 +273,7 @@ class Run:
             end_seconds=end,
             clock="measured",
         )
-        found = Evaluation.of(step, merged_scores, merged_lengths, merged_gap)
+        found = EvaluationRecord.of(step, merged_scores, merged_lengths, merged_gap)
         self.recorder.evaluation(replace(found, prompts=self.data.held_out_digest), span)
         self._ended, self._waited = time.perf_counter(), 0.0
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
 from meshwright.runtime.execution.resume import require_shared
-from meshwright.runtime.execution.run import Run, Stopped
-from meshwright.runtime.launch.joining import Place, Seat, join
+from meshwright.runtime.execution.run import RankRun, Stopped
+from meshwright.runtime.launch.joining import NodePlace, Seat, join
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.lock import locked
@@ -30,7 +30,9 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
     rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
     preparation = Preparation(cluster.kind)
     if seat := Seat.of(os.environ):
-        place = Place(preparation=preparation, node_rank=rendezvous.node_rank, work=request.digest, logs=request.out)
+        place = NodePlace(
+            preparation=preparation, node_rank=rendezvous.node_rank, work=request.digest, logs=request.out
+        )
         return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _work_alone, request))
     if rendezvous.nodes != cluster.nodes:
         raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
@@ -65,7 +67,7 @@ def _work(request: RunRequest) -> RunSummary | Stopped | None:
     """What one rank does from the first to the last step."""
     if request.plan.facts.cluster.nodes > 1:
         require_shared(request.out)
-    run = Run(request)
+    run = RankRun(request)
     # All modules, which are there to stay, or a collection would look at them, for a third of a second on every rank.
     gc.freeze()
     run.recorder.open(run.steps.start)

@@ -40,7 +40,7 @@ class Listeners:
             listener.tell(live, ended)
 
 
-class Stream:
+class Chunker:
     """Hands over every response in chunks of `chunk_tokens` tokens or, the last one of a response, fewer.
 
     It remembers what it handed over, so the same stream is to be given to every turn.

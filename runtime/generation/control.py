@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
-from meshwright.planner.program.controllers import Controllers, Observation, Setting
+from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
 from meshwright.runtime.messages.transport import Mail, packed, unpacked
 
 _CHANNEL = 1
@@ -16,7 +16,7 @@ _CHANNEL = 1
 class Control:
     """One rank's end; `mail` carries nothing else from rank 0."""
 
-    def __init__(self, plan: Plan, mail: Mail, turns: range, known: Iterable[Observation] = ()) -> None:
+    def __init__(self, plan: Plan, mail: Mail, turns: range, known: Iterable[StepObservation] = ()) -> None:
         """`known` are all steps before the first turn, of a run that is resumed."""
         self._controllers, self._mail, self._turns = Controllers(plan), mail, turns
         self._listeners = plan.pool_of(GENERATE).ranks
@@ -28,7 +28,7 @@ class Control:
         """Whether the job asks for it, and the plan leaves a choice."""
         return self._controllers.decides
 
-    def tell(self, observation: Observation) -> None:
+    def tell(self, observation: StepObservation) -> None:
         """On rank 0: sends what a turn to come follows from. Does not wait."""
         if not self.decides or observation.step + self._controllers.delay not in self._turns:
             return

@@ -13,13 +13,13 @@ from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Setting, facts_of
 from meshwright.profiles.trace import LIVE
 from meshwright.runtime.generation.admission import Admission, shared
-from meshwright.runtime.generation.chunking import Chunk, Listeners, Stream
+from meshwright.runtime.generation.chunking import Chunk, Chunker, Listeners
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.in_flight_state import Drawing
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
 from meshwright.runtime.messages.chunk_transport import ChunkSender, Piece, Streaming
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.copies import WeightCopy
 
 
@@ -39,7 +39,7 @@ class Generating:
         self._sending = streaming.sending
         self._setting: Setting | None = None
         self._streams = [
-            Stream(sending.chunk_tokens, functools.partial(self._send_chunks, sending.sender))
+            Chunker(sending.chunk_tokens, functools.partial(self._send_chunks, sending.sender))
             for sending in streaming.sending
         ]
 
@@ -73,7 +73,7 @@ class Generating:
             ended = kept.in_flight.ended
             sending.sender.send(Piece(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
 
-    def run(self, batch: Batch) -> dict[str, float]:
+    def run(self, batch: StepExperience) -> dict[str, float]:
         """Draws responses with the weights that are here until this replica's rows are there; returns what is worth
         recording.
 
@@ -161,7 +161,7 @@ class _Rounds:
         return self._num_tokens / max(self._num_rounds, 1)
 
 
-def _put_response(batch: Batch, row: int, response: Response) -> None:
+def _put_response(batch: StepExperience, row: int, response: Response) -> None:
     """Fields with a value per token have it where the token is predicted: one position before its own."""
     prompt = response.prompt.tokens
     before, after = len(prompt) - 1, 1

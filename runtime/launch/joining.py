@@ -78,7 +78,7 @@ class Seat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodePlace:
     """What the user has told this process: what it computes on, its node of the plan, a digest of its work, and where a
     failure is kept."""
 
@@ -88,7 +88,7 @@ class Place:
     logs: Path
 
 
-def join(seat: Seat, place: Place, check: Callable[[], None], entry: Callable[..., T], *args: Any) -> dict[int, T]:
+def join(seat: Seat, place: NodePlace, check: Callable[[], None], entry: Callable[..., T], *args: Any) -> dict[int, T]:
     """Calls `check()` on the first rank of each node, then `entry(*args)` here, inside the group of all ranks. This
     process ends with the one that started it, and a signal to end asks it to stop.
 
@@ -124,7 +124,7 @@ def _store() -> Store:
     return PrefixStore(f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _agree(store: Store, seat: Seat, place: Place) -> int:
+def _agree(store: Store, seat: Seat, place: NodePlace) -> int:
     """This node's number in the plan, when the first ranks of all nodes have found that they belong together."""
     nodes = range(seat.num_nodes)
     if seat.local_rank == 0:

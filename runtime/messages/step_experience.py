@@ -8,7 +8,7 @@ from meshwright.runtime.messages.experience import Experience
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class StepExperience:
     """`rows` are filled as the stages of the step write. A held-out batch is scored and never trained on."""
 
     step: int

@@ -23,7 +23,7 @@ from meshwright.runtime.device import host
 from meshwright.runtime.model.mesh import Mesh
 
 
-class Piece(NamedTuple):
+class ShardSlice(NamedTuple):
     """Some of a rank's tokens: where they begin among its own, and of its row, where among the tokens of all ranks in
     the order of their sequences the row begins, and where among them the piece ends."""
 
@@ -43,12 +43,12 @@ class Parts:
         self.num_tokens = 2 * sum(self._sizes)
         """Of this rank and of every other, padding included."""
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShardSlice]:
         """This rank's, in the order in which it has them."""
         own = row = 0
         for size in self._sizes:
             for number in self._numbers(self._rank):
-                yield Piece(own, size, row, row + (number + 1) * size)
+                yield ShardSlice(own, size, row, row + (number + 1) * size)
                 own += size
             row += 2 * self._cp * size
 

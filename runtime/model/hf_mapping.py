@@ -27,7 +27,7 @@ _EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor of a checkpoint, by its name and whole shape."""
 
     name: str
@@ -42,7 +42,7 @@ class Stored:
 class Recipe:
     """A parameter as a concatenation of stored tensors along their rows."""
 
-    tensors: tuple[Stored, ...]
+    tensors: tuple[StoredTensor, ...]
     axis: int | None
     """The axis along which tensor parallelism cuts each stored tensor; None if every rank holds the whole."""
     heads: int = 0
@@ -50,7 +50,7 @@ class Recipe:
     padded_rows: int = 0
     """Rows of the parameter over all ranks where they are more than the stored ones; the rest are zero."""
 
-    def span(self, stored: Stored, tp_rank: int, tp: int) -> tuple[int, int]:
+    def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """The part of `stored` along `axis` that belongs to one tensor-parallel rank; it may end past the tensor."""
         assert self.axis is not None
         size = (self.padded_rows or stored.shape[0]) if self.axis == 0 else stored.shape[self.axis]
@@ -89,7 +89,7 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
         return _whole("score.weight", 1, spec.hidden_size)
     assert parameter in {EMBEDDING, OUTPUT}, parameter
     tied = parameter == EMBEDDING or spec.tied_embeddings
-    table = Stored("model.embed_tokens.weight" if tied else "lm_head.weight", (spec.vocab_size, spec.hidden_size))
+    table = StoredTensor("model.embed_tokens.weight" if tied else "lm_head.weight", (spec.vocab_size, spec.hidden_size))
     return Recipe(tensors=(table,), axis=0, padded_rows=spec.padded_vocab_size)
 
 
@@ -101,10 +101,12 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
     columns = (spec.hidden_size,) if kind == "weight" else ()
     if module == "self_attention.linear_qkv":
         rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
-        tensors = tuple(Stored(f"{layer}.self_attn.{x}_proj.{kind}", (size, *columns)) for x, size in rows.items())
+        tensors = tuple(
+            StoredTensor(f"{layer}.self_attn.{x}_proj.{kind}", (size, *columns)) for x, size in rows.items()
+        )
         return Recipe(tensors=tensors, axis=0, heads=spec.num_kv_heads)
     if module == "mlp.linear_fc1":
-        tensors = tuple(Stored(f"{layer}.mlp.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up"))
+        tensors = tuple(StoredTensor(f"{layer}.mlp.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up"))
         return Recipe(tensors=tensors, axis=0)
     output = {
         "self_attention.linear_proj": ("self_attn.o_proj", spec.attention_size),
@@ -112,7 +114,7 @@ def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
     }
     if module in output and kind == "weight":
         name, size = output[module]
-        return Recipe(tensors=(Stored(f"{layer}.{name}.weight", (spec.hidden_size, size)),), axis=1)
+        return Recipe(tensors=(StoredTensor(f"{layer}.{name}.weight", (spec.hidden_size, size)),), axis=1)
     whole = {
         "input_layernorm": ("input_layernorm", spec.hidden_size),
         "pre_mlp_layernorm": ("post_attention_layernorm", spec.hidden_size),
@@ -136,12 +138,12 @@ def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) 
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     expert, wide = f"{block}.experts.{match[2]}", (experts.ffn_size, spec.hidden_size)
     if match[3] == "linear_fc1":
-        return Recipe(tensors=tuple(Stored(f"{expert}.{x}.weight", wide) for x in (gate, up)), axis=0)
-    return Recipe(tensors=(Stored(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
+        return Recipe(tensors=tuple(StoredTensor(f"{expert}.{x}.weight", wide) for x in (gate, up)), axis=0)
+    return Recipe(tensors=(StoredTensor(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
 
 
 def _whole(name: str, *shape: int) -> Recipe:
-    return Recipe(tensors=(Stored(name, shape),), axis=None)
+    return Recipe(tensors=(StoredTensor(name, shape),), axis=None)
 
 
 def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.runtime.model.hf_mapping import Stored, parameters_of_stage, recipe, starts_from_nothing
+from meshwright.runtime.model.hf_mapping import StoredTensor, parameters_of_stage, recipe, starts_from_nothing
 from meshwright.runtime.model.tensor_files import Header, TensorFiles
 
 _DTYPES = ("F32", "BF16", "F16")
@@ -87,7 +87,7 @@ def _depth(spec: ModelSpec, headers: Mapping[str, Header], directory: Path) -> I
 
 
 def _missing(
-    needed: Mapping[str, Stored], headers: Mapping[str, Header], spec: ModelSpec, directory: Path
+    needed: Mapping[str, StoredTensor], headers: Mapping[str, Header], spec: ModelSpec, directory: Path
 ) -> Iterator[str]:
     """Tensors that are not there, and those of another shape or a type that is not read."""
     for name, stored in needed.items():

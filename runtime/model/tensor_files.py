@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.model.hf_mapping import Stored
+from meshwright.runtime.model.hf_mapping import StoredTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -40,7 +40,7 @@ class TensorFiles:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def read(self, stored: Stored, *, axis: int = 0, start: int = 0, stop: int | None = None) -> Tensor:
+    def read(self, stored: StoredTensor, *, axis: int = 0, start: int = 0, stop: int | None = None) -> Tensor:
         """`stored` from `start` to `stop` along `axis`, less where the tensor ends sooner."""
         if stored.name not in self._file_of:
             raise BadInput(

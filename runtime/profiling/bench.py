@@ -35,7 +35,7 @@ NOT_FINITE = "the output is not finite"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _Observed:
     """What one rank saw of a point."""
 
     sample: Sample
@@ -86,7 +86,7 @@ class Bench:
             raise FloatingPointError(NOT_FINITE)
         return body
 
-    def _timed(self, body: Callable[[], object], repeats: int, budget_seconds: float) -> _Run:
+    def _timed(self, body: Callable[[], object], repeats: int, budget_seconds: float) -> _Observed:
         watch = self._instruments
         before = watch.reset_peak()
         sample = measure(
@@ -97,7 +97,7 @@ class Bench:
             repeats=repeats,
             budget_seconds=budget_seconds,
         )
-        return _Run(sample=sample, peak_bytes=max(0, watch.peak_bytes() - before), conditions=watch.conditions())
+        return _Observed(sample=sample, peak_bytes=max(0, watch.peak_bytes() - before), conditions=watch.conditions())
 
     def _body(self, point: Point) -> Callable[[], object]:
         spec = point.shape.model(num_layers=point.num_layers, max_positions=self._max_positions)
@@ -157,9 +157,9 @@ def _first(mine: str | None) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _agreed(point: Point, mine: _Run | None) -> Measurement:
+def _agreed(point: Point, mine: _Observed | None) -> Measurement:
     """One measurement from every rank's run; conditions are those of the hottest device."""
-    gathered: list[_Run | None] = [None] * dist.get_world_size()
+    gathered: list[_Observed | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     runs = [run for run in gathered if run is not None]
     samples = [run.sample for run in runs]

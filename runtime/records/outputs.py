@@ -18,7 +18,7 @@ from meshwright.profiles.errors import BadInput
 _HEAD_BYTES = 4096
 
 
-class Kind(Enum):
+class OutputKind(Enum):
     """What is written: how it is called, and how its text begins."""
 
     PLAN = "plan", r'\{\s*"digests"\s*:'
@@ -40,7 +40,7 @@ class Output:
 
     option: str
     path: Path
-    kind: Kind
+    kind: OutputKind
 
     @property
     def told(self) -> str:

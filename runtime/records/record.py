@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from meshwright.planner.analysis.compare import Comparison, compare
 from meshwright.planner.plan.plan import Plan, write_plan
-from meshwright.planner.program.controllers import Observation
+from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.stages import TRAIN_STAGE
@@ -36,7 +36,7 @@ from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class EvaluationRecord:
     """Held-out prompts under the policy after `step` updates. The standard error is over prompts."""
 
     step: int
@@ -50,7 +50,7 @@ class Evaluation:
     max_generator_gap: float | None = None
 
     @classmethod
-    def of(cls, step: int, scores: Mapping[int, float], lengths: Mapping[int, int], gap: Gap) -> Evaluation:
+    def of(cls, step: int, scores: Mapping[int, float], lengths: Mapping[int, int], gap: Gap) -> EvaluationRecord:
         values = [scores[row] for row in sorted(scores)]
         error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
         gaps = gap.metrics("generator_gap")
@@ -70,7 +70,7 @@ class Evaluation:
 class RunSummary:
     steps: int
     comparisons: tuple[Comparison, ...]
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[EvaluationRecord, ...]
     tokens_per_second: float
     response_tokens: float  # mean per response over all steps
     expected_response_tokens: float  # mean of the plan's workload
@@ -199,7 +199,7 @@ class Recorder:
             self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
         return line
 
-    def evaluation(self, evaluation: Evaluation, span: Span) -> None:
+    def evaluation(self, evaluation: EvaluationRecord, span: Span) -> None:
         _append(self._out / "evaluations.jsonl", asdict(evaluation))
         if self._board:
             self._board.add("held_out", asdict(evaluation), evaluation.step)
@@ -240,21 +240,23 @@ class Recorder:
         return summary
 
 
-def evaluations(out: Path) -> tuple[Evaluation, ...]:
+def evaluations(out: Path) -> tuple[EvaluationRecord, ...]:
     """Those that a run has written."""
-    return tuple(Evaluation(**{**line, "scores": tuple(line["scores"])}) for line in _read(out / "evaluations.jsonl"))
+    return tuple(
+        EvaluationRecord(**{**line, "scores": tuple(line["scores"])}) for line in _read(out / "evaluations.jsonl")
+    )
 
 
-def observations(out: Path, first_step: int) -> tuple[Observation, ...]:
+def observations(out: Path, first_step: int) -> tuple[StepObservation, ...]:
     """What controllers follow from of the steps before `first_step`, as a run has written it."""
     return tuple(observation(line) for line in _read(out / "metrics.jsonl") if line["step"] < first_step)
 
 
-def observation(line: Mapping[str, Any]) -> Observation:
+def observation(line: Mapping[str, Any]) -> StepObservation:
     """What controllers follow from of one step's metrics."""
     ages = range(len([name for name in line if name.startswith(AGE_ROWS)]))
     begun = tuple((int(line[AGE_ROWS + str(age)]), line.get(AGE_SCORE + str(age), 0.0)) for age in ages)
-    return Observation(step=line["step"], seconds=line["seconds"], begun=begun)
+    return StepObservation(step=line["step"], seconds=line["seconds"], begun=begun)
 
 
 def _decided(spans: Sequence[Span]) -> dict[str, float]:

@@ -29,7 +29,7 @@ from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, Held, pieces_of
 from meshwright.runtime.training.optimizers import clip_gradients, distributed_optimizers, set_learning_rate
-from meshwright.runtime.training.ppo import Share
+from meshwright.runtime.training.ppo import LossShare
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def run_schedule(
     return results
 
 
-Loss = Callable[[Tensor, MicroBatch], Share]
+Loss = Callable[[Tensor, MicroBatch], LossShare]
 """The share that this rank's tokens of a micro-batch have in the loss, already divided by a denominator that every rank
 knows, and in the metrics."""
 

@@ -19,7 +19,7 @@ from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Held, build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.versions import Version
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -82,12 +82,12 @@ def _drawing(spec: ModelSpec, num_tokens: int) -> ModelSpec:
     return replace(spec, vocab_size=num_tokens, vocab_multiple=spec.padded_vocab_size)
 
 
-def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str, str], Refit]:
+def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str, str], RefitCopy]:
     """The plan's refits by (source, target); every rank of the world takes part in each."""
     refits = {}
     for number, refit in enumerate(plan.refits):
         source, target = copies[refit.source], copies[refit.target]
-        refits[refit.source, refit.target] = Refit(
+        refits[refit.source, refit.target] = RefitCopy(
             source.model,
             source.mesh,
             target.model,

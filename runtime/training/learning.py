@@ -16,13 +16,13 @@ from torch import Tensor
 
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.bodies import MicroBatch
 from meshwright.runtime.training.ppo import (
-    Share,
+    LossShare,
     experience_metrics,
     importance_weights,
     policy_loss,
@@ -38,7 +38,7 @@ class Learning:
     against the one that drew them.
     """
 
-    def __init__(self, ppo: PPO, batch: Batch, *, max_staleness: int = 0) -> None:
+    def __init__(self, ppo: PPO, batch: StepExperience, *, max_staleness: int = 0) -> None:
         rows, lengths = batch.rows, batch.lengths()
         width = max(lengths.values())
         experience = batch.experience
@@ -92,7 +92,7 @@ class Learning:
         return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
 
 
-def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], Share]:
+def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], LossShare]:
     """The loss that trains a model: the critic's where it has a scalar head, else the actor's."""
     if spec.scalar_head:
         return functools.partial(_critic_share, num_tokens=num_tokens, ppo=ppo)
@@ -109,7 +109,7 @@ def _actor_share(
     vocab_size: int,
     num_tokens: int,
     ppo: PPO,
-) -> Share:
+) -> LossShare:
     """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] cut over `group`."""
     logprobs, entropy = token_logprobs(
         output,
@@ -132,7 +132,7 @@ def _actor_share(
     )
 
 
-def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PPO) -> Share:
+def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PPO) -> LossShare:
     """A micro-batch's share of the critic's loss, from values [1, T]."""
     fields = _fields(block, output.device)
     return value_loss(output, fields["values"], fields["returns"], fields["mask"], num_tokens=num_tokens, settings=ppo)

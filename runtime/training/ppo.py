@@ -25,7 +25,7 @@ class Targets(NamedTuple):
     returns: Tensor  # advantages before whitening, plus values
 
 
-class Share(NamedTuple):
+class LossShare(NamedTuple):
     """One micro-batch's share of a loss (a scalar with a gradient) and of its metrics (detached float64 scalars)."""
 
     loss: Tensor
@@ -77,7 +77,7 @@ def policy_loss(
     settings: PPO,
     entropy: Tensor | None = None,
     weights: Tensor | None = None,
-) -> Share:
+) -> LossShare:
     """The clipped surrogate (PPO, arXiv:1707.06347, equations 7 and 9), negated so that lower is better.
 
         rho_i = exp(log pi(i) - log old(i))
@@ -104,12 +104,12 @@ def policy_loss(
     if entropy is not None:
         sums["entropy"] = _share(entropy, mask, num_tokens)
         loss = loss - settings.entropy_coefficient * sums["entropy"]
-    return Share(loss, _detached(sums))
+    return LossShare(loss, _detached(sums))
 
 
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, num_tokens: int, settings: PPO
-) -> Share:
+) -> LossShare:
     """Half the squared error, the worse of the value and of the value held near its old one.
 
         L = 1/2N sum_i max((V_i - R_i)^2, (clip(V_i, V_i^old - c, V_i^old + c) - R_i)^2)
@@ -129,7 +129,7 @@ def value_loss(
         "error": _share(error.double(), mask, num_tokens),
         "error_square": _share(error.double().square(), mask, num_tokens),
     }
-    return Share(loss, _detached(sums))
+    return LossShare(loss, _detached(sums))
 
 
 def within_target(metrics: Mapping[str, float], settings: PPO) -> bool:

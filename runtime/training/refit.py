@@ -35,7 +35,7 @@ Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
+class SliceTransfer:
     """A slice of a parameter, named as in the whole model, on its way between two ranks of the world."""
 
     parameter: str
@@ -47,7 +47,7 @@ class Transfer:
     """The target's; the source converts."""
 
 
-class Refit:
+class RefitCopy:
     """The copying of a source model's weights into a target model of the same shape, converted to its dtype."""
 
     def __init__(
@@ -72,17 +72,17 @@ class Refit:
         plan = build_centralized_reshard_plan(self._source, self._target)
         concerned = sorted({*source_mesh.ranks, *target_mesh.ranks})
         self._group = group_of(concerned)
-        everyones: list[list[Transfer]] = [[]] * len(concerned)
+        everyones: list[list[SliceTransfer]] = [[]] * len(concerned)
         if dist.get_rank() in concerned:
             mine = [_nearest(op, source_mesh, target_mesh, self._target.dtype) for op in plan.recv_ops]
             dist.all_gather_object(everyones, mine, group=self._group)
         self._share_out([transfer for transfers in everyones for transfer in transfers])
 
-    def _share_out(self, transfers: Sequence[Transfer]) -> None:
+    def _share_out(self, transfers: Sequence[SliceTransfer]) -> None:
         """Keeps this rank's part: copies within the rank, and buckets by peer, cut alike on both sides."""
         rank = dist.get_rank()
-        sends: dict[int, list[Transfer]] = defaultdict(list)
-        receipts: dict[int, list[Transfer]] = defaultdict(list)
+        sends: dict[int, list[SliceTransfer]] = defaultdict(list)
+        receipts: dict[int, list[SliceTransfer]] = defaultdict(list)
         for transfer in transfers:
             if transfer.source == rank != transfer.target:
                 sends[transfer.target].append(transfer)
@@ -138,7 +138,9 @@ class Refit:
         assert self._version.number is not None, "weights that are trained were loaded"
         return self._version.number
 
-    def _exchange(self, sends: Mapping[int, list[Transfer]], receipts: Mapping[int, list[Transfer]]) -> list[int]:
+    def _exchange(
+        self, sends: Mapping[int, list[SliceTransfer]], receipts: Mapping[int, list[SliceTransfer]]
+    ) -> list[int]:
         """Sends one bucket to each peer and receives one, each a flat tensor of its slices in order with the bits of
         their version behind them; the versions that came."""
         messages, arriving = [], []
@@ -189,14 +191,14 @@ class _Side:
         """None: the planner would look among them for the layers' numbers, which the names have already."""
         return ()
 
-    def outgoing(self, transfer: Transfer) -> Tensor:
+    def outgoing(self, transfer: SliceTransfer) -> Tensor:
         return self._parameters[transfer.parameter].data[transfer.source_slices]
 
-    def incoming(self, transfer: Transfer) -> Tensor:
+    def incoming(self, transfer: SliceTransfer) -> Tensor:
         return self._parameters[transfer.parameter].data[transfer.target_slices]
 
 
-def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> Transfer:
+def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> SliceTransfer:
     """What this rank is to receive, from itself if it can, else from the replica that other replicas do not ask.
 
     The planner may name the same replica for all; any other that holds the same shard is as good, and so is each
@@ -205,7 +207,7 @@ def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.
     rank = dist.get_rank()
     holders = source_mesh.holders(op.peer_rank, of_experts=expert_of(op.param_name) is not None)
     mine = target_mesh.dp_rank * target_mesh.layout.cp + target_mesh.cp_rank
-    return Transfer(
+    return SliceTransfer(
         parameter=op.param_name,
         source=rank if rank in holders else holders[mine % len(holders)],
         target=rank,
@@ -215,9 +217,9 @@ def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.
     )
 
 
-def _buckets(transfers: Sequence[Transfer], view: Callable[[Transfer], Tensor]) -> list[list[Transfer]]:
+def _buckets(transfers: Sequence[SliceTransfer], view: Callable[[SliceTransfer], Tensor]) -> list[list[SliceTransfer]]:
     """The transfers between two ranks, in their order, in buckets of at most `BUCKET_BYTES` or one transfer."""
-    buckets: list[list[Transfer]] = []
+    buckets: list[list[SliceTransfer]] = []
     held = BUCKET_BYTES
     for transfer in transfers:
         size = view(transfer).numel() * transfer.dtype.itemsize

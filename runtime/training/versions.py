@@ -19,7 +19,7 @@ from torch import Tensor
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.device import host
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 from meshwright.runtime.training.advantages import response_mask
@@ -87,7 +87,7 @@ class Version:
         return "weights that no refit has filled" if self.number is None else f"weights of version {self.number}"
 
 
-def staleness(batch: Batch, version: int, bound: int) -> Tensor:
+def staleness(batch: StepExperience, version: int, bound: int) -> Tensor:
     """Of every response token [N]: the updates between the policy that drew it and the update that uses it.
 
     `version` is that of the weights to be updated. Raises RunFailed for a token that is more stale than the bound, and
@@ -109,7 +109,7 @@ def staleness(batch: Batch, version: int, bound: int) -> Tensor:
     return found
 
 
-def scores_by_age(batch: Batch, version: int, bound: int) -> dict[str, float]:
+def scores_by_age(batch: StepExperience, version: int, bound: int) -> dict[str, float]:
     """How many responses were begun by each version that the bound allows, and their mean scores.
 
     Which version begins a sequence is decided by when it is admitted; which batch it is delivered in, by its length.
@@ -122,7 +122,7 @@ def scores_by_age(batch: Batch, version: int, bound: int) -> dict[str, float]:
     return numbers | {f"{AGE_SCORE}{age}": statistics.fmean(scores) for age, scores in by_age.items() if scores}
 
 
-def generator_gap(batch: Batch, rows: Sequence[int], version: int) -> Gap:
+def generator_gap(batch: StepExperience, rows: Sequence[int], version: int) -> Gap:
     """On the responses among `rows` that were drawn by this version alone, which gave the proximal log-probabilities.
 
     A response that an older version began is left out: what it goes on from are keys and values of that one.
@@ -130,12 +130,12 @@ def generator_gap(batch: Batch, rows: Sequence[int], version: int) -> Gap:
     return _gap(batch, rows, version, begun_before=False)
 
 
-def cache_gap(batch: Batch, rows: Sequence[int], version: int) -> Gap:
+def cache_gap(batch: StepExperience, rows: Sequence[int], version: int) -> Gap:
     """On the tokens that this version drew in responses that an older one began: their keys and values are of both."""
     return _gap(batch, rows, version, begun_before=True)
 
 
-def _gap(batch: Batch, rows: Sequence[int], version: int, *, begun_before: bool) -> Gap:
+def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, begun_before: bool) -> Gap:
     if not rows:
         return Gap()
     mask, versions = _response(batch, rows), _padded(batch, "versions", rows)
@@ -148,13 +148,13 @@ def _gap(batch: Batch, rows: Sequence[int], version: int, *, begun_before: bool)
     return Gap(total=float(found.sum()), largest=float(found.max()), num_tokens=len(found))
 
 
-def _response(batch: Batch, rows: Sequence[int]) -> Tensor:
+def _response(batch: StepExperience, rows: Sequence[int]) -> Tensor:
     """The mask [rows, width] of the predictions of response tokens."""
     prompts = torch.tensor([batch.prompt_length(row) for row in rows])
     totals = torch.tensor([batch.length(row) for row in rows])
     return response_mask(prompts, totals - prompts, int(totals.max()))
 
 
-def _padded(batch: Batch, field: str, rows: Sequence[int]) -> Tensor:
+def _padded(batch: StepExperience, field: str, rows: Sequence[int]) -> Tensor:
     """[rows, width], as `_response`."""
     return batch.experience.padded(field, rows, max(batch.length(row) for row in rows))

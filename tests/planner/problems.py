@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
 
 
 def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:
     """A random problem whose options may be on any aligned block."""
     problem = random_problem(seed, num_ranks=num_ranks, num_calls=num_calls, num_options=num_options)
-    kept = tuple(Call(c.name, tuple(_first_of_each(c.options))) for c in problem.calls)
+    kept = tuple(CallOptions(c.name, tuple(_first_of_each(c.options))) for c in problem.calls)
     return replace(problem, calls=kept, anywhere=True)
 
 
@@ -31,14 +31,14 @@ def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: in
     """
     rng = random.Random(seed)
     names = [f"call{i}" for i in range(num_calls)]
-    calls = tuple(Call(name, _options(rng, num_ranks, num_options)) for name in names)
+    calls = tuple(CallOptions(name, _options(rng, num_ranks, num_options)) for name in names)
     precedences = [
         Precedence(before, after, rng.randrange(3))
         for i, before in enumerate(names)
         for after in names[i + 1 :]
         if rng.random() < 0.4
     ]
-    tasks: list[Run | Transfer] = [Run(name=name, call=name) for name in names]
+    tasks: list[CallRun | Transfer] = [CallRun(name=name, call=name) for name in names]
     copies: tuple[tuple[str, ...], ...] = ()
     if rng.random() < 0.7:
         copies = ((names[-1], names[0], names[1]) if num_calls > 3 else (names[-1], names[0]),)
@@ -68,7 +68,7 @@ def _streamed(rng: random.Random, problem: Problem) -> Problem:
     """The problem with some of the waits between runs streamed, and options that may start early."""
     runs = {call.name for call in problem.calls}
     calls = tuple(
-        Call(call.name, tuple(replace(o, early_ticks=rng.randrange(o.ticks + 1)) for o in call.options))
+        CallOptions(call.name, tuple(replace(o, early_ticks=rng.randrange(o.ticks + 1)) for o in call.options))
         for call in problem.calls
     )
     precedences = tuple(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 
 
-def carried_out(asked: RunRequest) -> Run:
+def carried_out(asked: RunRequest) -> RankRun:
     """The run when it has ended on this rank."""
-    run = Run(asked)
+    run = RankRun(asked)
     run.recorder.open(0)
     for turn in run.turns:
         run.turn(turn)

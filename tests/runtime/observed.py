@@ -12,7 +12,7 @@ from torch import Tensor
 
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.model.weights import save_weights
 from meshwright.runtime.training.bodies import MicroBatch
 from tests.runtime.ranks import run_on_ranks
@@ -76,7 +76,7 @@ def _follow_all(requests: list[RunRequest]) -> list[Observed]:
 
 
 def _follow(asked: RunRequest) -> Observed:
-    run, seen = Run(asked), Observed(asked.out)
+    run, seen = RankRun(asked), Observed(asked.out)
     run.recorder.open(0)
     for stage in TRAIN_STAGE.values():
         if trainer := run.copies[stage].trainer:

@@ -19,7 +19,7 @@ from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Recompute, build_model
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer
-from meshwright.runtime.training.ppo import Share
+from meshwright.runtime.training.ppo import LossShare
 from tests.runtime.checkpoints import tokens
 from tests.runtime.ranks import run_on_ranks
 
@@ -28,19 +28,19 @@ LENGTHS = (LENGTH, 11, 2, 14)
 NUM_TOKENS = sum(LENGTHS) - ROWS
 
 
-def language_loss(spec: ModelSpec, mesh: Mesh, output: Tensor, block: MicroBatch) -> Share:
+def language_loss(spec: ModelSpec, mesh: Mesh, output: Tensor, block: MicroBatch) -> LossShare:
     """Mean over all rows' tokens of -log p - entropy / 10, as this micro-batch's share of it."""
     logprobs, entropy = token_logprobs(
         output, block.next_tokens.unsqueeze(0), mesh.groups.tp, vocab_size=spec.vocab_size, with_entropy=True
     )
     assert entropy is not None
     loss = (-(logprobs + 0.1 * entropy) * block.fields["mask"]).sum() / NUM_TOKENS
-    return Share(loss, {"loss": loss.detach().double()})
+    return LossShare(loss, {"loss": loss.detach().double()})
 
 
-def value_loss(spec: ModelSpec, mesh: Mesh, output: Tensor, block: MicroBatch) -> Share:
+def value_loss(spec: ModelSpec, mesh: Mesh, output: Tensor, block: MicroBatch) -> LossShare:
     loss = ((output - block.fields["goal"]).square() * block.fields["mask"]).sum() / NUM_TOKENS
-    return Share(loss, {"loss": loss.detach().double()})
+    return LossShare(loss, {"loss": loss.detach().double()})
 
 
 def blocks(size: int, mesh: Mesh) -> list[MicroBatch]:

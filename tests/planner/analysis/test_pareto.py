@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.pareto import Point, pareto
+from meshwright.planner.analysis.pareto import SizePoint, pareto
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
@@ -20,18 +20,18 @@ def plan() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def points(plan: Plan) -> tuple[Point, ...]:
+def points(plan: Plan) -> tuple[SizePoint, ...]:
     return pareto(plan, (4, 1, 2), ToyModel, price=3.0)
 
 
-def test_there_is_a_point_for_each_size_in_order(plan: Plan, points: tuple[Point, ...]) -> None:
+def test_there_is_a_point_for_each_size_in_order(plan: Plan, points: tuple[SizePoint, ...]) -> None:
     assert [point.num_ranks for point in points] == [1, 2, 4]
     here = next(point for point in points if point.num_ranks == plan.facts.cluster.num_ranks)
     assert here.outlook is not None
     assert here.outlook.step_seconds == pytest.approx(plan.period_seconds)
 
 
-def test_a_point_is_on_a_front_when_none_is_better_in_both(points: tuple[Point, ...]) -> None:
+def test_a_point_is_on_a_front_when_none_is_better_in_both(points: tuple[SizePoint, ...]) -> None:
     for point in points:
         assert point.outlook is not None
         others = [other.outlook for other in points if other is not point and other.outlook]

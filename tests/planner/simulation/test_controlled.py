@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
-from meshwright.planner.program.controllers import Controllers, Observation
+from meshwright.planner.program.controllers import Controllers, StepObservation
 from meshwright.planner.simulation.controlled import Controlled, assumed_reward
 from meshwright.planner.simulation.generated import CarriedOver, Lengths
 from meshwright.planner.simulation.sampled import Sampled
@@ -49,7 +49,9 @@ def test_no_setting_is_above_the_plans(observed: list[tuple[float, float]]) -> N
         largest = max(p.schedule.chunk_tokens for p in plan.placements)
         for turn in range(len(observed)):
             for step in controllers.needs(turn):
-                controllers.observe(Observation(step=step, seconds=observed[step][0], begun=((1, observed[step][1]),)))
+                controllers.observe(
+                    StepObservation(step=step, seconds=observed[step][0], begun=((1, observed[step][1]),))
+                )
             found = controllers.setting(turn)
             assert 0 <= found.overcommit <= schedule.overcommit
             assert found.overcommit % plan.placement(GENERATE).layout.dp == 0

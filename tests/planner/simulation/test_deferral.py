@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from meshwright.planner.program.controllers import Controllers, Observation, OvercommitTuner
+from meshwright.planner.program.controllers import Controllers, OvercommitTuner, StepObservation
 from meshwright.planner.simulation.deferral import held_back, steps_to_grow
 from meshwright.planner.simulation.flight import Drawn, FirstEnded, Flight, Turn
 from tests.planner.simulation.test_controlled import controlled
@@ -97,7 +97,7 @@ def test_the_controller_does_not_follow_what_deferral_does_to_the_scores() -> No
             for age in ages
         }
         begun = tuple((ages[age], of_age.get(age, 0.0)) for age in range(plan.staleness + 1))
-        controllers.observe(Observation(step=step, seconds=1.0, begun=begun))
+        controllers.observe(StepObservation(step=step, seconds=1.0, begun=begun))
     found = [controllers.setting(turn).overcommit for turn in range(len(turns) + controllers.delay)]
     assert found[0] == largest
     assert found[-1] < largest

@@ -10,7 +10,7 @@ from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.solver.alike import alike
 from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.coarse import around, coarsened, possible
-from meshwright.planner.solver.problem import Call, Option, Place, Problem, Run, Transfer
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from tests.planner.problems import random_blocks
 
 SEEDS = range(20)
@@ -85,8 +85,8 @@ def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copie
         occupies="both",
         ticks={("P", "P", 0): 12, ("P", "Q", 0): 15, ("Q", "P", 0): 14, ("Q", "Q", 0): 19},
     )
-    calls = tuple(Call(name, (option("P", 4), option("Q", 6))) for name in "ab")
-    runs = (Run(name="a", call="a"), Run(name="b", call="b"))
+    calls = tuple(CallOptions(name, (option("P", 4), option("Q", 6))) for name in "ab")
+    runs = (CallRun(name="a", call="a"), CallRun(name="b", call="b"))
     problem = Problem(
         num_ranks=2, device_blocks=20, calls=calls, tasks=(*runs, move), copies=(("a", "b"),), anywhere=True
     )
@@ -103,18 +103,18 @@ def test_a_layout_that_no_other_call_can_share_stands_in_for_one_that_is_moved_a
     lasts: int, left: set[str]
 ) -> None:
     slow, fast = (Option(place=Place(0, 1, layout), ticks=ticks) for layout, ticks in (("P", 5), ("Q", 2)))
-    other = Call("b", (Option(place=Place(0, 1, "R"), ticks=1),))
+    other = CallOptions("b", (Option(place=Place(0, 1, "R"), ticks=1),))
     move = Transfer(
         name="a to b", source="a", target="b", occupies="both", ticks={("P", "R", 1): lasts, ("Q", "R", 1): 4}
     )
     problem = Problem(
         num_ranks=2,
         device_blocks=9,
-        calls=(Call("a", (slow, fast)), other),
-        tasks=(Run(name="a", call="a"), Run(name="b", call="b"), move),
+        calls=(CallOptions("a", (slow, fast)), other),
+        tasks=(CallRun(name="a", call="a"), CallRun(name="b", call="b"), move),
         copies=(("a", "b"),),
         anywhere=True,
     )
     assert layouts_of(possible(problem))[0] == left
     also = (*other.options, Option(place=Place(0, 1, "P"), ticks=9))
-    assert layouts_of(possible(problem.with_calls((problem.calls[0], Call("b", also)))))[0] == {"P", "Q"}
+    assert layouts_of(possible(problem.with_calls((problem.calls[0], CallOptions("b", also)))))[0] == {"P", "Q"}

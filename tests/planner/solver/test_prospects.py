@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.solver.greedy import WORST, Greedy
-from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
 from meshwright.planner.solver.prospects import Prospects
 from tests.planner.problems import random_problem
 
@@ -29,7 +29,7 @@ def promised(problem: Problem, rows: list[tuple[int, ...]]) -> list[float]:
 
 def only(problem: Problem, picks: tuple[int, ...]) -> Problem:
     return problem.with_calls(
-        tuple(Call(c.name, (c.options[index],)) for c, index in zip(problem.calls, picks, strict=True))
+        tuple(CallOptions(c.name, (c.options[index],)) for c, index in zip(problem.calls, picks, strict=True))
     )
 
 
@@ -59,15 +59,15 @@ def test_a_change_that_is_better_is_among_the_promising(seed: int) -> None:
 def test_the_promise_counts_the_work_that_must_lie_between_two_tasks() -> None:
     """a (2 ticks), then b and c (3 each) on one rank, then the move of 4 that d (1) waits for: 2 + 3 + 3 + 4 + 1."""
 
-    def call(name: str, ticks: int, layout: str = "P") -> Call:
-        return Call(name, (Option(place=Place(0, 1, layout), ticks=ticks),))
+    def call(name: str, ticks: int, layout: str = "P") -> CallOptions:
+        return CallOptions(name, (Option(place=Place(0, 1, layout), ticks=ticks),))
 
     move = Transfer(name="move", source="a", target="d", occupies="both", ticks={("P", "Q", 1): 4})
     problem = Problem(
         num_ranks=1,
         device_blocks=1,
         calls=(call("a", 2), call("b", 3), call("c", 3), call("d", 1, "Q")),
-        tasks=(*(Run(name=name, call=name) for name in "abcd"), move),
+        tasks=(*(CallRun(name=name, call=name) for name in "abcd"), move),
         precedences=(
             *(Precedence("a", name) for name in "bc"),
             *(Precedence(name, "move") for name in "bc"),
@@ -81,7 +81,13 @@ def test_runs_of_one_call_and_equal_moves_last_alike() -> None:
     def move(name: str, ticks: int) -> Transfer:
         return Transfer(name=name, source="a", target="b", occupies="both", ticks={("P", "Q", 0): ticks})
 
-    calls = tuple(Call(name, (Option(place=Place(0, 1, "P"), ticks=1),)) for name in "ab")
-    tasks = (Run(name="a0", call="a"), Run(name="b0", call="b"), Run(name="a1", call="a"), move("m", 4), move("n", 4))
+    calls = tuple(CallOptions(name, (Option(place=Place(0, 1, "P"), ticks=1),)) for name in "ab")
+    tasks = (
+        CallRun(name="a0", call="a"),
+        CallRun(name="b0", call="b"),
+        CallRun(name="a1", call="a"),
+        move("m", 4),
+        move("n", 4),
+    )
     problem = Problem(num_ranks=1, device_blocks=1, calls=calls, tasks=(*tasks, move("o", 5)))
     assert problem.lasts_like == {"a0": "a0", "b0": "b0", "a1": "a0", "m": "m", "n": "m", "o": "o"}

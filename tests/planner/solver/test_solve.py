@@ -11,7 +11,16 @@ from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.search.brute_force import least_memory as least_memory_by_brute_force
 from meshwright.planner.solver import block_search, coarse
 from meshwright.planner.solver.alike import Alike
-from meshwright.planner.solver.problem import Call, Option, Place, Precedence, Problem, Run, Transfer, ends_of
+from meshwright.planner.solver.problem import (
+    CallOptions,
+    CallRun,
+    Option,
+    Place,
+    Precedence,
+    Problem,
+    Transfer,
+    ends_of,
+)
 from meshwright.planner.solver.result import Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
 from tests.planner.problems import random_blocks, random_problem
@@ -94,7 +103,7 @@ def test_the_same_problem_has_the_same_answer(make: Callable[..., Problem]) -> N
 
 
 def test_a_call_without_options_is_infeasible() -> None:
-    asked = Problem(num_ranks=1, device_blocks=1, calls=(Call("a", ()),), tasks=(Run(name="a", call="a"),))
+    asked = Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", ()),), tasks=(CallRun(name="a", call="a"),))
     assert solve(asked, Limits()).status == "infeasible"
     assert least_memory(asked, Limits()) is None
 
@@ -109,8 +118,8 @@ def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
     asked = Problem(
         num_ranks=1,
         device_blocks=10,
-        calls=(Call("a", (option(0, 1, 4),)), Call("b", (option(0, 1, 6), option(0, 1, 3, "M")))),
-        tasks=(transfer, Run(name="b", call="b"), Run(name="a", call="a")),
+        calls=(CallOptions("a", (option(0, 1, 4),)), CallOptions("b", (option(0, 1, 6), option(0, 1, 3, "M")))),
+        tasks=(transfer, CallRun(name="b", call="b"), CallRun(name="a", call="a")),
         precedences=(Precedence("a to b", "b"), Precedence("b", "a", 1)),
         copies=(("a", "b"),),
     )
@@ -126,8 +135,8 @@ def test_a_run_that_is_streamed_to_starts_early_but_not_before_its_producer() ->
         return Problem(
             num_ranks=2,
             device_blocks=10,
-            calls=(Call("a", (option(0, 1, 4),)), Call("b", options)),
-            tasks=(Run(name="a", call="a"), Run(name="b", call="b")),
+            calls=(CallOptions("a", (option(0, 1, 4),)), CallOptions("b", options)),
+            tasks=(CallRun(name="a", call="a"), CallRun(name="b", call="b")),
             precedences=(Precedence("a", "b", 1, streamed=True),),
         )
 
@@ -139,24 +148,26 @@ def test_a_run_that_is_streamed_to_starts_early_but_not_before_its_producer() ->
 
 
 def test_a_problem_refuses_what_it_cannot_mean() -> None:
-    run = Run(name="a", call="a")
+    run = CallRun(name="a", call="a")
     with pytest.raises(ValueError, match="not within the 1 ranks"):
-        Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (option(0, 2, 1),)),), tasks=(run,))
+        Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", (option(0, 2, 1),)),), tasks=(run,))
     with pytest.raises(ValueError, match="go in a circle"):
         Problem(
             num_ranks=1,
             device_blocks=1,
-            calls=(Call("a", (option(0, 1, 1),)),),
-            tasks=(run, Run(name="b", call="a")),
+            calls=(CallOptions("a", (option(0, 1, 1),)),),
+            tasks=(run, CallRun(name="b", call="a")),
             precedences=(Precedence("a", "b"), Precedence("b", "a")),
         )
     early = dataclasses.replace(option(0, 1, 1), early_ticks=2)
     with pytest.raises(ValueError, match="1 ticks starts 2 early"):
-        Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (early,)),), tasks=(run,))
+        Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", (early,)),), tasks=(run,))
     with pytest.raises(ValueError, match="neither a power of two nor all ranks"):
-        Problem(num_ranks=4, device_blocks=1, calls=(Call("a", (option(0, 3, 1),)),), tasks=(run,), anywhere=True)
+        Problem(
+            num_ranks=4, device_blocks=1, calls=(CallOptions("a", (option(0, 3, 1),)),), tasks=(run,), anywhere=True
+        )
     with pytest.raises(ValueError, match="use a longer tick"):
-        Problem(num_ranks=1, device_blocks=1, calls=(Call("a", (option(0, 1, 2**31),)),), tasks=(run,))
+        Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", (option(0, 1, 2**31),)),), tasks=(run,))
 
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
@@ -187,8 +198,8 @@ def with_layouts_alike(problem: Problem) -> Problem:
         long = dataclasses.replace(o, ticks=100 * o.ticks, early_ticks=100 * o.early_ticks)
         return long, dataclasses.replace(long, place=long.place._replace(layout=f"{long.place.layout}2"))
 
-    def slower(task: Run | Transfer) -> Run | Transfer:
-        if isinstance(task, Run):
+    def slower(task: CallRun | Transfer) -> CallRun | Transfer:
+        if isinstance(task, CallRun):
             return task
         ends = [("", ""), ("", "2"), ("2", ""), ("2", "2")]
         ticks = {
@@ -198,7 +209,7 @@ def with_layouts_alike(problem: Problem) -> Problem:
 
     return dataclasses.replace(
         problem,
-        calls=tuple(Call(c.name, tuple(new for o in c.options for new in twice(o))) for c in problem.calls),
+        calls=tuple(CallOptions(c.name, tuple(new for o in c.options for new in twice(o))) for c in problem.calls),
         tasks=tuple(map(slower, problem.tasks)),
         precedences=tuple(p._replace(lag=100 * p.lag) for p in problem.precedences),
     )

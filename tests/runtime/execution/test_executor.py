@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.planner.program.program import Program, Receive, RunStage, Send
 from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 
 
 class Heard:
@@ -18,7 +18,7 @@ class Heard:
     def begin(self, _turn: int) -> None:
         self.asked.append("begin")
 
-    def run_stage(self, stage: str, _batch: Batch) -> dict[str, float]:
+    def run_stage(self, stage: str, _batch: StepExperience) -> dict[str, float]:
         self.asked.append(stage)
         return {}
 
@@ -43,7 +43,9 @@ def test_room_is_made_for_what_a_turn_receives_and_for_nothing_else_before_a_sta
     stages = [RunStage(stage="critic_value", ranks=(1,)), RunStage(stage="critic_train", ranks=(1,))]
     program = Program((stages[0], *sends, *receives, stages[1]))
     heard: Any = Heard()
-    executor = Executor(heard, heard, lambda step: Batch(step=step, rows=range(1)), rank=1, began=0.0, clock="measured")
+    executor = Executor(
+        heard, heard, lambda step: StepExperience(step=step, rows=range(1)), rank=1, began=0.0, clock="measured"
+    )
     executor.execute(program, 0, range(1))
     assert heard.asked == [
         "begin",

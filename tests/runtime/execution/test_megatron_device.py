@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from meshwright.runtime.execution.actions import Actions
-from meshwright.runtime.execution.megatron_device import Computing
-from meshwright.runtime.messages.step_experience import Batch
-from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.execution.megatron_device import MegatronDevice
+from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.training.refit import RefitCopy
 
 
 class Heard:
@@ -21,7 +21,7 @@ class Heard:
     def begin(self, turn: int) -> None:
         self.asked.append(f"turn {turn}")
 
-    def run(self, stage: str, _batch: Batch) -> dict[str, float]:
+    def run(self, stage: str, _batch: StepExperience) -> dict[str, float]:
         self.asked.append(stage)
         return {}
 
@@ -37,9 +37,9 @@ def test_weights_are_settled_before_they_are_trained_and_given_after_it_if_a_tur
     turn: int, given: list[str]
 ) -> None:
     heard: Any = Heard()
-    refits = {("actor_train", "actor_generate"): cast(Refit, heard)}
-    device = Computing(cast(Actions, heard), refits, bytes_before=0, steps=range(3, 6))
+    refits = {("actor_train", "actor_generate"): cast(RefitCopy, heard)}
+    device = MegatronDevice(cast(Actions, heard), refits, bytes_before=0, steps=range(3, 6))
     device.begin(turn)
     for stage in ("critic_train", "actor_train"):
-        device.run_stage(stage, Batch(step=turn, rows=range(1)))
+        device.run_stage(stage, StepExperience(step=turn, rows=range(1)))
     assert heard.asked == [f"turn {turn}", "critic_train", "settle", "actor_train", *given]

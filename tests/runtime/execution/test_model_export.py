@@ -18,7 +18,7 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
@@ -131,7 +131,7 @@ def test_a_trained_actor_loads_in_transformers_generates_and_has_the_log_probabi
 
 def _experience_and_export(asked: RunRequest) -> dict[str, dict[int, Tensor]]:
     """What the last step trained on; the models are written after the second."""
-    run = Run(asked)
+    run = RankRun(asked)
     run.recorder.open(0)
     for turn in run.turns:
         if turn == 2:

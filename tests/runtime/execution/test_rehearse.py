@@ -22,11 +22,11 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import Run
 from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.execution.rehearsal_device import Waiting
+from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
 from meshwright.runtime.execution.rehearse import Rehearsal, Request, live, rehearse
 from meshwright.runtime.messages.barriers import Meetings
 from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Mail
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
@@ -60,14 +60,14 @@ def alone() -> Plan:
     return random_plan(0, small_facts(ranks_per_node=1, memory_bytes=2**50))
 
 
-def batch_of(plan: Plan) -> Batch:
-    return Batch(step=0, rows=range(plan.facts.workload.batch_size))
+def batch_of(plan: Plan) -> StepExperience:
+    return StepExperience(step=0, rows=range(plan.facts.workload.batch_size))
 
 
-def device_of(plan: Plan, speed: float = 0.0) -> Waiting:
+def device_of(plan: Plan, speed: float = 0.0) -> RehearsalDevice:
     mail = Mail(cast(dist.ProcessGroup, None), rank=0)
     partners = cast(Meetings, NoPartners())
-    return Waiting(plan, 0, partners, Planned(plan), Streaming(plan, mail), speed=speed, seed=0)
+    return RehearsalDevice(plan, 0, partners, Planned(plan), Streaming(plan, mail), speed=speed, seed=0)
 
 
 def test_the_executor_follows_the_program_and_every_stage_finds_what_it_reads() -> None:

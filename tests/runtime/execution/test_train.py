@@ -18,7 +18,7 @@ from meshwright.profiles.experts import Experts
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.checkpoints import edit_config, name_end_tokens
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -46,7 +46,7 @@ Held = dict[str, dict[int, Tensor]]
 
 def experience_of_steps(asked: RunRequest) -> list[Held]:
     """Per step, what this rank holds of the experience."""
-    run = Run(asked)
+    run = RankRun(asked)
     run.recorder.open(0)
     held = []
     for turn in run.turns:
@@ -162,7 +162,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(directory: Path) -> Non
 
 def moved_by_a_step(asked: RunRequest) -> dict[str, float]:
     """How far a step moves the weights of each trainer."""
-    run = Run(asked)
+    run = RankRun(asked)
     run.recorder.open(run.steps.start)
     trained = {name: copy.trainer.model for name, copy in run.copies.items() if copy.trainer is not None}
     before = {name: [p.detach().clone() for p in model.parameters()] for name, model in trained.items()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.generation.chunking import Chunk, Stream
+from meshwright.runtime.generation.chunking import Chunk, Chunker
 from meshwright.runtime.generation.slots import Finish, Prompt, SlotGroup
 from meshwright.runtime.generation.stopping import Stopping
 
@@ -23,7 +23,7 @@ def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_s
         for chunk in chunks:
             told.setdefault(chunk.prompt.draw, []).append(chunk)
 
-    stream, stopping = Stream(chunk_tokens, read), Stopping(eos_tokens=frozenset(), max_response=99)
+    stream, stopping = Chunker(chunk_tokens, read), Stopping(eos_tokens=frozenset(), max_response=99)
     while waiting or group.live:
         group.admit(waiting)
         tokens = [100 * sequence.prompt.draw + len(sequence.tokens) for sequence in group.live]
@@ -41,7 +41,7 @@ def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_s
 
 def test_chunks_that_become_whole_together_are_handed_over_together() -> None:
     handed: list[list[int]] = []
-    stream = Stream(2, lambda chunks: handed.append([chunk.prompt.row for chunk in chunks]))
+    stream = Chunker(2, lambda chunks: handed.append([chunk.prompt.row for chunk in chunks]))
     group = SlotGroup(0, 3)
     group.admit(deque(Prompt(row=row, draw=row, tokens=(1,)) for row in range(3)))
     for _ in range(3):

@@ -13,12 +13,12 @@ import pytest
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, patterns
-from meshwright.planner.program.controllers import Controllers, Observation, Setting
+from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.records.record import observations
@@ -45,7 +45,7 @@ def plan_of(path: Path, leads: Leads = SYNCHRONOUS) -> Plan:
 
 def follow(asked: RunRequest) -> list[dict[int, tuple[int, ...]]]:
     """By step, the prompts that this rank holds, by row."""
-    run = Run(asked)
+    run = RankRun(asked)
     run.recorder.open(0)
     held = []
     for turn in run.turns:
@@ -128,7 +128,7 @@ def test_a_job_that_asks_for_controllers_refuses_a_plan_without_them(tmp_path: P
 
 def test_a_run_that_is_resumed_goes_on_with_the_setting_it_would_have_had(tmp_path: Path) -> None:
     plan = plan_of(write_job(tmp_path, num_ranks=4))
-    whole, told = Controllers(plan), [Observation(step=n, seconds=n % 5, begun=((1, -n),)) for n in range(40)]
+    whole, told = Controllers(plan), [StepObservation(step=n, seconds=n % 5, begun=((1, -n),)) for n in range(40)]
     for observation in told:
         whole.observe(observation)
     settings = [whole.setting(turn) for turn in range(40)]

@@ -11,7 +11,7 @@ import pytest
 from meshwright.planner.plan.steps_ahead import Leads, patterns
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.execution.test_train import read_lines, run_steps
 from tests.runtime.laws.test_ahead import DISJOINT, ahead
@@ -25,7 +25,7 @@ STEPS, STOPPED_AFTER = 6, 3
 
 def until_stopped(asked: RunRequest) -> None:
     """A run that is cut off behind a checkpoint."""
-    run = Run(asked)
+    run = RankRun(asked)
     run.recorder.open(run.steps.start)
     for turn in range(run.turns.start, STOPPED_AFTER):
         run.turn(turn)

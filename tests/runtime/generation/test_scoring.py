@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.chunking import Chunk, Stream
+from meshwright.runtime.generation.chunking import Chunk, Chunker
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.scoring import ChunkScorer
 from meshwright.runtime.generation.slots import Prompt, Response
@@ -108,7 +108,7 @@ def while_generating(directory: Path, layout: str) -> list[tuple[Response, Strea
         model, spec, mesh, num_slots=5, max_tokens=40, max_response=30, eos_tokens=frozenset(), temperature=1.0, seed=3
     )
     prompts = [Prompt(row=r, draw=r, tokens=tuple(sequence(r % 4)[:6]), max_response=3 * r + 1) for r in range(6)]
-    stream, rule = Stream(4, read), FirstEnded(2, max_deferral=2)
+    stream, rule = Chunker(4, read), FirstEnded(2, max_deferral=2)
     responses = [
         response
         for admitted in (prompts[:4], prompts[4:], [])

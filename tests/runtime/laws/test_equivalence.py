@@ -16,7 +16,7 @@ from meshwright.planner.plan import rules
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import Run
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.model.kv_cache import SlotCache
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
@@ -144,7 +144,7 @@ class Followed:
 
 
 def follow(asked: RunRequest) -> Followed:
-    run = Run(asked)
+    run = RankRun(asked)
     run.recorder.open(0)
     held = []
     for turn in run.turns:

@@ -14,7 +14,7 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.training.refit import RefitCopy
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Places, Run, _merge
@@ -61,7 +61,7 @@ def _train_and_refit(directory: Path, source: str, target: str, written: Path) -
         trainer.train_step(blocks(1, source_mesh), functools.partial(language_loss, spec, source_mesh))
     if target_mesh.is_member:
         refitted = build_model(spec, target_mesh, seed=7)
-    Refit(trained, source_mesh, refitted, target_mesh).run()
+    RefitCopy(trained, source_mesh, refitted, target_mesh).run()
     for name, model, mesh in (("source", trained, source_mesh), ("target", refitted, target_mesh)):
         if model is not None:
             save_weights(model, spec, mesh, written / name, documents_of=directory)

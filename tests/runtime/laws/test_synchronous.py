@@ -25,7 +25,7 @@ from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.generation.slots import Finish
 from meshwright.runtime.messages.experience import even_share, micro_batches
-from meshwright.runtime.messages.step_experience import Batch
+from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
@@ -95,8 +95,8 @@ def _model(job: Job, directory: Path, role: Role) -> Decoder:
     return model
 
 
-def _generated(job: Job, data: PromptData, actor: Decoder, step: int) -> Batch:
-    batch, workload = Batch(step=step, rows=range(data.batch_size)), job.workload
+def _generated(job: Job, data: PromptData, actor: Decoder, step: int) -> StepExperience:
+    batch, workload = StepExperience(step=step, rows=range(data.batch_size)), job.workload
     generator = Generator(
         actor,
         actor.spec,
@@ -123,7 +123,7 @@ def _generated(job: Job, data: PromptData, actor: Decoder, step: int) -> Batch:
     return batch
 
 
-def _answer(batch: Batch, job: Job, models: Mapping[Role, Decoder]) -> None:
+def _answer(batch: StepExperience, job: Job, models: Mapping[Role, Decoder]) -> None:
     """Log-probabilities, values and scores of all rows."""
     mesh = build_mesh(Layout(), 0)
     for group in _groups(batch, batch.rows):
@@ -143,7 +143,7 @@ def _answer(batch: Batch, job: Job, models: Mapping[Role, Decoder]) -> None:
         batch.experience.put("scores", row, batch.experience.get("scores", row)[-1:])
 
 
-def _trained(job: Job, batch: Batch, trainer: Trainer) -> dict[str, float]:
+def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, float]:
     """The metrics of a step's updates of one model."""
     learning, updates, spec = Learning(job.ppo, batch), [], trainer.model.spec
     for rows in minibatches(
@@ -160,7 +160,7 @@ def _trained(job: Job, batch: Batch, trainer: Trainer) -> dict[str, float]:
     return means if spec.scalar_head else means | learning.metrics()
 
 
-def _groups(batch: Batch, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+def _groups(batch: StepExperience, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     lengths = batch.lengths()
     return micro_batches(even_share(list(rows), lengths, 0, 1), lengths, ROWS)
 

@@ -15,7 +15,7 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.records.lock import locked, require_free
-from meshwright.runtime.records.outputs import Kind
+from meshwright.runtime.records.outputs import OutputKind
 from tests.runtime.command import Call
 from tests.runtime.commands.test_report_command import small_plan
 
@@ -71,8 +71,8 @@ def test_each_kind_is_known_by_what_is_written(call: Call, job: Path, tmp_path: 
     path = tmp_path / "plan.json"
     assert call("plan", job, "-o", path).code == 0
     assert call("plan", job, "-o", path).code == 0
-    assert Kind.PLAN.begins(path.read_text())
-    assert not Kind.TABLE.begins(path.read_text())
+    assert OutputKind.PLAN.begins(path.read_text())
+    assert not OutputKind.TABLE.begins(path.read_text())
 
 
 @pytest.mark.parametrize("name", ["/dev/full", "/dev/null"])

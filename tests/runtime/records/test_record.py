@@ -12,7 +12,7 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.trace import Span
 from meshwright.runtime.records.outcome import Outcome
-from meshwright.runtime.records.record import Evaluation, Recorder, RunSummary
+from meshwright.runtime.records.record import EvaluationRecord, Recorder, RunSummary
 from meshwright.runtime.records.version_gap import Gap
 from tests.planner.jobs import ToyModel, small_facts
 
@@ -39,14 +39,14 @@ def span(step: int, name: str, rank: int, seconds: float, kind: str = "stage") -
 
 def test_an_evaluation_has_the_standard_error_of_its_mean() -> None:
     # Scores 1, 3: mean 2, sample standard deviation sqrt(2), over sqrt(2) prompts: 1.
-    evaluation = Evaluation.of(4, {1: 3.0, 0: 1.0}, {0: 5, 1: 9}, Gap())
+    evaluation = EvaluationRecord.of(4, {1: 3.0, 0: 1.0}, {0: 5, 1: 9}, Gap())
     assert (evaluation.mean_score, evaluation.standard_error, evaluation.mean_response_tokens) == (2.0, 1.0, 7.0)
     assert evaluation.scores == (1.0, 3.0)
 
 
 def test_an_improvement_is_judged_by_paired_differences() -> None:
-    first = Evaluation.of(0, {0: 0.0, 1: 10.0, 2: 20.0}, {0: 1}, Gap())
-    last = Evaluation.of(8, {0: 1.0, 1: 11.0, 2: 22.0}, {0: 1}, Gap())
+    first = EvaluationRecord.of(0, {0: 0.0, 1: 10.0, 2: 20.0}, {0: 1}, Gap())
+    last = EvaluationRecord.of(8, {0: 1.0, 1: 11.0, 2: 22.0}, {0: 1}, Gap())
     summary = RunSummary(
         steps=8,
         comparisons=(),

@@ -16,7 +16,7 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer
-from meshwright.runtime.training.ppo import Share
+from meshwright.runtime.training.ppo import LossShare
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import (
@@ -91,7 +91,7 @@ def _not_a_number(directory: Path) -> tuple[str, bool]:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     said = ""
     try:
-        trainer.train_step(blocks(2, mesh), lambda output, _: Share(output[..., 0].sum() * math.nan, {}))
+        trainer.train_step(blocks(2, mesh), lambda output, _: LossShare(output[..., 0].sum() * math.nan, {}))
     except RunFailed as error:
         said = str(error)
     return said, all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.ppo import (
-    Share,
+    LossShare,
     experience_metrics,
     explained_variance,
     final_metrics,
@@ -48,7 +48,7 @@ def poisoned(x: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep, x, poison)
 
 
-def policy_share(b: dict[str, Tensor], rows: slice, num_tokens: int, weights: Tensor | None = None) -> Share:
+def policy_share(b: dict[str, Tensor], rows: slice, num_tokens: int, weights: Tensor | None = None) -> LossShare:
     return policy_loss(
         b["logprobs"][rows],
         b["old_logprobs"][rows],
@@ -61,7 +61,7 @@ def policy_share(b: dict[str, Tensor], rows: slice, num_tokens: int, weights: Te
     )
 
 
-def value_share(b: dict[str, Tensor], rows: slice, num_tokens: int) -> Share:
+def value_share(b: dict[str, Tensor], rows: slice, num_tokens: int) -> LossShare:
     names = ("values", "old_values", "returns", "mask")
     return value_loss(*(b[name][rows] for name in names), num_tokens=num_tokens, settings=SETTINGS)
 

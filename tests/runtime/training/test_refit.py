@@ -17,7 +17,7 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
-from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.training.refit import RefitCopy
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss, value_loss
@@ -40,7 +40,7 @@ def _train_and_refit(directory: Path, source: Place, target: Place) -> tuple[Ten
         trainer = Trainer(trained, source_mesh, learning_rate=1e-2)
     if target_mesh.is_member:
         refitted = build_model(spec, target_mesh, seed=7)
-    refit = Refit(trained, source_mesh, refitted, target_mesh)
+    refit = RefitCopy(trained, source_mesh, refitted, target_mesh)
     for _ in range(2):
         if trainer is not None:
             loss = value_loss if spec.scalar_head else language_loss
@@ -107,7 +107,7 @@ def _given_ahead(directory: Path, source: Place, target: Place) -> list[Tensor]:
     trained = build_model(spec, source_mesh, trainable=True) if source_mesh.is_member else None
     refitted = build_model(spec, target_mesh, seed=7) if target_mesh.is_member else None
     trainer = Trainer(trained, source_mesh, learning_rate=1e-2) if trained is not None else None
-    refits = [Refit(trained, source_mesh, refitted, target_mesh, number=number) for number in range(2)]
+    refits = [RefitCopy(trained, source_mesh, refitted, target_mesh, number=number) for number in range(2)]
     for _ in range(2):
         if trainer is not None:
             for refit in refits:
@@ -149,7 +149,7 @@ def _given_where_ranks_are_shared(directory: Path) -> bool:
     spec = read_model(directory)
     source, target = (build_model(spec, mesh) if mesh.is_member else None for mesh in meshes)
     assert source is not None
-    refit = Refit(source, meshes[0], target, meshes[1])
+    refit = RefitCopy(source, meshes[0], target, meshes[1])
     refit.give()
     if dist.get_rank() == 0:
         refit.settle()
@@ -172,7 +172,7 @@ def _to_bf16(directory: Path) -> float:
     source_mesh, target_mesh = build_mesh(Layout(), 0), build_mesh(Layout(), 1)
     source = build_model(spec, source_mesh) if source_mesh.is_member else None
     target = build_model(spec, target_mesh, dtype=torch.bfloat16, seed=1) if target_mesh.is_member else None
-    Refit(source, source_mesh, target, target_mesh).run()
+    RefitCopy(source, source_mesh, target, target_mesh).run()
     if target is None:
         return 0.0
     original = build_model(spec, target_mesh)  # of the same seed as the source
@@ -188,9 +188,9 @@ def test_weights_are_converted_to_the_dtype_of_the_target(tmp_path: Path) -> Non
 def _groups_of_two() -> int:
     """The groups that a second refit between the same meshes makes."""
     meshes = build_mesh(Layout.parse("tp2"), 0), build_mesh(Layout.parse("dp2"), 1)
-    Refit(None, meshes[0], None, meshes[1])
+    RefitCopy(None, meshes[0], None, meshes[1])
     count = dist.get_pg_count()
-    Refit(None, meshes[0], None, meshes[1])
+    RefitCopy(None, meshes[0], None, meshes[1])
     return dist.get_pg_count() - count
 
 
@@ -204,7 +204,7 @@ def _run_alone(directory: Path) -> bool:
     source_mesh, target_mesh = build_mesh(Layout(), 0), build_mesh(Layout(), 1)
     source = build_model(spec, source_mesh) if source_mesh.is_member else None
     target = build_model(spec, target_mesh, seed=1) if target_mesh.is_member else None
-    refit = Refit(source, source_mesh, target, target_mesh)
+    refit = RefitCopy(source, source_mesh, target, target_mesh)
     if dist.get_rank() < 2:
         refit.run()
     return True

@@ -17,11 +17,11 @@ from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, patterns
 from meshwright.planner.program.program import Send
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.actions import Actions
-from meshwright.runtime.execution.megatron_device import Computing
+from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.messages.experience import Courier, Experience
-from meshwright.runtime.messages.step_experience import Batch
-from meshwright.runtime.training.refit import Refit
+from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.versions import Version, cache_gap, generator_gap, staleness
 from tests.runtime.carried_out import carried_out
 from tests.runtime.execution.test_train import read_lines
@@ -31,10 +31,10 @@ from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 
 
-def batch_of(step: int, rows: list[tuple[int, int, float]]) -> Batch:
+def batch_of(step: int, rows: list[tuple[int, int, float]]) -> StepExperience:
     """Rows of two prompt and two response tokens: the versions that drew these, and how far the log-probability of the
     first lies from the proximal one."""
-    batch = Batch(step=step, rows=range(len(rows)))
+    batch = StepExperience(step=step, rows=range(len(rows)))
     for row, (first, then, apart) in enumerate(rows):
         proximal = torch.tensor([0.0, -1.0, -2.0, 0.0])
         fields = {
@@ -106,16 +106,16 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 def lose_refits(patch: pytest.MonkeyPatch) -> None:
     """All but the first of each."""
-    run = Refit.run
-    done: set[Refit] = set()
+    run = RefitCopy.run
+    done: set[RefitCopy] = set()
 
-    def once(refit: Refit) -> None:
+    def once(refit: RefitCopy) -> None:
         if refit not in done:
             done.add(refit)
             run(refit)
 
-    patch.setattr(Refit, "run", once)
-    patch.setattr(Refit, "give", lambda _: None)
+    patch.setattr(RefitCopy, "run", once)
+    patch.setattr(RefitCopy, "give", lambda _: None)
 
 
 def lose_refits_of_one_rank(patch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def delay(rank: int, patch: pytest.MonkeyPatch) -> None:
 
         return slowly
 
-    for owner, name in ((Actions, "run"), (Computing, "refit"), (Refit, "give"), (Courier, "send")):
+    for owner, name in ((Actions, "run"), (MegatronDevice, "refit"), (RefitCopy, "give"), (Courier, "send")):
         patch.setattr(owner, name, late(getattr(owner, name)))
 
 
