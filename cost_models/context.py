@@ -1,6 +1,6 @@
 """What a context-parallel rank computes: a part of every sequence's tokens, with as large a part of its scores.
 
-A sequence is cut in 2 x cp pieces, of which rank r holds pieces r and 2 x cp - 1 - r: under a causal mask all ranks
+A sequence is cut in 2 x cp slices, of which rank r holds slices r and 2 x cp - 1 - r: under a causal mask all ranks
 then have as many scores (Llama 3 report, arXiv:2407.21783, section 3.3.2). A cp-th of the tokens and of the scores of
 some rows are those of a cp-th of the rows.
 """
@@ -22,7 +22,7 @@ def parts(batches: Iterable[MicroBatches], cp: int) -> tuple[MicroBatches, ...]:
 
 
 def longest_part(tokens: int, cp: int) -> int:
-    """Tokens that a rank holds of a sequence of so many, whose pieces are all as long as the longest."""
+    """Tokens that a rank holds of a sequence of so many, whose slices are all as long as the longest."""
     return tokens if cp == 1 else 2 * -(-tokens // (2 * cp))
 
 

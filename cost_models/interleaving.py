@@ -8,7 +8,7 @@ from meshwright.profiles.layout import Layout
 
 
 def interleaved(plain: Cost, layout: Layout, num_batches: int) -> Cost:
-    """A training stage whose ranks hold v = `layout.vpp` pieces each, from its `plain` cost by 1F1B on the same ranks.
+    """A training stage whose ranks hold v = `layout.vpp` chunks each, from its `plain` cost by 1F1B on the same ranks.
 
     Each micro-batch is sent v times as often. The first one passes a v-th of the other stages' layers before the
     slowest stage has work, and as many messages as before (Narayanan et al., arXiv:2104.04473, section 2.2.2).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stages
+from meshwright.profiles.layout import Layout, layers_of_chunks, layers_of_stages
 from meshwright.profiles.model_shape import ModelSpec
 
 
@@ -72,7 +72,7 @@ def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -
     """Micro-batches whose activations a stage holds in all its layers at once, q = `num_behind` of pp stages on.
 
     Under 1F1B min(q, m) (Narayanan et al., arXiv:2104.04473, section 2.2.1). An interleaved pipeline passes
-    2(q - 1) + (v - 1)p + 1 of them through one of the v pieces before it goes back through the first, p + (p - 1)/v on
+    2(q - 1) + (v - 1)p + 1 of them through one of the v chunks before it goes back through the first, p + (p - 1)/v on
     the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core, `get_pp_rank_microbatches`).
     """
     pp, vpp = layout.pp, layout.vpp
@@ -82,13 +82,13 @@ def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -
 
 
 def _part(shard: ModelSpec, pp: int, ep: int, vpp: int, stage: int) -> StagePart:
-    pieces = layers_of_pieces(shard, pp, stage, vpp)
-    all_experts = sum(shard.expert_params_between(layers.start, layers.stop) for layers in pieces)
-    num_params = sum(shard.params_between(layers.start, layers.stop) for layers in pieces)
+    chunks = layers_of_chunks(shard, pp, stage, vpp)
+    all_experts = sum(shard.expert_params_between(layers.start, layers.stop) for layers in chunks)
+    num_params = sum(shard.params_between(layers.start, layers.stop) for layers in chunks)
     num_params += all_experts // ep - all_experts
     if stage == 0:
         num_params += shard.embedding_params
     if stage == pp - 1:
         repeats = pp > 1 and shard.tied_embeddings and not shard.scalar_head
         num_params += shard.hidden_size + (shard.embedding_params if repeats else shard.head_params)
-    return StagePart(sum(map(len, pieces)), float(num_params), pp - stage, float(all_experts // ep))
+    return StagePart(sum(map(len, chunks)), float(num_params), pp - stage, float(all_experts // ep))

@@ -77,7 +77,7 @@ class CostModel(Protocol):
 
     @property
     def memory_grows(self) -> bool:
-        """Whether a larger micro-batch, more slots, or a pipeline in several pieces of the same layers never take less
+        """Whether a larger micro-batch, more slots, or a pipeline in several chunks of the same layers never take less
         memory: a search then counts no larger ones than the first that do not fit. It is a law of the equations, and
         not one of what was measured."""
         ...

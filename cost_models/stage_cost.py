@@ -106,7 +106,7 @@ class StageModel:
         return self._generation_seconds(call) if call.stage.generates else self._pipeline_seconds(call)
 
     def _interleaved_seconds(self, call: Call) -> Cost:
-        """All that does not depend on the number of pieces is asked of the plain pipeline."""
+        """All that does not depend on the number of chunks is asked of the plain pipeline."""
         layout = self._once(("plain", call.layout), lambda: replace(call.layout, vpp=1))
         num_batches = -(-self._rows(call) // call.schedule.micro_batch_size)
         return interleaved(self.seconds(replace(call, layout=layout)), call.layout, num_batches)
@@ -161,7 +161,7 @@ class StageModel:
         if schedule.overcommit and call.max_deferral < 1:
             raise BadInput(
                 f"{call.stage.name}: overcommit={schedule.overcommit} with max_deferral={call.max_deferral} defers "
-                "nothing; allow a staleness of 1 or more beyond the stage's lead."
+                "nothing; allow a staleness of 1 or more beyond the steps that the stage works ahead."
             )
         if schedule.overcommit > batch_size:
             raise BadInput(

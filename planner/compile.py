@@ -21,11 +21,11 @@ from meshwright.planner.plan.edges import Handover, handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import Leads, Scope, patterns, scopes
+from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.deadline import Hurried, OutOfTimeError
-from meshwright.planner.search.formulate import Posed, pose
+from meshwright.planner.search.formulate import Formulation, formulate
 from meshwright.planner.search.frontier import Frontier, frontier
 from meshwright.planner.search.parallel import side_by_side
 from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
@@ -83,16 +83,16 @@ def best_plan(
     digests: Mapping[str, str] | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
-    leads: Sequence[Leads] | None = None,
+    ahead: Sequence[StepsAhead] | None = None,
 ) -> Plan | Missing:
     """The fastest plan that keeps the pins, which may exclude every choice; without reasons when there is none.
 
-    `leads` may be some of the patterns that the bound on staleness allows; all of them are searched without it.
+    `ahead` may be some of the patterns that the bound on staleness allows; all of them are searched without it.
     """
     limits = limits or Limits()
-    allowed = patterns(facts.staleness) if leads is None else leads
+    allowed = patterns(facts.staleness) if ahead is None else ahead
     hurried = _until(limits, model)
-    asked = _Asked(facts=facts, model=hurried, pins=pins, leads=allowed, limits=limits, progress=progress)
+    asked = _Asked(facts=facts, model=hurried, pins=pins, ahead=allowed, limits=limits, progress=progress)
     searched = asked.search_all() if limits.deadline is None else asked.search_in_time()
     answered = [one for one in searched if one.result.answer is not None]
     if not answered:
@@ -105,8 +105,8 @@ def best_plan(
         solver=_record(searched, limits, is_whole=not asked.left_out),
     )
     assert best.result.answer is not None
-    picks, order = _picks(best.posed, best.result.answer), _order(best.posed, best.result.answer)
-    plan = assemble(facts, model, handovers=best.edges, picks=picks, order=order, origin=origin, leads=best.scope.leads)
+    picks, order = _picks(best.formulation, best.result.answer), _order(best.formulation, best.result.answer)
+    plan = assemble(facts, model, handovers=best.edges, picks=picks, order=order, origin=origin, ahead=best.scope.ahead)
     plan = _with_gap(plan)
     broken = verify(plan)
     assert not broken, broken
@@ -114,26 +114,26 @@ def best_plan(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Posed:
+class _Formulated:
     """One scope and its problem."""
 
     scope: Scope
     edges: tuple[Handover, ...]
-    posed: Posed
+    formulation: Formulation
 
     @property
     def least_seconds(self) -> float:
         """A bound by arithmetic alone, infinite when a stage has no choice."""
-        problem = self.posed.problem
+        problem = self.formulation.problem
         has_choices = all(call.options for call in problem.calls)
-        return least_makespan(problem) * self.posed.tick_seconds if has_choices else math.inf
+        return least_makespan(problem) * self.formulation.tick_seconds if has_choices else math.inf
 
     def ticks(self, seconds: float) -> int:
-        return math.ceil(seconds / self.posed.tick_seconds)
+        return math.ceil(seconds / self.formulation.tick_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Searched(_Posed):
+class _Searched(_Formulated):
     """One scope, its problem and what the search answered."""
 
     result: Result
@@ -141,11 +141,11 @@ class _Searched(_Posed):
     @property
     def objective_seconds(self) -> float:
         assert self.result.objective is not None
-        return self.result.objective * self.posed.tick_seconds
+        return self.result.objective * self.formulation.tick_seconds
 
     @property
     def bound_seconds(self) -> float:
-        return self.result.bound * self.posed.tick_seconds
+        return self.result.bound * self.formulation.tick_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,19 +155,19 @@ class _Asked:
     facts: Facts
     model: CostModel
     pins: Sequence[Pin]
-    leads: Sequence[Leads]
+    ahead: Sequence[StepsAhead]
     limits: Limits
     progress: Progress | None
     known: dict[tuple[str, tuple[bool, bool, int, bool]], Frontier] = field(default_factory=dict)
     left_out: list[Scope] = field(default_factory=list)
 
     def search_all(self) -> list[_Searched]:
-        """Every pattern of leads, offload included: state that waits in the host makes room for what is faster.
+        """Every pattern of steps ahead, offload included: state that waits in the host makes room for what is faster.
 
         Stages work further ahead only where that makes the turn shorter by more than the gap. The likeliest scope is
         searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
         """
-        asked = [self.pose(scope) for leads in self.leads for scope in scopes(leads, self.facts.staleness)]
+        asked = [self.formulate(scope) for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness)]
         likeliest = _likeliest(asked, self.limits.gap)
         early = self.search(asked[likeliest])
         searched: list[_Searched] = []
@@ -181,37 +181,39 @@ class _Asked:
         return searched
 
     def search_in_time(self) -> list[_Searched]:
-        """One pattern of leads after the other until the deadline; those after it are left out, and then no bound is
-        known."""
+        """One pattern of steps ahead after the other until the deadline; those after it are left out, and then no bound
+        is known."""
         searched: list[_Searched] = []
-        for scope in [scope for leads in self.leads for scope in scopes(leads, self.facts.staleness)]:
+        for scope in [scope for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness)]:
             try:
-                one = self.pose(scope)
+                one = self.formulate(scope)
             except OutOfTimeError:
                 self.left_out.append(scope)
                 continue
             searched.append(self.search(one, self._shorter(one, searched)))
         return searched
 
-    def pose(self, scope: Scope) -> _Posed:
+    def formulate(self, scope: Scope) -> _Formulated:
         found = self._frontiers(scope)
         edges = handovers(self.facts, self.model)
-        return _Posed(scope=scope, edges=edges, posed=pose(self.facts, self.model, found, edges, scope.leads))
+        return _Formulated(
+            scope=scope, edges=edges, formulation=formulate(self.facts, self.model, found, edges, scope.ahead)
+        )
 
-    def search(self, asked: _Posed, *most: int | None) -> _Searched:
+    def search(self, asked: _Formulated, *most: int | None) -> _Searched:
         """What the search answers within the least of `most` ticks."""
         from meshwright.planner.solver.solve import solve  # loaded by then, see `_load_solver`
 
         limits = replace(self.limits, most=min((ticks for ticks in most if ticks is not None), default=None))
-        result = solve(asked.posed.problem, limits, _in_seconds(self.progress, asked.posed.tick_seconds))
-        return _Searched(scope=asked.scope, edges=asked.edges, posed=asked.posed, result=result)
+        result = solve(asked.formulation.problem, limits, _in_seconds(self.progress, asked.formulation.tick_seconds))
+        return _Searched(scope=asked.scope, edges=asked.edges, formulation=asked.formulation, result=result)
 
-    def _shorter(self, asked: _Posed, searched: Sequence[_Searched]) -> int | None:
+    def _shorter(self, asked: _Formulated, searched: Sequence[_Searched]) -> int | None:
         """The most ticks that are fewer, by more than the gap, than every answer; None when there is none."""
         answered = [one.objective_seconds for one in searched if one.result.answer is not None]
         return self.limits.shorter(asked.ticks(min(answered))) if answered else None
 
-    def _as_short(self, asked: _Posed, searched: _Searched) -> int | None:
+    def _as_short(self, asked: _Formulated, searched: _Searched) -> int | None:
         """The most ticks that an answer is not shorter than by more than the gap; None when there is none."""
         answered = searched.result.answer is not None
         return self.limits.as_short(asked.ticks(searched.objective_seconds)) if answered else None
@@ -228,7 +230,7 @@ class _Asked:
         return [self.known[key] for key in keys]
 
 
-def _likeliest(asked: Sequence[_Posed], gap: float) -> int:
+def _likeliest(asked: Sequence[_Formulated], gap: float) -> int:
     """The first of those whose bound none is below by more than the gap."""
     bounds = [one.least_seconds for one in asked]
     return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
@@ -239,17 +241,17 @@ def _load_solver() -> None:
     import_module("meshwright.planner.solver.solve")
 
 
-def _picks(posed: Posed, answer: Answer) -> dict[str, Pick]:
+def _picks(formulation: Formulation, answer: Answer) -> dict[str, Pick]:
     picks = {}
-    for stage, pairs in posed.behind.items():
+    for stage, pairs in formulation.behind.items():
         pool, candidate = pairs[answer.picked[stage]]
         picks[stage] = Pick(Ranks(answer.first_ranks[stage], pool.num_ranks), candidate)
     return picks
 
 
-def _order(posed: Posed, answer: Answer) -> tuple[str, ...]:
+def _order(formulation: Formulation, answer: Answer) -> tuple[str, ...]:
     """The tasks by their start; those that start together in an order that respects what waits for what."""
-    position = {name: index for index, name in enumerate(posed.problem.order)}
+    position = {name: index for index, name in enumerate(formulation.problem.order)}
     return tuple(sorted(position, key=lambda name: (answer.starts[name], position[name])))
 
 

@@ -35,7 +35,7 @@ class Layout:
 
     Ranks of a pool are numbered with tp fastest, then cp, then dp, then pp. Experts are spread over `ep` neighbouring
     replicas, each of which holds an equal part of them, cut along its width by tp. The `cp` ranks of a replica hold
-    the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many pieces of the
+    the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many chunks of the
     pipeline, which micro-batches pass in turns.
     """
 
@@ -149,17 +149,17 @@ def layers_of_stage(model: ModelSpec, pp: int, stage: int) -> range:
     return range(ends[stage - 1] if stage else 0, ends[stage])
 
 
-def layers_of_pieces(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
-    """The numbers of the layers of each piece that pipeline stage `stage` holds.
+def layers_of_chunks(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
+    """The numbers of the layers of each chunk that pipeline stage `stage` holds.
 
-    Piece k of stage s is the virtual stage k x pp + s of pp x vpp (Narayanan et al., arXiv:2104.04473, section 2.2;
+    Chunk k of stage s is the virtual stage k x pp + s of pp x vpp (Narayanan et al., arXiv:2104.04473, section 2.2;
     Megatron-core, `get_transformer_layer_offset`), all of them of as many layers. Raises BadInput where they do not
     come out even.
     """
     if vpp == 1:
         return (layers_of_stage(model, pp, stage),)
     if model.num_layers % (pp * vpp):
-        raise BadInput(_uneven_pieces(model, pp, vpp))
+        raise BadInput(_uneven_chunks(model, pp, vpp))
     each = model.num_layers // (pp * vpp)
     return tuple(range(first * each, (first + 1) * each) for first in range(stage, pp * vpp, pp))
 
@@ -191,7 +191,7 @@ def _uneven(model: ModelSpec, pp: int) -> str:
     )
 
 
-def _uneven_pieces(model: ModelSpec, pp: int, vpp: int) -> str:
+def _uneven_chunks(model: ModelSpec, pp: int, vpp: int) -> str:
     num_layers = model.num_layers
     if num_layers % pp:
         return (
@@ -226,7 +226,7 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     if not _layers_of_stages(model.num_layers, _counted_ends(model), layout.pp):
         found.append(_uneven(model, layout.pp))
     elif layout.vpp > 1 and model.num_layers % (layout.pp * layout.vpp):
-        found.append(_uneven_pieces(model, layout.pp, layout.vpp))
+        found.append(_uneven_chunks(model, layout.pp, layout.vpp))
     if layout.ep > 1 and not model.experts:
         found.append(f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1.")
     elif model.experts and model.experts.num_experts % layout.ep:

@@ -1,4 +1,4 @@
-"""The command line: reads documents, calls the house, shows the answer.
+"""The command line: reads documents, calls what answers, shows the answer.
 
 Commands that compute import torch when they are called, so that planning starts at once.
 """

@@ -37,12 +37,12 @@ ONE_BATCH, NO_OVERCOMMIT = Pin(GENERATE, "batches_in_flight", 1), Pin(GENERATE, 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """What a row may choose from. `leads` says whether stages may work ahead of the training."""
+    """What a row may choose from. `ahead` says whether stages may work ahead of the training."""
 
     name: str
     pins: tuple[Pin, ...] = ()
     staleness: int = 0
-    leads: bool = False
+    ahead: bool = False
     adds: bool = True  # to the space of the row before
 
 
@@ -51,7 +51,7 @@ SPACES = (
     Space(name="+ streaming"),
     Space(name="+ batches in flight", pins=(NO_OVERCOMMIT,), staleness=1),
     Space(name="+ overcommit", staleness=1),
-    *(Space(name=f"+ asynchronous, staleness {bound}", staleness=bound, leads=True) for bound in (1, 2, 4, 8)),
+    *(Space(name=f"+ asynchronous, staleness {bound}", staleness=bound, ahead=True) for bound in (1, 2, 4, 8)),
 )
 
 ALONE = tuple(
@@ -151,8 +151,8 @@ def _best(facts: Facts, space: Space) -> Plan | None:
     if space is SINGLE:
         return single_layout(facts, model)
     allowed = facts.model_copy(update={"staleness": space.staleness})
-    leads = None if space.leads else (SYNCHRONOUS,)
-    found = best_plan(allowed, model, pins=space.pins, limits=Limits(gap=GAP), leads=leads)
+    ahead = None if space.ahead else (SYNCHRONOUS,)
+    found = best_plan(allowed, model, pins=space.pins, limits=Limits(gap=GAP), ahead=ahead)
     return found if isinstance(found, Plan) else None
 
 
@@ -162,7 +162,7 @@ def _generation(plan: Plan) -> str:
     told = [f"{placement.layout} on {plan.pool_of(GENERATE).num_ranks}", f"{schedule.generation_slots} slots"]
     told += [f"{schedule.batches_in_flight} batches"] * (schedule.batches_in_flight > 1)
     told += [f"overcommit {schedule.overcommit}"] * (schedule.overcommit > 0)
-    told += [f"lead {placement.lead}"] * (placement.lead > 0)
+    told += [f"ahead {placement.steps_ahead}"] * (placement.steps_ahead > 0)
     told += [f"{placement.cost.total:.1f} s"]
     return ", ".join(told)
 

@@ -29,10 +29,10 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts, RoleModels, read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import Leads, patterns, scopes
+from meshwright.planner.plan.steps_ahead import StepsAhead, patterns, scopes
 from meshwright.planner.search.assemble import Pick
 from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.search.formulate import Posed, pose
+from meshwright.planner.search.formulate import Formulation, formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.result import Limits
@@ -168,44 +168,46 @@ def _plan(found: object) -> Plan | None:
 
 
 def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> Found:
-    """The time is shared by the patterns of leads, as each is a problem of its own."""
+    """The time is shared by the patterns of steps ahead, as each is a problem of its own."""
     began, allowed = time.perf_counter(), patterns(facts.staleness)
     best: Plan | None = None
     num_steps = 0
-    for leads in allowed:
-        posed = _posed(facts, model, leads)
-        walked = walk(posed.problem, seconds=seconds / len(allowed), seed=seed)
+    for ahead in allowed:
+        formulation = _formulation(facts, model, ahead)
+        walked = walk(formulation.problem, seconds=seconds / len(allowed), seed=seed)
         num_steps += walked.num_steps
         if walked.picks is not None:
-            plan = _of_walk(facts, model, posed, walked.picks, leads)
+            plan = _of_walk(facts, model, formulation, walked.picks, ahead)
             best = min((plan, best or plan), key=lambda one: one.period_seconds)
     notes = f"{num_steps:,} steps"
     return Found(search=f"random walk (ReaL), seed {seed}", plan=best, seconds=time.perf_counter() - began, notes=notes)
 
 
-def _posed(facts: Facts, model: CostModel, leads: Leads) -> Posed:
-    """The whole space of one pattern of leads, with options of its own for every pool."""
-    scope = scopes(leads, facts.staleness)[-1]
+def _formulation(facts: Facts, model: CostModel, ahead: StepsAhead) -> Formulation:
+    """The whole space of one pattern of steps ahead, with options of its own for every pool."""
+    scope = scopes(ahead, facts.staleness)[-1]
     found = frontiers(facts, model, (), scope=scope)
-    return pose(facts, model, found, handovers(facts, model), leads, by_pool=True)
+    return formulate(facts, model, found, handovers(facts, model), ahead, by_pool=True)
 
 
-def _of_walk(facts: Facts, model: CostModel, posed: Posed, picked: Sequence[int], leads: Leads) -> Plan:
-    starts = Greedy(posed.problem).starts(picked)
-    position = {name: index for index, name in enumerate(posed.problem.order)}
+def _of_walk(
+    facts: Facts, model: CostModel, formulation: Formulation, picked: Sequence[int], ahead: StepsAhead
+) -> Plan:
+    starts = Greedy(formulation.problem).starts(picked)
+    position = {name: index for index, name in enumerate(formulation.problem.order)}
     order = sorted(position, key=lambda name: (starts[name], position[name]))
-    chosen = zip(posed.behind.items(), picked, strict=True)
+    chosen = zip(formulation.behind.items(), picked, strict=True)
     picks = {stage: Pick(*pairs[index]) for (stage, pairs), index in chosen}
-    return unproven(facts, model, name="random walk", picks=picks, order=order, leads=leads)
+    return unproven(facts, model, name="random walk", picks=picks, order=order, ahead=ahead)
 
 
 def _brute_force(job: str, facts: Facts, model: CostModel, ours: Found) -> Iterator[Row]:
     """The optimum by trying everything, where that is little enough."""
-    posed = [_posed(facts, model, leads) for leads in patterns(facts.staleness)]
-    if sum(math.prod(len(call.options) for call in one.problem.calls) for one in posed) > MOST_CHOICES:
+    formulation = [_formulation(facts, model, ahead) for ahead in patterns(facts.staleness)]
+    if sum(math.prod(len(call.options) for call in one.problem.calls) for one in formulation) > MOST_CHOICES:
         return
     began = time.perf_counter()
-    found = [(best_makespan(one.problem), one.tick_seconds) for one in posed]
+    found = [(best_makespan(one.problem), one.tick_seconds) for one in formulation]
     objective = min((ticks * tick for ticks, tick in found if ticks is not None), default=None)
     yield Row(
         job=job,

@@ -84,7 +84,7 @@ def auto_mapping(facts: Facts, model: CostModel) -> Plan | None:
     if best is None:
         return None
     order = (*map(refit_name, refit_targets()), *(stage.name for stage in STAGES))
-    return unproven(facts, model, name="HybridFlow auto-mapping", picks=best[1], order=order, leads=SYNCHRONOUS)
+    return unproven(facts, model, name="HybridFlow auto-mapping", picks=best[1], order=order, ahead=SYNCHRONOUS)
 
 
 def partitions(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], ...]]:

@@ -8,13 +8,13 @@ from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import Leads
+from meshwright.planner.plan.steps_ahead import StepsAhead
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 
 
 def unproven(
-    facts: Facts, model: CostModel, *, name: str, picks: Mapping[str, Pick], order: Sequence[str], leads: Leads
+    facts: Facts, model: CostModel, *, name: str, picks: Mapping[str, Pick], order: Sequence[str], ahead: StepsAhead
 ) -> Plan:
     """The plan; `name` says whose search it is. It breaks no rule."""
     solver = Solver(
@@ -30,7 +30,7 @@ def unproven(
     )
     origin = Origin(digests=facts.digests(), pins=(), solver=solver)
     edges = handovers(facts, model)
-    plan = assemble(facts, model, handovers=edges, picks=picks, order=order, origin=origin, leads=leads)
+    plan = assemble(facts, model, handovers=edges, picks=picks, order=order, origin=origin, ahead=ahead)
     timed = solver.model_copy(update={"objective_seconds": plan.period_seconds})
     plan = plan.model_copy(update={"solver": timed})
     broken = verify(plan)

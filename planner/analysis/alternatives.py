@@ -74,7 +74,7 @@ def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Front
 
     def plan_with(pick: Pick) -> Plan:
         changed = {**picks, stage: pick}
-        return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, leads=plan.leads)
+        return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, ahead=plan.ahead)
 
     for ranks in found.pools:
         room = room_for(plan, stage, ranks)

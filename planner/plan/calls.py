@@ -23,7 +23,7 @@ class Choice:
 def call_in(plan: Plan, placement: Placement) -> Call:
     """The question that a placement of a plan is to a cost model."""
     choice = Choice(placement.layout, placement.schedule)
-    deferral, part = plan.facts.staleness - placement.lead, plan.part_of(placement.stage)
+    deferral, part = plan.facts.staleness - placement.steps_ahead, plan.part_of(placement.stage)
     return call_of(plan.facts, STAGE_BY_NAME[placement.stage], choice, deferral=deferral, part=part)
 
 

@@ -63,7 +63,7 @@ def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
     """
     late = [0.0]
     for edge in plan.edges:
-        turns = plan.placement(edge.producer).lead - plan.placement(edge.consumer).lead
+        turns = plan.placement(edge.producer).steps_ahead - plan.placement(edge.consumer).steps_ahead
         if turns:
             arrival = times[edge.producer].end + edge.cost.total
             late.append((arrival - times[edge.consumer].start) / turns)

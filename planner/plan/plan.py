@@ -1,9 +1,9 @@
 """The plan: which stage runs where, how, and at what predicted cost. A document that loads without a solver.
 
-A turn is one period of the steady state. In turn n a stage with lead l works on step n + l: it works ahead of stages of
-a smaller lead. Leads never rise along the edges of the stage graph. Where the lead falls from a producer to its
+A turn is one period of the steady state. In turn n a stage that is a steps ahead works on step n + a. Steps ahead never
+rise along the edges of the stage graph. Where they fall from a producer to its
 consumer, the consumer reads what an earlier turn wrote, and the two may run at the same time on different pools. A plan
-whose leads are all 0 is synchronous PPO.
+whose stages are all 0 steps ahead is synchronous PPO.
 
 Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 """
@@ -11,7 +11,7 @@ Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Role
 from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 2
 
 
 class Pool(Document):
@@ -47,7 +47,7 @@ class Placement(Document):
     pool: str
     layout: Layout
     schedule: Schedule
-    lead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")
+    steps_ahead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")
     start_seconds: float = Field(ge=0)
     end_seconds: float = Field(ge=0)
     cost: Cost = Field(description="seconds")
@@ -98,7 +98,7 @@ class Solver(Document):
 
 
 class Plan(Document):
-    schema_version: Literal[1]
+    schema_version: Literal[2] = 2
     digests: dict[str, str] = Field(description="SHA-256 of each input the plan was computed from")
     facts: Facts
     staleness: int = Field(ge=0, description="most actor updates between sampling a token and its use")
@@ -119,12 +119,12 @@ class Plan(Document):
         return self.facts.cluster.part_of(self.pool_of(stage).first_rank)
 
     @property
-    def leads(self) -> dict[str, int]:
-        return {placement.stage: placement.lead for placement in self.placements}
+    def ahead(self) -> dict[str, int]:
+        return {placement.stage: placement.steps_ahead for placement in self.placements}
 
     def waits(self, producer: str, consumer: str) -> bool:
         """Whether the consumer reads what the producer writes in the same turn."""
-        return self.placement(producer).lead == self.placement(consumer).lead
+        return self.placement(producer).steps_ahead == self.placement(consumer).steps_ahead
 
     def pool(self, name: str) -> Pool:
         return next(p for p in self.pools if p.name == name)

@@ -261,7 +261,7 @@ def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...
     """How generation may run on from turn to turn, as the bound on staleness allows: batches in flight as powers of
     two, an overcommit of an eighth, a quarter, a half and the whole of a batch."""
     batch_size = facts.workload.batch_size
-    deferral = max_deferral(scope.leads, facts.staleness) if scope.runs_on else 0
+    deferral = max_deferral(scope.ahead, facts.staleness) if scope.runs_on else 0
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
     if not deferral:
         return tuple(batches)

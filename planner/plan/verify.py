@@ -18,7 +18,7 @@ from meshwright.planner.plan.evaluate import (
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import host_share, layout_rules, pool_violations, schedule_rules
-from meshwright.planner.plan.steps_ahead import GENERATE, lead_violations, staleness_of
+from meshwright.planner.plan.steps_ahead import GENERATE, staleness_of, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE
@@ -86,25 +86,26 @@ def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
             yield f"the digest of {name} does not match the plan's facts; plan the job again."
 
 
-def _leads_fall_along_the_edges(plan: Plan) -> Iterator[str]:
-    leads = plan.leads
-    yield from lead_violations(leads)
+def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
+    ahead = plan.ahead
+    yield from steps_ahead_violations(ahead)
     for edge in plan.edges:
-        behind, ahead = leads[edge.producer], leads[edge.consumer]
-        if ahead > behind:
+        first, then = ahead[edge.producer], ahead[edge.consumer]
+        if then > first:
             yield (
-                f"{edge.consumer} has lead={ahead} and reads what {edge.producer} writes with lead={behind}; "
-                f"use {behind} or less."
+                f"{edge.consumer} has steps_ahead={then} and reads what {edge.producer} writes with "
+                f"steps_ahead={first}; use {first} or less."
             )
 
 
 def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
     generation = plan.placement(GENERATE)
     for placement in plan.placements:
-        if placement.schedule.chunk_tokens and placement.lead != generation.lead:
+        if placement.schedule.chunk_tokens and placement.steps_ahead != generation.steps_ahead:
             yield (
-                f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens} with lead={placement.lead}, and "
-                f"{GENERATE} has lead={generation.lead}; a stage streams from its own turn: use chunk_tokens=0."
+                f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens} with "
+                f"steps_ahead={placement.steps_ahead}, and {GENERATE} has steps_ahead={generation.steps_ahead}; "
+                "a stage streams from its own turn: use chunk_tokens=0."
             )
 
 
@@ -120,12 +121,12 @@ def _what_runs_on_is_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
 
 def _staleness_keeps_its_bound(plan: Plan) -> Iterator[str]:
     generation, bound = plan.placement(GENERATE), plan.facts.staleness
-    used = staleness_of(generation.lead, generation.schedule, bound)
+    used = staleness_of(generation.steps_ahead, generation.schedule, bound)
     if plan.staleness != used:
         yield f"staleness={plan.staleness} and what {GENERATE} does makes it {used}; plan the job again."
     if used > bound:
         yield f"staleness={used} exceeds the job's bound of {bound}; let {GENERATE} work less ahead."
-    if generation.schedule.overcommit and bound == generation.lead:
+    if generation.schedule.overcommit and bound == generation.steps_ahead:
         yield f"{GENERATE}: overcommit={generation.schedule.overcommit} needs a staleness above {bound}; use 0."
 
 
@@ -288,7 +289,7 @@ _NAMES: tuple[Check, ...] = (
     _digests_match_the_facts,
 )
 _CHOICES: tuple[Check, ...] = (
-    _leads_fall_along_the_edges,
+    _steps_ahead_fall_along_the_edges,
     _staleness_keeps_its_bound,
     _streams_are_of_one_turn,
     _what_runs_on_is_scored_by_fixed_weights,

@@ -57,9 +57,14 @@ def _by_pair(program: Program, kind: type[Instruction]) -> dict[tuple[str, str],
 def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> Iterator[str]:
     assert isinstance(send, Send)
     assert isinstance(receive, Receive)
-    if receive.lead > send.lead:
-        yield f"{receive.name!r} has lead={receive.lead}, ahead of its send with lead={send.lead}; use {send.lead}."
-    elif receive.lead == send.lead and program.instructions.index(receive) < program.instructions.index(send):
+    if receive.steps_ahead > send.steps_ahead:
+        yield (
+            f"{receive.name!r} has steps_ahead={receive.steps_ahead}, ahead of its send with "
+            f"steps_ahead={send.steps_ahead}; use {send.steps_ahead}."
+        )
+    elif receive.steps_ahead == send.steps_ahead and program.instructions.index(receive) < program.instructions.index(
+        send
+    ):
         yield f"{receive.name!r} comes before its send in the order; put it after."
     if set(send.ranks) != set(receive.owners):
         yield f"{send.name!r} is sent by {_ranks(send.ranks)} and expected from {_ranks(receive.owners)}."
@@ -95,10 +100,10 @@ def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: Ru
         yield f"{name} comes from {_ranks(strangers)}, where {stream.producer} does not run."
     if set(stream.targets) != set(consumer.ranks):
         yield f"{name} goes to {_ranks(stream.targets)} and {stream.consumer} runs on {_ranks(consumer.ranks)}."
-    if producer.lead != consumer.lead:
+    if producer.steps_ahead != consumer.steps_ahead:
         yield (
-            f"{name} goes from lead={producer.lead} to lead={consumer.lead}; a stage streams within its turn: "
-            f"use {producer.lead}."
+            f"{name} goes from steps_ahead={producer.steps_ahead} to steps_ahead={consumer.steps_ahead}; "
+            f"a stage streams within its turn: use {producer.steps_ahead}."
         )
 
 

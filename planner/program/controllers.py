@@ -131,7 +131,7 @@ class Controllers:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.delay = 2 + max(plan.leads.values())
+        self.delay = 2 + max(plan.ahead.values())
         self._chunks, self._overcommit = _chunk_tuner(plan), _overcommit_tuner(plan)
         self._largest = Setting(
             chunk_tokens=max(_chunk_sizes(plan), default=0), overcommit=plan.placement(GENERATE).schedule.overcommit

@@ -48,7 +48,7 @@ class _At(NamedTuple):
 
     @property
     def step(self) -> int:
-        return self.turn + self.instruction.lead
+        return self.turn + self.instruction.steps_ahead
 
 
 @dataclass
@@ -140,7 +140,7 @@ def _is_receiving(progress: _Progress, rank: int) -> bool:
 
 def _instructions_of_ranks(program: Program) -> dict[int, deque[_At]]:
     """Every rank's instructions over as many steps as pass before a turn holds all that it ever holds, and one more."""
-    steps = range(program.max_lead + 2)
+    steps = range(program.most_ahead + 2)
     remaining: dict[int, deque[_At]] = {}
     for turn in program.turns(steps):
         for instruction in program.instructions:

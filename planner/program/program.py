@@ -1,7 +1,7 @@
 """The program of one turn: the plan lowered to instructions in one order that every rank follows.
 
-In turn n an instruction of lead l works on step n + l. Turns run from minus the largest lead to the last step, and an
-instruction is left out where its step lies outside the run: the first turns only fill what works ahead.
+In turn n an instruction that is a steps ahead works on step n + a. Turns run from minus the largest a to the last step,
+and an instruction is left out where its step lies outside the run: the first turns only fill what works ahead.
 
 A stage that streams reads chunks while their producer goes on: it runs beside it, and receives the whole output after
 its own run. Chunks are not instructions, for how many there are is only known when they are drawn.
@@ -34,7 +34,7 @@ class MoveWeights:
     source: str
     target: str
     ranks: tuple[int, ...]
-    lead: int = 0
+    steps_ahead: int = 0
 
     kind = "refit"
 
@@ -47,7 +47,7 @@ class MoveWeights:
 class RunStage:
     stage: str
     ranks: tuple[int, ...]
-    lead: int = 0
+    steps_ahead: int = 0
 
     kind = "stage"
 
@@ -65,7 +65,7 @@ class Send:
     fields: tuple[str, ...]
     ranks: tuple[int, ...]
     targets: tuple[int, ...]
-    lead: int = 0  # of the producer
+    steps_ahead: int = 0  # of the producer
 
     kind = "send"
 
@@ -83,7 +83,7 @@ class Receive:
     fields: tuple[str, ...]
     ranks: tuple[int, ...]
     owners: tuple[int, ...]
-    lead: int = 0  # of the consumer
+    steps_ahead: int = 0  # of the consumer
 
     kind = "receive"
 
@@ -121,18 +121,18 @@ class Program:
         return tuple(i for i in self.instructions if rank in i.ranks)
 
     @cached_property
-    def max_lead(self) -> int:
-        return max((i.lead for i in self.instructions), default=0)
+    def most_ahead(self) -> int:
+        return max((i.steps_ahead for i in self.instructions), default=0)
 
     def turns(self, steps: range) -> range:
         """The turns that a run of these steps takes."""
-        return range(steps.start - self.max_lead, steps.stop)
+        return range(steps.start - self.most_ahead, steps.stop)
 
     def in_order_of_a_step(self) -> tuple[Instruction, ...]:
         """Refits, then all that is done for one step in the order in which it is done, over all of its turns."""
         moves = [i for i in self.instructions if isinstance(i, MoveWeights)]
         others = [i for i in self.instructions if not isinstance(i, MoveWeights)]
-        return (*moves, *sorted(others, key=lambda i: -i.lead))
+        return (*moves, *sorted(others, key=lambda i: -i.steps_ahead))
 
     def of_one_step(self) -> Program:
         """The program that does all of a step in one turn, with the weights of its beginning; nothing streams, so that
@@ -140,7 +140,7 @@ class Program:
         streamed = {(stream.producer, stream.consumer) for stream in self.streams}
         found: list[Instruction] = []
         for instruction in self.in_order_of_a_step():
-            now = replace(instruction, lead=0)
+            now = replace(instruction, steps_ahead=0)
             if isinstance(now, Receive) and (now.producer, now.consumer) in streamed:
                 reader = next(
                     i for i, one in enumerate(found) if isinstance(one, RunStage) and one.stage == now.consumer
@@ -175,7 +175,7 @@ def version_of_generation(plan: Plan, turn: int, first_step: int) -> int:
 
 def takes_part(instruction: Instruction, turn: int, steps: range) -> bool:
     """Whether the instruction is followed in this turn of a run of these steps."""
-    return isinstance(instruction, MoveWeights) or turn + instruction.lead in steps
+    return isinstance(instruction, MoveWeights) or turn + instruction.steps_ahead in steps
 
 
 def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program:
@@ -196,7 +196,9 @@ def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program
         received = [d for d in deliveries if d.consumer == task.stage]
         late = [d for d in received if task.schedule.chunk_tokens and STAGE_BY_NAME[d.producer].generates]
         instructions += [d.receive for d in received if d not in late]
-        instructions.append(RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), lead=task.lead))
+        instructions.append(
+            RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), steps_ahead=task.steps_ahead)
+        )
         instructions += [d.receive for d in late]
         instructions += [d.send for d in deliveries if d.producer == task.stage]
     return Program(tuple(instructions), tuple(_streams(plan, [t for t in tasks if isinstance(t, Placement)])))
@@ -233,7 +235,7 @@ class _Delivery:
     fields: tuple[str, ...]
     owners: tuple[int, ...]
     targets: tuple[int, ...]
-    leads: tuple[int, int]
+    ahead: tuple[int, int]
 
     @property
     def send(self) -> Send:
@@ -243,7 +245,7 @@ class _Delivery:
             fields=self.fields,
             ranks=self.owners,
             targets=self.targets,
-            lead=self.leads[0],
+            steps_ahead=self.ahead[0],
         )
 
     @property
@@ -254,14 +256,14 @@ class _Delivery:
             fields=self.fields,
             ranks=self.targets,
             owners=self.owners,
-            lead=self.leads[1],
+            steps_ahead=self.ahead[1],
         )
 
 
 def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
     """Every producer's whole output goes to each consuming rank once, with the first consumer there."""
     graph = stage_graph()
-    in_order_of_a_step = sorted(tasks, key=lambda placement: -placement.lead)
+    in_order_of_a_step = sorted(tasks, key=lambda placement: -placement.steps_ahead)
     found = []
     for producer in in_order_of_a_step:
         served: set[int] = set()
@@ -278,7 +280,7 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
                         fields=STAGE_BY_NAME[producer.stage].writes,
                         owners=owners(plan, producer.stage),
                         targets=targets,
-                        leads=(producer.lead, consumer.lead),
+                        ahead=(producer.steps_ahead, consumer.steps_ahead),
                     )
                 )
     return found

@@ -30,7 +30,7 @@ def proof(plan: Plan) -> Html:
         ("limit", f"{solver.max_deterministic_time:g} deterministic seconds"),
         ("pinned", "; ".join(plan.pins) or "nothing"),
         ("staleness", _staleness(plan)),
-        ("works ahead", _leads(plan)),
+        ("works ahead", _ahead(plan)),
     ]
     return section("proof", "Proof", note(_PROOFS[solver.status]), table(("", ""), rows))
 
@@ -116,5 +116,5 @@ def _staleness(plan: Plan) -> str:
     return f"{plan.staleness} of at most {bound} actor updates between sampling a token and its use"
 
 
-def _leads(plan: Plan) -> str:
-    return ", ".join(f"{p.stage} by {p.lead}" for p in plan.placements if p.lead) or "no stage"
+def _ahead(plan: Plan) -> str:
+    return ", ".join(f"{p.stage} by {p.steps_ahead}" for p in plan.placements if p.steps_ahead) or "no stage"

@@ -33,14 +33,14 @@ def glance(plan: Plan) -> Html:
     return section("glance", "The plan at a glance", note(_sentence(plan)), drawn, _table(plan))
 
 
-def leads(plan: Plan) -> bool:
+def works_ahead(plan: Plan) -> bool:
     """Whether some stage works ahead of the training."""
-    return any(placement.lead for placement in plan.placements)
+    return any(placement.steps_ahead for placement in plan.placements)
 
 
 def _sentence(plan: Plan) -> str:
     turn = f"One turn of {words.seconds(plan.period_seconds)}: ranks from top to bottom, grouped by node."
-    if not leads(plan):
+    if not works_ahead(plan):
         return f"{turn} Every stage works on the same step; ranks are idle where nothing is drawn."
     return f"{turn} Stages that work ahead of the training say on which step; ranks are idle where nothing is drawn."
 
@@ -66,7 +66,7 @@ def _boxes(plan: Plan) -> Iterator[Box]:
 def _lines(plan: Plan, item: Placement | Refit) -> tuple[str, ...]:
     if isinstance(item, Refit):
         return (f"refit {item.target}",)
-    step = (words.step(item.lead),) if leads(plan) else ()
+    step = (words.step(item.steps_ahead),) if works_ahead(plan) else ()
     return (item.stage, *step, str(item.layout), words.schedule(item.schedule))
 
 
@@ -90,7 +90,7 @@ def _table(plan: Plan) -> Html:
             words.ranks(plan.pool(p.pool).ranks),
             str(p.layout),
             words.schedule(p.schedule),
-            words.step(p.lead),
+            words.step(p.steps_ahead),
             f"{p.start_seconds:.3f}",
             f"{p.cost.total:.3f}",
         )

@@ -7,7 +7,7 @@ from meshwright.planner.plan.evaluate import items, name_of
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
-from meshwright.planner.report.glance import leads
+from meshwright.planner.report.glance import works_ahead
 from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, picture
 
@@ -22,7 +22,7 @@ def turn(plan: Plan) -> Html:
     boxes = []
     for lane, item in enumerate(shown):
         name = name_of(item)
-        step = f", {words.step(item.lead)}" if isinstance(item, Placement) and leads(plan) else ""
+        step = f", {words.step(item.steps_ahead)}" if isinstance(item, Placement) and works_ahead(plan) else ""
         boxes.append(
             Box(
                 first=lane,

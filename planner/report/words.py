@@ -82,9 +82,9 @@ def setting(found: Mapping[str, object]) -> str:
     return ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
 
 
-def step(lead: int) -> str:
-    """The step that a stage of this lead works on in turn n."""
-    return f"step n+{lead}" if lead else "step n"
+def step(steps_ahead: int) -> str:
+    """The step that a stage works on in turn n."""
+    return f"step n+{steps_ahead}" if steps_ahead else "step n"
 
 
 def colour(name: str) -> str:

@@ -1,1 +1,1 @@
-"""From facts to a problem and back: legal choices, their frontier, the problem posed, the plan assembled."""
+"""From facts to a problem and back: legal choices, their frontier, the problem, the plan assembled."""

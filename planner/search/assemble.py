@@ -13,8 +13,8 @@ from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.evaluate import evaluate, name_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
-from meshwright.planner.plan.plan import Edge, Placement, Plan, Pool, Refit, Solver
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, staleness_of
+from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, staleness_of
 from meshwright.planner.search.frontier import Candidate
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE
 
@@ -49,21 +49,21 @@ def assemble(
     picks: Mapping[str, Pick],
     order: Sequence[str],
     origin: Origin,
-    leads: Leads = SYNCHRONOUS,
+    ahead: StepsAhead = SYNCHRONOUS,
 ) -> Plan:
     """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`."""
     generation = picks[GENERATE].candidate.schedule
     pools = _pools(picks)
     draft = Plan(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         digests=dict(origin.digests),
         facts=facts,
-        staleness=staleness_of(leads[GENERATE], generation, facts.staleness),
+        staleness=staleness_of(ahead[GENERATE], generation, facts.staleness),
         pins=origin.pins,
         solver=origin.solver,
         pools=tuple(pools[ranks] for ranks in sorted(pools)),
         placements=tuple(
-            _placement(s.name, pools[picks[s.name].ranks].name, picks[s.name].candidate, leads[s.name]) for s in STAGES
+            _placement(s.name, pools[picks[s.name].ranks].name, picks[s.name].candidate, ahead[s.name]) for s in STAGES
         ),
         edges=tuple(_edge(handover) for handover in handovers),
         refits=(),
@@ -104,13 +104,13 @@ def _pools(picks: Mapping[str, Pick]) -> dict[Ranks, Pool]:
     }
 
 
-def _placement(stage: str, pool: str, candidate: Candidate, lead: int) -> Placement:
+def _placement(stage: str, pool: str, candidate: Candidate, steps_ahead: int) -> Placement:
     return Placement(
         stage=stage,
         pool=pool,
         layout=candidate.layout,
         schedule=candidate.schedule,
-        lead=lead,
+        steps_ahead=steps_ahead,
         start_seconds=0.0,
         end_seconds=0.0,
         cost=candidate.seconds,

@@ -1,4 +1,4 @@
-"""Poses the search as a `Problem`: seconds become ticks and bytes become blocks here and nowhere else.
+"""Formulates the search as a `Problem`: seconds become ticks and bytes become blocks here and nowhere else.
 
 Ticks are rounded down, so that a bound in ticks is a bound in seconds; blocks are rounded up, so that what fits in
 blocks fits in bytes.
@@ -17,7 +17,7 @@ from meshwright.planner.plan.evaluate import refit_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.rules import pool_sizes
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead
 from meshwright.planner.search.frontier import Candidate, Frontier
 from meshwright.planner.solver.problem import (
     MAX_SUM,
@@ -49,7 +49,7 @@ _Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Posed:
+class Formulation:
     """The problem, how long its tick is, and the candidate and pool behind each option of each call.
 
     Where stages may be anywhere, the pool behind an option is the first of its size.
@@ -70,16 +70,16 @@ def refit_targets() -> tuple[str, ...]:
     return tuple(stage.name for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains)
 
 
-def pose(
+def formulate(
     facts: Facts,
     model: CostModel,
     frontiers: Sequence[Frontier],
     handovers: Sequence[Handover],
-    leads: Leads = SYNCHRONOUS,
+    ahead: StepsAhead = SYNCHRONOUS,
     *,
     by_pool: bool = False,
-) -> Posed:
-    """The problem of one turn: a stage waits for the stages of the same lead that it reads from.
+) -> Formulation:
+    """The problem of one turn: a stage waits for the stages that it reads from and that work on the same step.
 
     Stages may be anywhere, unless some pools are excluded or it is asked that every pool has options of its own.
     """
@@ -119,13 +119,13 @@ def pose(
             *(
                 Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=_may_stream(behind, h))
                 for h in handovers
-                if leads[h.producer] == leads[h.consumer]
+                if ahead[h.producer] == ahead[h.consumer]
             ),
         ),
         copies=tuple(_sharers(role) for role in TRAIN_STAGE),
         anywhere=anywhere,
     )
-    return Posed(problem=problem, tick_seconds=tick, behind=behind)
+    return Formulation(problem=problem, tick_seconds=tick, behind=behind)
 
 
 def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
@@ -171,8 +171,8 @@ def _option(
 
 
 def _place_name(part: int, layout: Layout) -> str:
-    """Weights cut alike on different kinds of nodes are at different places. Pipelines in pieces are at one, however
-    many the pieces: no other stage shares them, and they are refit as any other number of them is."""
+    """Weights cut alike on different kinds of nodes are at different places. Pipelines in chunks are at one, however
+    many the chunks: no other stage shares them, and they are refit as any other number of them is."""
     if layout.vpp > 2:
         layout = replace(layout, vpp=2)
     return f"{layout}@{part}" if part else str(layout)

@@ -179,7 +179,7 @@ class _Costing:
         return _candidate(self.model, call, self.model.memory(call))
 
     def _call(self, choice: Choice, part: int) -> Call:
-        deferral = max_deferral(self.scope.leads, self.facts.staleness)
+        deferral = max_deferral(self.scope.ahead, self.facts.staleness)
         return call_of(self.facts, self.stage, choice, deferral=deferral, part=part)
 
 
@@ -203,17 +203,17 @@ def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def _undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Of an interleaved pipeline, which no other stage shares and which is refit as any other number of pieces is, a
-    choice is kept where none of as many pieces or fewer beats it."""
+    """Of an interleaved pipeline, which no other stage shares and which is refit as any other number of chunks is, a
+    choice is kept where none of as many chunks or fewer beats it."""
     groups: dict[Layout, dict[int, list[Candidate]]] = {}
     for candidate in candidates:
         layout = candidate.layout
         base = replace(layout, vpp=1) if layout.vpp > 1 else layout
         groups.setdefault(base, {}).setdefault(layout.vpp, []).append(candidate)
-    for by_pieces in groups.values():
-        plain = undominated(by_pieces.pop(1, ()))
+    for by_chunks in groups.values():
+        plain = undominated(by_chunks.pop(1, ()))
         yield from plain
-        interleaved = [candidate for vpp in by_pieces for candidate in by_pieces[vpp]]
+        interleaved = [candidate for vpp in by_chunks for candidate in by_chunks[vpp]]
         if interleaved:
             yield from (kept for kept in undominated([*plain, *interleaved]) if kept.layout.vpp > 1)
 
@@ -222,7 +222,7 @@ def costed_choice(
     facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope = PLAIN, *, part: int = 0
 ) -> Candidate:
     """The choice on a part of the cluster, with what it costs there."""
-    call = call_of(facts, stage, choice, deferral=max_deferral(scope.leads, facts.staleness), part=part)
+    call = call_of(facts, stage, choice, deferral=max_deferral(scope.ahead, facts.staleness), part=part)
     return _candidate(model, call, model.memory(call))
 
 

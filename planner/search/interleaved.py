@@ -2,7 +2,7 @@
 
 An interleaved pipeline holds the weights of the plain one and more activations (Korthikanti et al., arXiv:2205.05198,
 section 4.2.3), so it never takes less memory under the same schedule. That is so where all layers are alike: dense
-layers in front of layers of experts are dealt more evenly to more pieces.
+layers in front of layers of experts are dealt more evenly to more chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.profiles.schedule import Schedule
 
 
 class Beside:
-    """The choices of one plain pipeline on one kind of pool, which come before those that cut it in pieces."""
+    """The choices of one plain pipeline on one kind of pool, which come before those that cut it in chunks."""
 
     def __init__(self, model: ModelSpec) -> None:
         self._applies = model.num_dense_layers in (0, model.num_layers)

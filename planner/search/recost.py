@@ -59,7 +59,7 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
 
 def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
     stage, choice = STAGE_BY_NAME[placement.stage], Choice(placement.layout, placement.schedule)
-    scope, part = Scope(leads={**SYNCHRONOUS, GENERATE: placement.lead}), plan.part_of(placement.stage)
+    scope, part = Scope(ahead={**SYNCHRONOUS, GENERATE: placement.steps_ahead}), plan.part_of(placement.stage)
     candidate = costed_choice(plan.facts, model, stage, choice, scope, part=part)
     costs = {
         "cost": candidate.seconds,

@@ -17,7 +17,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.steps_ahead import PLAIN, Scope
-from meshwright.planner.search.formulate import BLOCK_BYTES, pose
+from meshwright.planner.search.formulate import BLOCK_BYTES, formulate
 from meshwright.planner.search.frontier import Frontier, frontiers
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.cluster import MixedCluster, most_usable_bytes
@@ -73,7 +73,7 @@ class _Need:
     num_bytes: int | None
 
     def fits(self, facts: Facts) -> bool:
-        """What a device lacks beside the largest counts as needed (see `pose`)."""
+        """What a device lacks beside the largest counts as needed (see `formulate`)."""
         return self.num_bytes is not None and self.num_bytes <= most_usable_bytes(facts.cluster)
 
 
@@ -119,7 +119,7 @@ def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -
     found = frontiers(facts, model, pins, is_limited=False, scope=_scope(pins))
     from meshwright.planner.solver.solve import least_memory
 
-    blocks = least_memory(pose(facts, model, found, handovers(facts, model)).problem, limits)
+    blocks = least_memory(formulate(facts, model, found, handovers(facts, model)).problem, limits)
     return _Need(found, None if blocks is None else blocks * BLOCK_BYTES)
 
 

@@ -35,11 +35,11 @@ def choices(
     """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`."""
     spreads_experts = facts.models.spec(stage.role).experts is not None
     for plain in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
-        for layout in _with_pieces(facts, stage, plain):
+        for layout in _with_chunks(facts, stage, plain):
             broken = layout_rules(facts, stage, layout)
             if broken:
                 rejected[broken[0]] += 1
-                break  # what one number of pieces breaks, the others do
+                break  # what one number of chunks breaks, the others do
             for schedule in schedules(facts, stage, layout, scope):
                 choice = Choice(layout, schedule)
                 broken = streaming_rules(facts, layout, schedule)
@@ -76,8 +76,8 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
     every = left = [
         choice
-        for leads in patterns(facts.staleness)
-        for scope in scopes(leads, facts.staleness)
+        for ahead in patterns(facts.staleness)
+        for scope in scopes(ahead, facts.staleness)
         for size in sizes
         for choice in choices(facts, stage, size, (), Counter(), scope=scope)
     ]
@@ -113,8 +113,8 @@ def _layouts(num_ranks: int, *, spreads_experts: bool, max_cp: int) -> Iterator[
                         yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep, cp=cp)
 
 
-def _with_pieces(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
-    """The layout and, for a stage that trains, those that cut its pipeline stages in every number of pieces that
+def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
+    """The layout and, for a stage that trains, those that cut its pipeline stages in every number of chunks that
     divides their layers."""
     yield layout
     num_layers = facts.models.spec(stage.role).num_layers

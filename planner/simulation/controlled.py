@@ -32,14 +32,14 @@ class Controlled:
 
     def __init__(self, plan: Plan, remodel: Remodel) -> None:
         self._plan, self._remodel = plan, remodel
-        self._lead, self._first = plan.placement(GENERATE).lead, -max(plan.leads.values())
+        self._steps_ahead, self._first = plan.placement(GENERATE).steps_ahead, -max(plan.ahead.values())
         self._controllers = Controllers(plan)
         self._known: list[Setting] = []
         self._plans: dict[int, Plan] = {}
 
     def of_step(self, step: int) -> Setting:
         """The setting of the turn that generates a step."""
-        turn = step - self._lead
+        turn = step - self._steps_ahead
         while self._first + len(self._known) <= turn:
             self._known.append(self._next())
         return self._known[turn - self._first]

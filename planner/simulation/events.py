@@ -129,10 +129,10 @@ class _Playing:
         instructions = score.program.instructions
         self._steps = range(len(works))
         self._last_turn = len(works) - 1
-        self._whole_turns = range(len(works) - score.program.max_lead)
-        self._meets_at_end = score.program.max_lead == 0
+        self._whole_turns = range(len(works) - score.program.most_ahead)
+        self._meets_at_end = score.program.most_ahead == 0
         self._end = len(instructions)
-        self._leads = [*(instruction.lead for instruction in instructions), 0]
+        self._ahead = [*(instruction.steps_ahead for instruction in instructions), 0]
         self._names = [*(instruction.name for instruction in instructions), "end of the turn"]
         self._kinds = [*(type(instruction) for instruction in instructions), type(None)]
         self._pair_of = {
@@ -147,7 +147,7 @@ class _Playing:
         self._feeds = _feeds(score.program, lags)
         self._feeding = {feed.producer for feed in self._feeds.values()}
         self._serial = len(score.groups)
-        first = -score.program.max_lead
+        first = -score.program.most_ahead
         self._turns = [first] * self._serial
         self._positions = [self._next(group, 0, first) for group in range(self._serial)]
         self._causes = [""] * self._serial
@@ -251,7 +251,7 @@ class _Playing:
 
     def _step(self, group: int, index: int) -> int:
         """The step that the group works on with an instruction of its turn."""
-        return self._turns[group] + self._leads[index]
+        return self._turns[group] + self._ahead[index]
 
     def _next(self, group: int, position: int, turn: int) -> int:
         """The first position from this one whose instruction is followed in the turn."""

@@ -82,7 +82,7 @@ class CarriedOver:
         placement = plan.placement(GENERATE)
         layout, schedule = placement.layout, placement.schedule
         self._num_replicas, self._overcommits = layout.dp, schedule.overcommit > 0
-        self._max_deferral = plan.staleness - placement.lead
+        self._max_deferral = plan.staleness - placement.steps_ahead
         self._per_step = plan.facts.workload.batch_size // layout.dp
         self._batches_ahead = (schedule.batches_in_flight - 1) * self._per_step
         self._num_admitted = 0  # of each replica
@@ -140,7 +140,7 @@ class CarriedOver:
 
 def _staleness(plan: Plan, step: int, drawn_for: int) -> int:
     """Updates between the tokens that the turn of step `drawn_for` draws and the update of `step` that uses them."""
-    return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).lead, 0)
+    return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).steps_ahead, 0)
 
 
 def generation_seconds(

@@ -54,10 +54,10 @@ def planned_rounds(plan: Plan) -> float:
     with; 0 where no pace is kept."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
-    if not schedule.runs_on or (dp == 1 and placement.lead == 0):
+    if not schedule.runs_on or (dp == 1 and placement.steps_ahead == 0):
         return 0.0
     num_rows = plan.facts.workload.batch_size // dp
-    overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.lead)
+    overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.steps_ahead)
     rounds = Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
     return rounds if dp > 1 else rounds * min(_MOST, _OF_WAIT * _spare_seconds(plan) / placement.cost.total)
 

@@ -115,7 +115,7 @@ def simulate(
         _require_few_spans(program, steps)
     begin = first_step(plan) if warm_up is None else warm_up
     kept = range(begin, begin + steps)
-    works = [durations.of_step(step) for step in range(kept.stop + program.max_lead)]
+    works = [durations.of_step(step) for step in range(kept.stop + program.most_ahead)]
     parts = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
     account = _Account(parts, kept)
     spans: list[Span] = []

@@ -1,4 +1,4 @@
-"""The rules of the model: one function per rule, in the order and with the letters of `model.py`."""
+"""The rules of the model: one function per rule, in the order and with the letters of `place_model.py`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A call picks one option: ranks, a layout, a duration and memory. A task occupies ranks for a time: a run of a call, or a
 transfer of weights between the choices of two calls. Times are whole ticks, memory is whole blocks; what they stand for
-is decided where the problem is posed.
+is decided where the problem is formulated.
 """
 
 from __future__ import annotations

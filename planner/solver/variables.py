@@ -1,4 +1,4 @@
-"""The variables of the model, with the letters of `model.py`."""
+"""The variables of the model, with the letters of `place_model.py`."""
 
 from __future__ import annotations
 

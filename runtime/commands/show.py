@@ -40,9 +40,9 @@ def plan(found: Plan, path: Path) -> None:
             continue
         ranks = found.pool(item.pool).ranks
         names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-        told = schedule(item.schedule) + (f", {item.lead} ahead" if item.lead else "")
+        told = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
         table.add_row(*timing, item.stage, names, str(item.layout), told)
-    ahead = "; ahead: steps before the training" if any(found.leads.values()) else ""
+    ahead = "; ahead: steps before the training" if any(found.ahead.values()) else ""
     table.caption = f"rows: of a micro-batch{ahead}"
     console.print(table)
     console.print(_proof(found))

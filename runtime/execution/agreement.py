@@ -22,10 +22,10 @@ class Wish(NamedTuple):
 class Agreement:
     """One rank's part. All ranks of the group call `behind_turn` equally often."""
 
-    def __init__(self, group: dist.ProcessGroup, *, max_lead: int) -> None:
-        """`max_lead` is the most steps by which a stage of the plan works ahead."""
+    def __init__(self, group: dist.ProcessGroup, *, most_ahead: int) -> None:
+        """`most_ahead` is the most steps by which a stage of the plan works ahead."""
         self._group = group
-        self._delay = max_lead + 1 if max_lead else 0
+        self._delay = most_ahead + 1 if most_ahead else 0
         self._asked: deque[tuple[dist.Work, Tensor]] = deque()
 
     def behind_turn(self, mine: Wish) -> Wish:

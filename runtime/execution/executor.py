@@ -11,7 +11,7 @@ from typing import Protocol
 
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
 from meshwright.profiles.trace import Span
-from meshwright.runtime.messages.experience import Courier
+from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Outcome
 
@@ -45,7 +45,7 @@ class Executor:
     def __init__(
         self,
         device: RankDevice,
-        courier: Courier,
+        exchange: ExperienceTransport,
         batch_of: Callable[[int], StepExperience],
         *,
         rank: int,
@@ -53,7 +53,12 @@ class Executor:
         clock: str,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._device, self._courier, self._batch_of, self._rank = device, courier, batch_of, rank
+        self._device, self._exchange, self._batch_of, self._rank = (
+            device,
+            exchange,
+            batch_of,
+            rank,
+        )
         self._began, self._clock, self._time = began, clock, now
 
     def execute(self, program: Program, turn: int, steps: range) -> Outcome:
@@ -64,9 +69,9 @@ class Executor:
         instructions = [i for i in program.of_rank(self._rank) if takes_part(i, turn, steps)]
         for instruction in instructions:
             if isinstance(instruction, Receive):
-                self._courier.expect(instruction, program.channels[instruction.producer, instruction.consumer])
+                self._exchange.expect(instruction, program.channels[instruction.producer, instruction.consumer])
         for instruction in instructions:
-            step = turn + instruction.lead
+            step = turn + instruction.steps_ahead
             start = self._now()
             facts = self._do(instruction, program, step)
             spans.append(
@@ -88,7 +93,7 @@ class Executor:
 
     def flush(self) -> None:
         """Waits until everything sent has arrived."""
-        self._courier.flush()
+        self._exchange.flush()
 
     def _do(self, instruction: Instruction, program: Program, step: int) -> Mapping[str, float]:
         match instruction:
@@ -98,10 +103,10 @@ class Executor:
                 return self._device.run_stage(stage, self._batch_of(step))
             case Send():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
-                return {"num_bytes": float(self._courier.send(instruction, batch.experience, channel, step))}
+                return {"num_bytes": float(self._exchange.send(instruction, batch.experience, channel, step))}
             case Receive():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
-                return {"num_bytes": float(self._courier.receive(instruction, batch.experience, channel, step))}
+                return {"num_bytes": float(self._exchange.receive(instruction, batch.experience, channel, step))}
 
     def _now(self) -> float:
         self._device.synchronise()

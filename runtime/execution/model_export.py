@@ -22,7 +22,7 @@ from meshwright.profiles.stages import TRAIN_STAGE, Role
 from meshwright.runtime.execution.resume import latest_checkpoint
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Held, build_model, pieces_of
+from meshwright.runtime.model.model_shard import Held, build_model, model_chunks_of
 from meshwright.runtime.model.weights import save_weights
 from meshwright.runtime.records.run_file import read_run_file
 from meshwright.runtime.training.copies import DTYPES
@@ -121,15 +121,15 @@ def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path) -> TrainedMode
     spec, name = plan.facts.models.spec(role), TRAIN_STAGE[role]
     model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision])
     metadata = {"dp_cp_group": mesh.groups.dp_cp}
-    [piece] = pieces_of(model)
+    [chunk] = model_chunks_of(model)
     try:
         loaded = dist_checkpointing.load(
-            {name: piece.sharded_state_dict(prefix=f"{name}.", metadata=metadata)}, str(checkpoint)
+            {name: chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)}, str(checkpoint)
         )
     except (*_UNREADABLE, pickle.UnpicklingError) as error:
         raise BadInput(
             f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are cut short, or are not of "
             "this run; give a run whose files are whole."
         ) from None
-    piece.load_state_dict({key.removeprefix(f"{name}."): value for key, value in loaded[name].items()})
+    chunk.load_state_dict({key.removeprefix(f"{name}."): value for key, value in loaded[name].items()})
     return TrainedModel(role=role, spec=spec, mesh=mesh, model=model)

@@ -18,8 +18,8 @@ from meshwright.planner.program.instruction_durations import Durations
 from meshwright.planner.simulation.sampled import draw_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage, values_of
-from meshwright.runtime.messages.barriers import Meetings
-from meshwright.runtime.messages.chunk_transport import Piece, Streaming
+from meshwright.runtime.messages.barriers import Barriers
+from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
 from meshwright.runtime.messages.experience import share
 from meshwright.runtime.messages.step_experience import StepExperience
 
@@ -31,14 +31,14 @@ class RehearsalDevice:
         self,
         plan: Plan,
         rank: int,
-        meetings: Meetings,
+        barriers: Barriers,
         durations: Durations,
         streaming: Streaming,
         *,
         speed: float,
         seed: int,
     ) -> None:
-        self._plan, self._rank, self._meetings, self._speed = plan, rank, meetings, speed
+        self._plan, self._rank, self._barriers, self._speed = plan, rank, barriers, speed
         self._streaming = streaming
         self._handovers = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
         self._work = functools.cache(durations.of_step)
@@ -72,15 +72,17 @@ class RehearsalDevice:
         time.sleep(max(0.0, self._free_at - time.monotonic()))
 
     def _stream(self, batch: StepExperience, rows: tuple[int, ...]) -> None:
-        """Letters of the right sizes when the stage starts, without the time between them; the last when it ends."""
+        """Messages of the right sizes when the stage starts, without the time between them; the last when it ends."""
         prompts, responses = self._lengths(batch.step)
         numbers = {row: batch.step * len(batch.rows) + row for row in rows}
         for sending in self._streaming.sending:
-            sending.sender.send(Piece(numbers[row], (0,) * prompts[row]) for row in rows)
+            sending.sender.send(TokenChunk(numbers[row], (0,) * prompts[row]) for row in rows)
             for first in range(0, max(responses[row] for row in rows), sending.chunk_tokens):
                 lefts = {row: responses[row] - first for row in rows if responses[row] > first}
                 sending.sender.send(
-                    Piece(numbers[row], (0,) * min(left, sending.chunk_tokens), is_last=left <= sending.chunk_tokens)
+                    TokenChunk(
+                        numbers[row], (0,) * min(left, sending.chunk_tokens), is_last=left <= sending.chunk_tokens
+                    )
                     for row, left in lefts.items()
                 )
         if self._streaming.sending:
@@ -89,14 +91,14 @@ class RehearsalDevice:
             sending.sender.end({number: row for row, number in numbers.items()})
 
     def _read_while_generated(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
-        """The device is busy from the first letter on, and at least for the stage's tail after the last one."""
+        """The device is busy from the first message on, and at least for the stage's tail after the last one."""
         kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
         place = placement.layout.coordinates(self._rank - pool.first_rank)
-        letters = self._streaming.readers[stage].passes()
-        last = next(letters)
+        messages = self._streaming.readers[stage].passes()
+        last = next(messages)
         self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
-        for letter in letters:
-            last = letter
+        for message in messages:
+            last = message
         tail = self._work(batch.step).tail_seconds.get(stage, placement.tail_seconds)
         left = self._handovers[stage] + tail
         self._free_at = max(self._free_at, time.monotonic() + left * self._speed)
@@ -112,7 +114,7 @@ class RehearsalDevice:
         """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""
         seconds = self._work(step).seconds[name]
         if any(seconds):
-            self._meetings.wait(ranks)
+            self._barriers.wait(ranks)
             taken = seconds[replica] if len(seconds) > 1 else seconds[0]
             self._free_at = time.monotonic() + taken * self._speed
 

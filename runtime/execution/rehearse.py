@@ -27,11 +27,11 @@ from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
 from meshwright.runtime.execution.rehearsal_overhead import num_processors, slow_enough
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
-from meshwright.runtime.messages.barriers import Meetings
+from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.experience import Courier
+from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.messages.transport import House, Mail
+from meshwright.runtime.messages.transport import ProcessRanks, Transport
 
 CLOCK = "rehearsed"
 MOST_PROCESSES = 16
@@ -117,7 +117,7 @@ def rehearse(
         raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
     request = Request(
         plan=plan,
-        durations=Known(durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.max_lead))),
+        durations=Known(durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.most_ahead))),
         steps=steps,
         seed=seed,
         speed=speed,
@@ -213,16 +213,16 @@ def live(request: Request) -> list[Part]:
     size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
     first = dist.get_rank() * size
     ranks = range(first, min(first + size, num_ranks))
-    program, house = lower(request.plan), House(size)
+    program, process = lower(request.plan), ProcessRanks(size)
     everyone = tuple(range(num_ranks))
-    meetings = Meetings((everyone, *_sets(program)), size)
+    barriers = Barriers((everyone, *_sets(program)), size)
     group = dist.new_group(backend="gloo")
     assert group is not None
     done: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
 
     def follow(rank: int) -> None:
         try:
-            done.put(_follow(request, program, meetings, Mail(group, rank=rank, house=house)))
+            done.put(_follow(request, program, barriers, Transport(group, rank=rank, process=process)))
         except BaseException as error:
             done.put(error)
 
@@ -234,7 +234,7 @@ def live(request: Request) -> list[Part]:
         if isinstance(part, BaseException):
             raise part
         parts.append(part)
-    meetings.close()
+    barriers.close()
     dist.destroy_process_group(group)
     return sorted(parts, key=lambda part: part.rank)
 
@@ -244,11 +244,17 @@ def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(i.ranks)) for i in program.instructions if isinstance(i, RunStage | MoveWeights))
 
 
-def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) -> Part:
+def _follow(request: Request, program: Program, barriers: Barriers, transport: Transport) -> Part:
     """One rank from the first turn to the end of the last; where no stage works ahead, all ranks begin it together."""
     plan = request.plan
     device = RehearsalDevice(
-        plan, mail.rank, meetings, request.durations, Streaming(plan, mail), speed=request.speed, seed=request.seed
+        plan,
+        transport.rank,
+        barriers,
+        request.durations,
+        Streaming(plan, transport),
+        speed=request.speed,
+        seed=request.seed,
     )
     batches: dict[int, StepExperience] = {}
     rows = range(plan.facts.workload.batch_size)
@@ -256,24 +262,26 @@ def _follow(request: Request, program: Program, meetings: Meetings, mail: Mail) 
     def batch_of(step: int) -> StepExperience:
         return batches.setdefault(step, StepExperience(step=step, rows=rows))
 
-    executor = Executor(device, Courier(mail), batch_of, rank=mail.rank, began=request.began, clock=CLOCK)
+    executor = Executor(
+        device, ExperienceTransport(transport), batch_of, rank=transport.rank, began=request.began, clock=CLOCK
+    )
     everyone = tuple(range(plan.facts.cluster.num_ranks))
     kept = range(1, request.steps + 1)
-    steps = range(kept.stop + program.max_lead)
+    steps = range(kept.stop + program.most_ahead)
     turns: list[tuple[Span, ...]] = []
     ends: list[float] = []
     processor_seconds: list[float] = []
-    meetings.wait(everyone)
+    barriers.wait(everyone)
     for turn in program.turns(steps):
         spans = executor.execute(program, turn, steps).spans
         batches.pop(turn, None)
-        if program.max_lead == 0:
-            meetings.wait(everyone)
+        if program.most_ahead == 0:
+            barriers.wait(everyone)
         if turn in kept:
             turns.append(spans)
         if turn + 1 in kept or turn in kept:
             ends.append(time.time() - request.began)
             processor_seconds.append(time.process_time())
     executor.flush()
-    meetings.wait(everyone)
-    return Part(rank=mail.rank, turns=tuple(turns), ends=tuple(ends), processor_seconds=tuple(processor_seconds))
+    barriers.wait(everyone)
+    return Part(rank=transport.rank, turns=tuple(turns), ends=tuple(ends), processor_seconds=tuple(processor_seconds))

@@ -29,10 +29,10 @@ from meshwright.runtime.generation.in_flight_state import Underway
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.launch.interruption import is_asked
 from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.experience import Courier
+from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.messages.reports import Reports
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.messages.transport import Mail
+from meshwright.runtime.messages.transport import Transport
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.record import (
     EvaluationRecord,
@@ -87,7 +87,7 @@ class RankRun:
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
         self._host_groups = [_gloo_group() for _ in range(4)]
         self._control = self._host_groups[0]
-        reporting, mail, evaluating = map(Mail, self._host_groups[1:])
+        reporting, transport, evaluating = map(Transport, self._host_groups[1:])
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
         self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
         self._host_memory = HostMemory(plan, self.copies)
@@ -97,7 +97,7 @@ class RankRun:
             self.data,
             self.copies,
             steps=self.steps,
-            streaming=Streaming(plan, mail),
+            streaming=Streaming(plan, transport),
             host_memory=self._host_memory,
             control=self._controllers,
         )
@@ -106,17 +106,22 @@ class RankRun:
         computing = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
-        # Letters of an evaluation must not be taken for those that wait for a later turn.
+        # Messages of an evaluation must not be taken for those that wait for a later turn.
         self._executor, self._evaluator = (
             Executor(
-                computing, Courier(letters), self._batch_of, rank=dist.get_rank(), began=self.began, clock="measured"
+                computing,
+                ExperienceTransport(messages),
+                self._batch_of,
+                rank=dist.get_rank(),
+                began=self.began,
+                clock="measured",
             )
-            for letters in (mail, evaluating)
+            for messages in (transport, evaluating)
         )
         self._saved = done if request.resume else None
         """Updates that the newest checkpoint has seen."""
         self._saved_at = time.monotonic()
-        self._agreement = Agreement(self._control, max_lead=self._program.max_lead)
+        self._agreement = Agreement(self._control, most_ahead=self._program.most_ahead)
         self._agreed, self._waited = Wish(), 0.0
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
@@ -140,7 +145,7 @@ class RankRun:
         inside = self._waited + sum(span.seconds for span in outcome.spans)
         self._reports.send(replace(outcome, overhead=1 - inside / (ended - self._ended)))
         self._ended = ended
-        if outcomes := self._reports.take(behind=self._program.max_lead):
+        if outcomes := self._reports.take(behind=self._program.most_ahead):
             self._record(outcomes)
         self._agree_on_what_follows()
         return self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
@@ -150,7 +155,7 @@ class RankRun:
         start, minutes = time.monotonic(), self._request.checkpoint_minutes
         is_due = dist.get_rank() == 0 and 0 < minutes * 60 <= start - self._saved_at
         self._agreed = self._agreement.behind_turn(Wish(save=is_due, stop=is_asked()))
-        self._waited = time.monotonic() - start if self._program.max_lead == 0 else 0.0
+        self._waited = time.monotonic() - start if self._program.most_ahead == 0 else 0.0
 
     def behind_turn(self, done: int) -> bool:
         """Evaluates, saves and exports where that is due after `done` updates; returns whether the run stops here, as

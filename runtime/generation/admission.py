@@ -39,7 +39,7 @@ class Admission:
         self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
         self.overcommit = placement.schedule.overcommit
         """Sequences over all replicas beyond a batch, once so many are held back; at most the plan's."""
-        self._max_deferral = plan.staleness - placement.lead
+        self._max_deferral = plan.staleness - placement.steps_ahead
         self._per_step = data.batch_size // self._num_replicas
         self._num_admitted = 0
         self._pace = Pace(plan)

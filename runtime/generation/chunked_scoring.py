@@ -40,16 +40,16 @@ class ChunkedStage:
         scorer = self._scorer or self._build()
         num_tokens, starved_seconds, found = 0, 0.0, {}
         asked = time.perf_counter()
-        for letter in self._reader.passes():
+        for message in self._reader.passes():
             starved_seconds += time.perf_counter() - asked
-            scorer.extend({piece.sequence: piece.tokens for piece in letter.pieces})
-            num_tokens += sum(len(piece.tokens) for piece in letter.pieces)
-            self._begun.update(piece.sequence for piece in letter.pieces)
-            for piece in letter.pieces:
-                if piece.is_last:
-                    self._ended[piece.sequence] = scorer.finish(piece.sequence)
-                    self._begun.remove(piece.sequence)
-            found = {row: self._ended.pop(sequence) for sequence, row in (letter.delivered or {}).items()}
+            scorer.extend({chunk.sequence: chunk.tokens for chunk in message.chunks})
+            num_tokens += sum(len(chunk.tokens) for chunk in message.chunks)
+            self._begun.update(chunk.sequence for chunk in message.chunks)
+            for chunk in message.chunks:
+                if chunk.is_last:
+                    self._ended[chunk.sequence] = scorer.finish(chunk.sequence)
+                    self._begun.remove(chunk.sequence)
+            found = {row: self._ended.pop(sequence) for sequence, row in (message.delivered or {}).items()}
             asked = time.perf_counter()
         self._scorer = scorer if self._begun else None
         return Scored(answers=found, num_tokens=num_tokens, starved_seconds=starved_seconds)

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
-from meshwright.runtime.messages.transport import Mail, packed, unpacked
+from meshwright.runtime.messages.transport import Transport, packed, unpacked
 
 _CHANNEL = 1
 """Beside the reports to rank 0."""
 
 
 class Control:
-    """One rank's end; `mail` carries nothing else from rank 0."""
+    """One rank's end; `transport` carries nothing else from rank 0."""
 
-    def __init__(self, plan: Plan, mail: Mail, turns: range, known: Iterable[StepObservation] = ()) -> None:
+    def __init__(self, plan: Plan, transport: Transport, turns: range, known: Iterable[StepObservation] = ()) -> None:
         """`known` are all steps before the first turn, of a run that is resumed."""
-        self._controllers, self._mail, self._turns = Controllers(plan), mail, turns
+        self._controllers, self._transport, self._turns = Controllers(plan), transport, turns
         self._listeners = plan.pool_of(GENERATE).ranks
         for observation in known:
             self._controllers.observe(observation)
@@ -32,14 +32,14 @@ class Control:
         """On rank 0: sends what a turn to come follows from. Does not wait."""
         if not self.decides or observation.step + self._controllers.delay not in self._turns:
             return
-        letter = packed(observation)
+        message = packed(observation)
         for rank in self._listeners:
-            self._mail.send(letter, rank, _CHANNEL)
+            self._transport.send(message, rank, _CHANNEL)
 
     def setting(self, turn: int) -> Setting | None:
         """On a rank that generates, for every turn: what it does, None where nothing is decided about it."""
         if not self.decides or turn not in self._turns:
             return None
         for _ in self._controllers.needs(turn):
-            self._controllers.observe(unpacked(self._mail.receive(0, _CHANNEL)))
+            self._controllers.observe(unpacked(self._transport.receive(0, _CHANNEL)))
         return self._controllers.setting(turn)

@@ -18,7 +18,7 @@ from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.in_flight_state import Drawing
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
-from meshwright.runtime.messages.chunk_transport import ChunkSender, Piece, Streaming
+from meshwright.runtime.messages.chunk_transport import ChunkSender, Streaming, TokenChunk
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.copies import WeightCopy
 
@@ -69,9 +69,9 @@ class Generating:
         self._generator = self._new_generator()
         self._generator.resume(kept.in_flight)
         for sending in self._sending:
-            sending.sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in self._generator.in_flight)
+            sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in self._generator.in_flight)
             ended = kept.in_flight.ended
-            sending.sender.send(Piece(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
+            sending.sender.send(TokenChunk(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
 
     def run(self, batch: StepExperience) -> dict[str, float]:
         """Draws responses with the weights that are here until this replica's rows are there; returns what is worth
@@ -105,7 +105,7 @@ class Generating:
         """What the turn that delivers `step` delivers, and how many sequences were live in it."""
         admitted, generator, rounds = self._admission.of(step), self._generator or self._new_generator(), _Rounds()
         for sending in self._sending:
-            sending.sender.send(Piece(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
+            sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
         responses = generator.turn(
             admitted.prompts,
             version=version,
@@ -138,7 +138,7 @@ class Generating:
         )
 
     def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk]) -> None:
-        sender.send(Piece(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
+        sender.send(TokenChunk(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
 
     def _number(self, prompt: Prompt) -> int:
         """The place of a prompt in the batches laid end to end."""

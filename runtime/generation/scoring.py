@@ -1,6 +1,6 @@
-"""Scores responses that arrive in pieces: what a stage does that streams from generation.
+"""Scores responses that arrive in chunks: what a stage does that streams from generation.
 
-Keys and values of a row stay in a slot between its pieces, so every token goes through the model once. Rows that have
+Keys and values of a row stay in a slot between its chunks, so every token goes through the model once. Rows that have
 come to different lengths go through it side by side.
 """
 
@@ -66,13 +66,13 @@ class ChunkScorer:
         """A heap: rows that begin together are neighbours where they can be, for attention to take them together."""
         self._rows: dict[int, _Row] = {}
 
-    def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        """Takes the next tokens of each row, in a row's first piece those of the prompt first.
+    def extend(self, chunks: Mapping[int, Sequence[int]]) -> None:
+        """Takes the next tokens of each row, in a row's first chunk those of the prompt first.
 
         A row is any number that tells it from the others in progress.
         """
         self._model.eval()
-        feeds = {row: self._feed(row, tokens) for row, tokens in pieces.items()}
+        feeds = {row: self._feed(row, tokens) for row, tokens in chunks.items()}
         order = sorted(row for row in feeds if feeds[row])
         for first in range(0, len(order), self._micro_batch_size):
             self._forward(order[first : first + self._micro_batch_size], feeds)

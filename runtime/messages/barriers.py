@@ -11,19 +11,19 @@ _PATIENCE_SECONDS = 900.0
 """A meeting that waits longer than this has lost a rank."""
 
 
-class Meetings:
-    """Meetings of fixed sets of ranks, `house_size` of which live in each process, as threads."""
+class Barriers:
+    """Barriers of fixed sets of ranks, `ranks_per_process` of which live in each process, as threads."""
 
-    def __init__(self, sets: Iterable[tuple[int, ...]], house_size: int) -> None:
+    def __init__(self, sets: Iterable[tuple[int, ...]], ranks_per_process: int) -> None:
         """Collective over the processes, which name the same sets in the same order; one object for all threads."""
         here = dist.get_rank()
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._threads: dict[tuple[int, ...], threading.Barrier] = {}
         for ranks in dict.fromkeys(sets):
-            processes = sorted({rank // house_size for rank in ranks})
+            processes = sorted({rank // ranks_per_process for rank in ranks})
             group = dist.new_group(processes, backend="gloo") if len(processes) > 1 else None
             self._groups[ranks] = group if here in processes else None
-            housed = sum(rank // house_size == here for rank in ranks)
+            housed = sum(rank // ranks_per_process == here for rank in ranks)
             if housed:
                 self._threads[ranks] = threading.Barrier(housed, timeout=_PATIENCE_SECONDS)
 

@@ -1,6 +1,6 @@
-"""This rank's ends of what streams from generation: chunks of responses as letters, and their order at the reader.
+"""This rank's ends of what streams from generation: chunks of responses as messages, and their order at the reader.
 
-Sends do not wait. A replica's first rank takes letters in the order in which they come, whoever sends them, makes up
+Sends do not wait. A replica's first rank takes messages in the order in which they come, whoever sends them, makes up
 the passes through the model and tells them to the other ranks, so that all of the replica follow one order.
 """
 
@@ -16,11 +16,11 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.program import Stream, lower
 from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE
-from meshwright.runtime.messages.transport import Mail, packed, unpacked
+from meshwright.runtime.messages.transport import Transport, packed, unpacked
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenChunk:
     """The next tokens of a sequence: first its prompt, then chunks of its response."""
 
     sequence: int
@@ -30,34 +30,34 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Letter:
-    pieces: tuple[Piece, ...] = ()
+class ChunkMessage:
+    chunks: tuple[TokenChunk, ...] = ()
     delivered: Mapping[int, int] | None = None
-    """In a sender's last letter of a turn: by sequence, the row of the batch that it fills."""
+    """In a sender's last message of a turn: by sequence, the row of the batch that it fills."""
 
 
 class ChunkSender:
     """An owner's end of one stream. A sequence goes to one replica of the reader, chosen by its number."""
 
-    def __init__(self, leaders: Sequence[int], mail: Mail, channel: int) -> None:
+    def __init__(self, leaders: Sequence[int], transport: Transport, channel: int) -> None:
         """`leaders` are the first ranks of the reader's replicas."""
-        self._leaders, self._mail, self._channel = leaders, mail, channel
+        self._leaders, self._transport, self._channel = leaders, transport, channel
 
-    def send(self, pieces: Iterable[Piece]) -> None:
-        parts: dict[int, list[Piece]] = {}
-        for piece in pieces:
-            parts.setdefault(piece.sequence % len(self._leaders), []).append(piece)
+    def send(self, chunks: Iterable[TokenChunk]) -> None:
+        parts: dict[int, list[TokenChunk]] = {}
+        for chunk in chunks:
+            parts.setdefault(chunk.sequence % len(self._leaders), []).append(chunk)
         for replica, part in parts.items():
-            self._post(replica, Letter(tuple(part)))
+            self._post(replica, ChunkMessage(tuple(part)))
 
     def end(self, delivered: Mapping[int, int]) -> None:
         """Ends the turn, in which these sequences fill these rows of the batch."""
         for replica in range(len(self._leaders)):
             mine = {number: row for number, row in delivered.items() if number % len(self._leaders) == replica}
-            self._post(replica, Letter(delivered=mine))
+            self._post(replica, ChunkMessage(delivered=mine))
 
-    def _post(self, replica: int, letter: Letter) -> None:
-        self._mail.send(packed(letter), self._leaders[replica], self._channel)
+    def _post(self, replica: int, message: ChunkMessage) -> None:
+        self._transport.send(packed(message), self._leaders[replica], self._channel)
 
 
 @dataclass
@@ -66,77 +66,77 @@ class _Backlog:
 
     num_open: int
     """Owners that have not ended the turn."""
-    pieces: dict[int, deque[Piece]] = field(default_factory=dict)
+    chunks: dict[int, deque[TokenChunk]] = field(default_factory=dict)
     delivered: dict[int, int] = field(default_factory=dict)
 
-    def add(self, letter: Letter) -> None:
-        for piece in letter.pieces:
-            self.pieces.setdefault(piece.sequence, deque()).append(piece)
-        if letter.delivered is not None:
+    def add(self, message: ChunkMessage) -> None:
+        for chunk in message.chunks:
+            self.chunks.setdefault(chunk.sequence, deque()).append(chunk)
+        if message.delivered is not None:
             self.num_open -= 1
-            self.delivered |= letter.delivered
+            self.delivered |= message.delivered
 
-    def take(self) -> Letter:
-        """The next piece of every sequence that has one."""
-        found = tuple(pieces.popleft() for pieces in self.pieces.values())
-        self.pieces = {number: pieces for number, pieces in self.pieces.items() if pieces}
-        return Letter(found)
+    def take(self) -> ChunkMessage:
+        """The next chunk of every sequence that has one."""
+        found = tuple(chunks.popleft() for chunks in self.chunks.values())
+        self.chunks = {number: chunks for number, chunks in self.chunks.items() if chunks}
+        return ChunkMessage(found)
 
 
 class ChunkReader:
     """The end of one stream on a rank of a stage that reads it."""
 
-    def __init__(self, owners: Sequence[int], replica: Sequence[int], mail: Mail, channel: int) -> None:
-        """`replica` are the ranks of this rank's replica, the one that takes the letters first."""
-        self._owners, self._replica, self._mail, self._channel = owners, replica, mail, channel
+    def __init__(self, owners: Sequence[int], replica: Sequence[int], transport: Transport, channel: int) -> None:
+        """`replica` are the ranks of this rank's replica, the one that takes the messages first."""
+        self._owners, self._replica, self._transport, self._channel = owners, replica, transport, channel
 
-    def passes(self) -> Iterator[Letter]:
-        """What to take up next, one piece of a sequence at most, until every owner has ended the turn.
+    def passes(self) -> Iterator[ChunkMessage]:
+        """What to take up next, one chunk of a sequence at most, until every owner has ended the turn.
 
         The last one tells what was delivered. All ranks of the replica get the same ones.
         """
         leader = self._replica[0]
-        if self._mail.rank == leader:
-            for letter in self._made_up():
+        if self._transport.rank == leader:
+            for message in self._made_up():
                 for rank in self._replica[1:]:
-                    self._mail.send(packed(letter), rank, self._channel)
-                yield letter
+                    self._transport.send(packed(message), rank, self._channel)
+                yield message
             return
         while True:
-            letter = self._read(leader)
-            yield letter
-            if letter.delivered is not None:
+            message = self._read(leader)
+            yield message
+            if message.delivered is not None:
                 return
 
-    def _made_up(self) -> Iterator[Letter]:
-        arriving: queue.SimpleQueue[Letter | BaseException] = queue.SimpleQueue()
+    def _made_up(self) -> Iterator[ChunkMessage]:
+        arriving: queue.SimpleQueue[ChunkMessage | BaseException] = queue.SimpleQueue()
         for owner in self._owners:
             threading.Thread(target=self._listen, args=(owner, arriving), name=f"from {owner}", daemon=True).start()
         backlog = _Backlog(num_open=len(self._owners))
-        while backlog.num_open or backlog.pieces:
-            while backlog.num_open and not (arriving.empty() and backlog.pieces):
-                letter = arriving.get()
-                if isinstance(letter, BaseException):
-                    raise letter
-                backlog.add(letter)
-            if backlog.pieces:
+        while backlog.num_open or backlog.chunks:
+            while backlog.num_open and not (arriving.empty() and backlog.chunks):
+                message = arriving.get()
+                if isinstance(message, BaseException):
+                    raise message
+                backlog.add(message)
+            if backlog.chunks:
                 yield backlog.take()
-        yield Letter(delivered=backlog.delivered)
+        yield ChunkMessage(delivered=backlog.delivered)
 
-    def _listen(self, owner: int, arriving: queue.SimpleQueue[Letter | BaseException]) -> None:
-        """Takes an owner's letters of one turn."""
+    def _listen(self, owner: int, arriving: queue.SimpleQueue[ChunkMessage | BaseException]) -> None:
+        """Takes an owner's messages of one turn."""
         try:
             while True:
-                letter = self._read(owner)
-                arriving.put(letter)
-                if letter.delivered is not None:
+                message = self._read(owner)
+                arriving.put(message)
+                if message.delivered is not None:
                     return
         except BaseException as error:
             arriving.put(error)
 
-    def _read(self, rank: int) -> Letter:
-        letter: Letter = unpacked(self._mail.receive(rank, self._channel))
-        return letter
+    def _read(self, rank: int) -> ChunkMessage:
+        message: ChunkMessage = unpacked(self._transport.receive(rank, self._channel))
+        return message
 
 
 @dataclass(frozen=True)
@@ -148,19 +148,19 @@ class ChunkSending:
 class Streaming:
     """All ends on one rank: `sending` has one for every stage that reads, `readers` are by stage."""
 
-    def __init__(self, plan: Plan, mail: Mail) -> None:
-        """`mail` may carry what the program's channels number besides."""
+    def __init__(self, plan: Plan, transport: Transport) -> None:
+        """`transport` may carry what the program's channels number besides."""
         program = lower(plan)
         self.sending: list[ChunkSending] = []
         self.readers: dict[str, ChunkReader] = {}
         for channel, stream in enumerate(program.streams, start=len(program.channels)):
             replicas = _replicas(plan, stream)
-            if mail.rank in stream.owners:
+            if transport.rank in stream.owners:
                 leaders = [replica[0] for replica in replicas]
-                self.sending.append(ChunkSending(stream.chunk_tokens, ChunkSender(leaders, mail, channel)))
+                self.sending.append(ChunkSending(stream.chunk_tokens, ChunkSender(leaders, transport, channel)))
             for replica in replicas:
-                if mail.rank in replica:
-                    self.readers[stream.consumer] = ChunkReader(stream.owners, replica, mail, channel)
+                if transport.rank in replica:
+                    self.readers[stream.consumer] = ChunkReader(stream.owners, replica, transport, channel)
 
 
 def streaming_violations(plan: Plan) -> tuple[str, ...]:

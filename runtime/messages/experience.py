@@ -17,7 +17,7 @@ from torch import Tensor
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.packing import deal
-from meshwright.runtime.messages.transport import Mail
+from meshwright.runtime.messages.transport import Transport
 
 _ROWS = ".rows"
 """After the name of a field: its rows' numbers and lengths, [2, R]."""
@@ -86,27 +86,27 @@ def _tensors(payload: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield name, payload[data + begin : data + end].view(_DTYPES[told["dtype"]])
 
 
-class Courier:
+class ExperienceTransport:
     """Carries packed experience between ranks; sends do not wait."""
 
-    def __init__(self, mail: Mail) -> None:
-        self._mail = mail
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
 
     def send(self, instruction: Send, experience: Experience, tag: int, step: int) -> int:
         """Sends what this owner holds of a step to the other targets; returns the bytes sent."""
-        targets = [rank for rank in instruction.targets if rank != self._mail.rank]
+        targets = [rank for rank in instruction.targets if rank != self._transport.rank]
         if not targets:
             return 0
         payload = experience.pack(instruction.fields, step)
         for rank in targets:
-            self._mail.send(payload, rank, tag)
+            self._transport.send(payload, rank, tag)
         return len(payload) * len(targets)
 
     def expect(self, instruction: Receive, tag: int) -> None:
         """Makes room for what will be received, so that it can arrive before."""
         for rank in instruction.owners:
-            if rank != self._mail.rank:
-                self._mail.expect(rank, tag)
+            if rank != self._transport.rank:
+                self._transport.expect(rank, tag)
 
     def receive(self, instruction: Receive, experience: Experience, tag: int, step: int) -> int:
         """Waits for what every other owner sends of a step; returns the bytes received.
@@ -115,8 +115,8 @@ class Courier:
         """
         received = 0
         for rank in instruction.owners:
-            if rank != self._mail.rank:
-                payload = self._mail.receive(rank, tag)
+            if rank != self._transport.rank:
+                payload = self._transport.receive(rank, tag)
                 found = experience.unpack(payload)
                 if found != step:
                     raise RunFailed(
@@ -129,7 +129,7 @@ class Courier:
 
     def flush(self) -> None:
         """Waits until everything sent has arrived."""
-        self._mail.flush()
+        self._transport.flush()
 
 
 def even_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 
-from meshwright.runtime.messages.transport import Mail, packed, unpacked
+from meshwright.runtime.messages.transport import Transport, packed, unpacked
 from meshwright.runtime.records.outcome import Outcome
 
 
 class Reports:
     """Outcomes on their way to rank 0, which takes them turn by turn."""
 
-    def __init__(self, mail: Mail, *, num_ranks: int) -> None:
-        """`mail` carries nothing else."""
-        self._mail, self._num_ranks = mail, num_ranks
+    def __init__(self, transport: Transport, *, num_ranks: int) -> None:
+        """`transport` carries nothing else."""
+        self._transport, self._num_ranks = transport, num_ranks
         self._mine: deque[Outcome] = deque()
 
     def send(self, outcome: Outcome) -> None:
-        if self._mail.rank == 0:
+        if self._transport.rank == 0:
             self._mine.append(outcome)
         else:
-            self._mail.send(packed(outcome), 0, 0)
+            self._transport.send(packed(outcome), 0, 0)
 
     def take(self, *, behind: int = 0) -> tuple[Outcome, ...]:
         """On rank 0 all outcomes of the oldest turn not taken yet, if more than `behind` are; else nothing."""
         if len(self._mine) <= behind:
             return ()
-        others = (unpacked(self._mail.receive(rank, 0)) for rank in range(1, self._num_ranks))
+        others = (unpacked(self._transport.receive(rank, 0)) for rank in range(1, self._num_ranks))
         return (self._mine.popleft(), *others)
 
     def flush(self) -> None:
         """Waits until everything sent has arrived."""
-        self._mail.flush()
+        self._transport.flush()

@@ -1,10 +1,10 @@
 """Bytes from rank to rank over gloo, whatever the devices compute with. Sends do not wait.
 
-A letter's first message is of one size, so that room for it can be made before the letter is asked for: gloo sends
+A message's first part is of one size, so that room for it can be made before the message is asked for: gloo sends
 nothing before its receiver has made room, and both ends are slow to notice while they compute.
 
-A process may house several ranks, each in a thread of its own: letters within a house do not leave the process, and
-letters between houses carry both ranks in their tag.
+A process may hold several ranks, each in a thread of its own: messages within a process do not leave it, and messages
+between processes carry both ranks in their tag.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from torch import Tensor
 
 
 def packed(value: object) -> Tensor:
-    """A letter of anything that can be pickled."""
+    """A message of anything that can be pickled."""
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
-def unpacked(letter: Tensor) -> Any:
+def unpacked(message: Tensor) -> Any:
     """What was packed."""
-    return pickle.loads(letter.numpy().tobytes())
+    return pickle.loads(message.numpy().tobytes())
 
 
 _FIRST_BYTES = 2**15
-"""Of a letter's first message: its length in bytes, then as much of it as there is room for."""
+"""Of a message's first part: its length in bytes, then as much of it as there is room for."""
 
 _LENGTH_BYTES = 8
 
 _PATIENCE_SECONDS = 900.0
-"""A letter within a house that is longer on its way was never sent."""
+"""A message within a process that is longer on its way was never sent."""
 
 
-class House:
-    """The ranks of one process, `size` to a process, and the letters between them."""
+class ProcessRanks:
+    """The ranks of one process, `size` to a process, and the messages between them."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -52,46 +52,48 @@ class House:
             return self._boxes[source, target, channel]
 
 
-class Mail:
-    """One rank's letters. Letters of one channel between two ranks arrive in the order in which they were sent."""
+class Transport:
+    """One rank's messages. Messages of one channel between two ranks arrive in the order in which they were sent."""
 
-    def __init__(self, group: dist.ProcessGroup, *, rank: int | None = None, house: House | None = None) -> None:
-        """`group` is a gloo group over all processes; without a `house` each process is one rank."""
+    def __init__(
+        self, group: dist.ProcessGroup, *, rank: int | None = None, process: ProcessRanks | None = None
+    ) -> None:
+        """`group` is a gloo group over all processes; without a `process` each process is one rank."""
         self.rank = dist.get_rank() if rank is None else rank
-        self._group, self._house = group, house or House()
+        self._group, self._process_ranks = group, process or ProcessRanks()
         self._leaving = _Leaving()
         self._coming: dict[tuple[int, int], deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
-        """By source and channel: first messages that there is room for, in the order in which they come."""
+        """By source and channel: first parts that there is room for, in the order in which they come."""
 
-    def send(self, letter: Tensor, target: int, channel: int) -> None:
+    def send(self, message: Tensor, target: int, channel: int) -> None:
         """Sends bytes (uint8) to another rank."""
         if self._is_here(target):
-            self._house.box(self.rank, target, channel).put(letter)
+            self._process_ranks.box(self.rank, target, channel).put(message)
             return
         first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
-        begun = letter[: _FIRST_BYTES - _LENGTH_BYTES]
-        first[:_LENGTH_BYTES] = torch.tensor([len(letter)]).view(torch.uint8)
+        begun = message[: _FIRST_BYTES - _LENGTH_BYTES]
+        first[:_LENGTH_BYTES] = torch.tensor([len(message)]).view(torch.uint8)
         first[_LENGTH_BYTES : _LENGTH_BYTES + len(begun)] = begun
-        for half, message in enumerate((first, letter[len(begun) :])):
-            if len(message):
+        for half, part in enumerate((first, message[len(begun) :])):
+            if len(part):
                 tag = self._tag(self.rank, target, 2 * channel + half)
-                work = dist.isend(message, target // self._house.size, group=self._group, tag=tag)
+                work = dist.isend(part, target // self._process_ranks.size, group=self._group, tag=tag)
                 assert work is not None
-                self._leaving.add(work, message)
+                self._leaving.add(work, part)
 
     def expect(self, source: int, channel: int) -> None:
-        """Makes room for a letter that will be asked for, so that it can arrive while this rank computes."""
+        """Makes room for a message that will be asked for, so that it can arrive while this rank computes."""
         if not self._is_here(source):
             first = torch.empty(_FIRST_BYTES, dtype=torch.uint8)
             tag = self._tag(source, self.rank, 2 * channel)
-            work = dist.irecv(first, source // self._house.size, group=self._group, tag=tag)
+            work = dist.irecv(first, source // self._process_ranks.size, group=self._group, tag=tag)
             assert work is not None
             self._coming[source, channel].append((work, first))
 
     def receive(self, source: int, channel: int) -> Tensor:
         """Waits for the bytes that another rank sends."""
         if self._is_here(source):
-            return self._house.box(source, self.rank, channel).get(timeout=_PATIENCE_SECONDS)
+            return self._process_ranks.box(source, self.rank, channel).get(timeout=_PATIENCE_SECONDS)
         coming = self._coming[source, channel]
         if not coming:
             self.expect(source, channel)
@@ -100,22 +102,22 @@ class Mail:
         length, begun = int(first[:_LENGTH_BYTES].view(torch.int64)), first[_LENGTH_BYTES:]
         if length <= len(begun):
             return begun[:length]
-        letter = torch.empty(length, dtype=torch.uint8)
-        letter[: len(begun)] = begun
+        message = torch.empty(length, dtype=torch.uint8)
+        message[: len(begun)] = begun
         tag = self._tag(source, self.rank, 2 * channel + 1)
-        dist.recv(letter[len(begun) :], source // self._house.size, group=self._group, tag=tag)
-        return letter
+        dist.recv(message[len(begun) :], source // self._process_ranks.size, group=self._group, tag=tag)
+        return message
 
     def flush(self) -> None:
         """Waits until everything sent has arrived."""
         self._leaving.join()
 
     def _is_here(self, rank: int) -> bool:
-        return rank // self._house.size == self.rank // self._house.size
+        return rank // self._process_ranks.size == self.rank // self._process_ranks.size
 
     def _tag(self, source: int, target: int, channel: int) -> int:
-        """Channel, then the places of both ranks in their houses."""
-        size = self._house.size
+        """Channel, then the places of both ranks in their processs."""
+        size = self._process_ranks.size
         return (channel * size + source % size) * size + target % size
 
 
@@ -130,11 +132,11 @@ class _Leaving:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, work: dist.Work, message: Tensor) -> None:
+    def add(self, work: dist.Work, part: Tensor) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._see_off, name="mail", daemon=True)
+            self._thread = threading.Thread(target=self._see_off, name="transport", daemon=True)
             self._thread.start()
-        self._messages.put((work, message))
+        self._messages.put((work, part))
 
     def join(self) -> None:
         """Returns when none is on its way; raises what went wrong with any."""

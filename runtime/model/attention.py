@@ -33,7 +33,7 @@ class Packing:
     """
 
     runs: tuple[EqualRows, ...]
-    """The rows, or this rank's pieces of them, in their order."""
+    """The rows, or this rank's slices of them, in their order."""
     cos: Tensor
     """Of the tokens' angles, as `sin`: [S, 1, 1, D]."""
     sin: Tensor
@@ -83,11 +83,11 @@ class CoreAttention(nn.Module):
 
 
 def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, parts: Parts) -> Tensor:
-    """From this rank's pieces of the rows to the keys of all ranks up to their ends."""
+    """From this rank's slices of the rows to the keys of all ranks up to their ends."""
     held = parts.num_tokens
     with Gathered(torch.stack((key[:held], value[:held]), dim=1), parts).whole() as gathered:
         keys, values = gathered.permute(1, 2, 3, 0, 4)
-        seen = ((keys[:, :, row:end], values[:, :, row:end]) for _, _, row, end in parts.pieces())
+        seen = ((keys[:, :, row:end], values[:, :, row:end]) for _, _, row, end in parts.slices())
         return _attend(query, seen, packing)
 
 
@@ -162,8 +162,8 @@ class Rotary:
         """This rank's parts of rows, otherwise as `pack`."""
         positions = F.pad(parts.positions, (0, tail)).to(like.device)
         cos, sin = (at[positions] for at in self.table(int(positions.max()) + 1, like))
-        pieces = tuple(EqualRows(0, end - row - size, size) for _, size, row, end in parts.pieces())
-        return Packing(pieces, cos, sin, self._biases(pieces, like), parts=parts)
+        slices = tuple(EqualRows(0, end - row - size, size) for _, size, row, end in parts.slices())
+        return Packing(slices, cos, sin, self._biases(slices, like), parts=parts)
 
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [length, 1, 1, D] at positions 0 to length-1, of the device and dtype of `like`."""

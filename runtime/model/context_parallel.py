@@ -1,6 +1,6 @@
 """Sequences that are cut over context-parallel ranks: which tokens a rank has, and what passes between the ranks.
 
-A row of a micro-batch is padded to 2 x cp pieces of one length, of which rank r has pieces r and 2 x cp - 1 - r, so
+A row of a micro-batch is padded to 2 x cp slices of one length, of which rank r has slices r and 2 x cp - 1 - r, so
 that all have as many scores under a causal mask. Before its queries attend, a rank gathers the keys and values of all
 (Llama 3 report, arXiv:2407.21783, section 3.3.2).
 """
@@ -25,7 +25,7 @@ from meshwright.runtime.model.mesh import Mesh
 
 class ShardSlice(NamedTuple):
     """Some of a rank's tokens: where they begin among its own, and of its row, where among the tokens of all ranks in
-    the order of their sequences the row begins, and where among them the piece ends."""
+    the order of their sequences the row begins, and where among them the slice ends."""
 
     own: int
     size: int
@@ -43,7 +43,7 @@ class Parts:
         self.num_tokens = 2 * sum(self._sizes)
         """Of this rank and of every other, padding included."""
 
-    def pieces(self) -> Iterator[ShardSlice]:
+    def slices(self) -> Iterator[ShardSlice]:
         """This rank's, in the order in which it has them."""
         own = row = 0
         for size in self._sizes:

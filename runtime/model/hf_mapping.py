@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.layout import layers_of_pieces
+from meshwright.profiles.layout import layers_of_chunks
 from meshwright.profiles.model_shape import ModelSpec
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -158,7 +158,7 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
         layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
     else:
         layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
-    numbers = [number for layers in layers_of_pieces(spec, pp, stage, vpp) for number in layers]
+    numbers = [number for layers in layers_of_chunks(spec, pp, stage, vpp) for number in layers]
     names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
     if stage == 0:
         names.insert(0, EMBEDDING)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
-from meshwright.profiles.layout import Layout, layers_of_pieces, layers_of_stages, layout_violations
+from meshwright.profiles.layout import Layout, layers_of_chunks, layers_of_stages, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.attention import Packing, Rotary
@@ -36,8 +36,8 @@ _RNGS = ("model-parallel-rng", "expert-parallel-rng")
 class Decoder(GPTModel):
     """The decoder layers of one pipeline stage, with the embedding on the first stage and the head on the last.
 
-    Of an interleaved pipeline it is one piece: the embedding is on the first piece of the first stage, the head on the
-    last piece of the last one.
+    Of an interleaved pipeline it is one chunk: the embedding is on the first chunk of the first stage, the head on the
+    last chunk of the last one.
 
     `decoder(tokens, lengths)`, tokens [1, S] int64 on every stage, being rows of these lengths one behind the other,
     answers on the last stage
@@ -50,11 +50,11 @@ class Decoder(GPTModel):
     alone, [B, 1, V / tp], without sequence parallelism.
     """
 
-    def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, piece: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, chunk: int = 0) -> None:
         layout = mesh.layout
-        layers = layers_of_pieces(spec, layout.pp, mesh.pp_rank, layout.vpp)[piece]
-        is_first = mesh.is_first_stage and piece == 0
-        is_last = mesh.is_last_stage and piece == layout.vpp - 1
+        layers = layers_of_chunks(spec, layout.pp, mesh.pp_rank, layout.vpp)[chunk]
+        is_first = mesh.is_first_stage and chunk == 0
+        is_last = mesh.is_last_stage and chunk == layout.vpp - 1
         super().__init__(
             config=config,
             transformer_layer_spec=block_of_layers(spec, layers),
@@ -66,7 +66,7 @@ class Decoder(GPTModel):
             share_embeddings_and_output_weights=spec.tied_embeddings and not spec.scalar_head,
             position_embedding_type="none",
             pg_collection=mesh.groups,
-            vp_stage=piece if layout.vpp > 1 else None,
+            vp_stage=chunk if layout.vpp > 1 else None,
         )
         self.spec = spec
         self.layers = layers
@@ -146,31 +146,31 @@ class Decoder(GPTModel):
 
 
 class Interleaved(nn.ModuleList):
-    """The pieces that one rank holds of a model whose pipeline passes every rank several times."""
+    """The chunks that one rank holds of a model whose pipeline passes every rank several times."""
 
-    def __init__(self, pieces: Sequence[Decoder]) -> None:
-        super().__init__(pieces)
-        self.pieces = tuple(pieces)
-        self.config: TransformerConfig = pieces[0].config
-        self.spec = pieces[0].spec
+    def __init__(self, chunks: Sequence[Decoder]) -> None:
+        super().__init__(chunks)
+        self.chunks = tuple(chunks)
+        self.config: TransformerConfig = chunks[0].config
+        self.spec = chunks[0].spec
 
 
 Held: TypeAlias = Decoder | Interleaved
 """What one rank holds of a model."""
 
 
-def pieces_of(model: Held) -> tuple[Decoder, ...]:
+def model_chunks_of(model: Held) -> tuple[Decoder, ...]:
     """In the order in which a micro-batch passes them."""
-    return model.pieces if isinstance(model, Interleaved) else (model,)
+    return model.chunks if isinstance(model, Interleaved) else (model,)
 
 
 def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters that this rank holds, with their layers and experts counted through the whole model."""
-    for piece in pieces_of(model):
-        num_experts = piece.spec.experts.num_experts if piece.spec.experts else 0
-        first_expert = piece.mesh.ep_rank * (num_experts // piece.mesh.layout.ep)
-        for name, parameter in piece.named_parameters():
-            yield global_name(name, piece.layers.start, first_expert), parameter
+    for chunk in model_chunks_of(model):
+        num_experts = chunk.spec.experts.num_experts if chunk.spec.experts else 0
+        first_expert = chunk.mesh.ep_rank * (num_experts // chunk.mesh.layout.ep)
+        for name, parameter in chunk.named_parameters():
+            yield global_name(name, chunk.layers.start, first_expert), parameter
 
 
 def expert_violations(spec: ModelSpec) -> Iterator[str]:
@@ -200,15 +200,15 @@ def build_model(
         raise BadInput(sentence)
     host.install()
     if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
-        # The one piece of megatron's global state that sequence parallelism cannot do without: scratch memory.
+        # The one part of megatron's global state that sequence parallelism cannot do without: scratch memory.
         parallel_state._set_global_memory_buffer()
     generator = get_cuda_rng_tracker()
     generator.reset()
     for apart, name in enumerate(_RNGS):  # no two may have one seed
         generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
     config = _config(spec, mesh, dtype, recompute)
-    pieces = [Decoder(spec, mesh, config, piece) for piece in range(mesh.layout.vpp)]
-    model = pieces[0] if len(pieces) == 1 else Interleaved(pieces)
+    chunks = [Decoder(spec, mesh, config, chunk) for chunk in range(mesh.layout.vpp)]
+    model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
     model.requires_grad_(trainable)
     model.train(trainable)
     return model

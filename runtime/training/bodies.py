@@ -27,7 +27,7 @@ from meshwright.runtime.model.context_parallel import num_tokens_of_rank, paddin
 from meshwright.runtime.model.expert_sync import Lockstep
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.model_shard import Decoder, Held, pieces_of
+from meshwright.runtime.model.model_shard import Decoder, Held, model_chunks_of
 from meshwright.runtime.training.optimizers import clip_gradients, distributed_optimizers, set_learning_rate
 from meshwright.runtime.training.ppo import LossShare
 
@@ -114,11 +114,11 @@ def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], ou
 
 
 def run_schedule(
-    pieces: Sequence[nn.Module], mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
+    chunks: Sequence[nn.Module], mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
 ) -> list[Any]:
     """What `output` made of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
 
-    Several pieces take their turns in megatron's interleaved schedule, for which micro-batches are a multiple of the
+    Several chunks take their turns in megatron's interleaved schedule, for which micro-batches are a multiple of the
     pipeline's stages.
 
     When gradients are wanted, `output` returns the loss, a count that is not used, and what to keep.
@@ -131,7 +131,7 @@ def run_schedule(
         result = model(micro_batch.tokens.to(host.device()).unsqueeze(0), micro_batch.lengths)
         return result, lambda result, **_: output(result, micro_batch)
 
-    config: Any = pieces[0].config
+    config: Any = chunks[0].config
     sizes = {num_tokens_of_rank(micro_batch.lengths, mesh) for micro_batch in micro_batches}
     length = max(sizes)
     # Only when micro-batches differ must stages tell each other the shape of every message.
@@ -140,8 +140,8 @@ def run_schedule(
     run = get_forward_backward_func(pp_size=mesh.layout.pp, vp_size=vpp)
     results: list[Any] = run(
         forward_step_func=step,
-        data_iterator=[iter(micro_batches) for _ in pieces] if vpp else iter(micro_batches),
-        model=list(pieces) if vpp else pieces[0],
+        data_iterator=[iter(micro_batches) for _ in chunks] if vpp else iter(micro_batches),
+        model=list(chunks) if vpp else chunks[0],
         num_microbatches=len(micro_batches),
         seq_length=(length + padding_behind(length, mesh.layout)) * mesh.layout.cp,  # megatron divides what it is told
         micro_batch_size=1,
@@ -182,14 +182,14 @@ class Trainer:
         """Takes over the weights that `model` has now; weight decay spares norms and biases."""
         self.mesh = mesh
         self.model = model
-        self.ddp_pieces = tuple(
+        self.ddp_chunks = tuple(
             DistributedDataParallel(
                 model.config,
                 DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
-                piece,
+                chunk,
                 pg_collection=mesh.groups,
             )
-            for piece in pieces_of(model)
+            for chunk in model_chunks_of(model)
         )
         dtype = model.config.params_dtype
         config = OptimizerConfig(
@@ -203,7 +203,7 @@ class Trainer:
             bf16=dtype == torch.bfloat16,
             use_distributed_optimizer=True,
         )
-        self.optimizers = distributed_optimizers(self.ddp_pieces, mesh, config)
+        self.optimizers = distributed_optimizers(self.ddp_chunks, mesh, config)
         model.config.finalize_model_grads_func = self._finalize
         self._clear_gradients()
 
@@ -227,8 +227,8 @@ class Trainer:
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
         """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's losses."""
         if micro_batches:
-            return run_schedule(self.ddp_pieces, self.mesh, micro_batches, _kept(loss, self.mesh), forward_only=False)
-        self._finalize(list(self.ddp_pieces))
+            return run_schedule(self.ddp_chunks, self.mesh, micro_batches, _kept(loss, self.mesh), forward_only=False)
+        self._finalize(list(self.ddp_chunks))
         return []
 
     def update(self) -> float:
@@ -260,8 +260,8 @@ class Trainer:
         return grad_norm
 
     def _clear_gradients(self) -> None:
-        for piece in self.ddp_pieces:
-            piece.zero_grad_buffer()
+        for chunk in self.ddp_chunks:
+            chunk.zero_grad_buffer()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 

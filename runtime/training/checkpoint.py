@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.device import host
-from meshwright.runtime.model.model_shard import pieces_of
+from meshwright.runtime.model.model_shard import model_chunks_of
 from meshwright.runtime.training.bodies import Trainer
 
 _ANY = (Exception, CheckpointException)
@@ -79,9 +79,9 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     except _ANY as error:  # megatron, torch and pickle raise what they like at a file that was cut or is foreign
         raise BadInput(f"checkpoint {directory} cannot be read: {_reason(error)}; {_WAY_OUT}.") from error
     for name, trainer in trainers.items():
-        for number, piece in enumerate(pieces_of(trainer.model)):
+        for number, chunk in enumerate(model_chunks_of(trainer.model)):
             state = loaded[name][f"model{number}"]
-            piece.load_state_dict({key.removeprefix(f"{name}."): value for key, value in state.items()})
+            chunk.load_state_dict({key.removeprefix(f"{name}."): value for key, value in state.items()})
         for number, optimizer in enumerate(trainer.optimizers):
             _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
 
@@ -98,19 +98,19 @@ def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
     """A trainer's state as megatron's sharded tensors and objects, with keys that begin with `name`."""
     groups = trainer.mesh.groups
     metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
-    pieces = {
-        f"model{number}": piece.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
-        for number, piece in enumerate(pieces_of(trainer.model))
+    chunks = {
+        f"model{number}": chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
+        for number, chunk in enumerate(model_chunks_of(trainer.model))
     }
     optimizers = [
-        part.sharded_state_dict(pieces, is_loading=is_loading, metadata=metadata) for part in trainer.optimizers
+        part.sharded_state_dict(chunks, is_loading=is_loading, metadata=metadata) for part in trainer.optimizers
     ]
     param_states = {number: optimizer.pop("param_state") for number, optimizer in enumerate(optimizers)}
     # Megatron would write these from rank 0 of the world, which may hold no trainer, or another.
     replica = (0, groups.mp.rank(), groups.dp_cp.rank())
     # The settings of all optimizers of a trainer are the same.
     settings = ShardedObject(f"{name}.settings", optimizers[0], (1,), (0,), replica_id=replica)
-    return {**pieces, "settings": settings, "param_states": param_states}
+    return {**chunks, "settings": settings, "param_states": param_states}
 
 
 def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:

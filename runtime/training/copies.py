@@ -38,7 +38,7 @@ class WeightCopy:
 
     @property
     def decoder(self) -> Decoder:
-        """The model on a member of a copy that is not cut in pieces, as only a trained one is."""
+        """The model on a member of a copy that is not cut in chunks, as only a trained one is."""
         assert isinstance(self.model, Decoder), f"{self.stage} is {self.mesh.layout}"
         return self.model
 

@@ -61,7 +61,7 @@ class HostedOptimizer:
         self._state = _optimizer_state(trainer)
         self._kept = [_room_for(tensor) for tensor in self._state]
         buffers = [
-            buffer for piece in trainer.ddp_pieces for buffer in (*piece.buffers, *piece.expert_parallel_buffers)
+            buffer for chunk in trainer.ddp_chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
         ]
         self._gradients = [buffer.grad_data for buffer in buffers]
         self.offload()

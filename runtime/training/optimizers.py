@@ -23,10 +23,10 @@ from meshwright.runtime.training.distributed_optimizer import PaddedOptimizer
 
 
 def distributed_optimizers(
-    pieces: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig
+    chunks: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig
 ) -> list[DistributedOptimizer]:
     """One for what every replica holds and, where experts are spread, one for those."""
-    return [_distributed_optimizer(pieces, mesh, config, shared) for shared in _shared(pieces, mesh)]
+    return [_distributed_optimizer(chunks, mesh, config, shared) for shared in _shared(chunks, mesh)]
 
 
 def clip_gradients(optimizers: Sequence[DistributedOptimizer]) -> float:
@@ -46,7 +46,7 @@ def set_learning_rate(optimizers: Sequence[DistributedOptimizer], learning_rate:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Parameters that the same replicas hold, and the buffers of each piece in which they and their gradients lie."""
+    """Parameters that the same replicas hold, and the buffers of each chunk in which they and their gradients lie."""
 
     parameters: list[nn.Parameter]
     buffers: list[list[Any]]
@@ -55,20 +55,20 @@ class _Shared:
     """Of this rank among those that hold other parts of the model."""
 
 
-def _shared(pieces: Sequence[DistributedDataParallel], mesh: Mesh) -> Iterator[_Shared]:
+def _shared(chunks: Sequence[DistributedDataParallel], mesh: Mesh) -> Iterator[_Shared]:
     """What every replica holds and, where experts are spread, those."""
-    groups, spread = mesh.groups, [piece.expert_parallel_buffers for piece in pieces]
+    groups, spread = mesh.groups, [chunk.expert_parallel_buffers for chunk in chunks]
     experts = {parameter for buffers in spread for buffer in buffers for parameter in buffer.params}
-    parameters = [parameter for piece in pieces for parameter in piece.parameters() if parameter.requires_grad]
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad]
     common = [parameter for parameter in parameters if parameter not in experts]
-    yield _Shared(common, [piece.buffers for piece in pieces], groups.dp_cp, groups.mp.rank())
+    yield _Shared(common, [chunk.buffers for chunk in chunks], groups.dp_cp, groups.mp.rank())
     if experts:
         mine = [parameter for parameter in parameters if parameter in experts]
         yield _Shared(mine, spread, groups.expt_dp, groups.tp_ep_pp.rank())
 
 
 def _distributed_optimizer(
-    pieces: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig, shared: _Shared
+    chunks: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig, shared: _Shared
 ) -> PaddedOptimizer:
     """Megatron's distributed optimizer over torch's AdamW, for a part of the model's parameters.
 
@@ -92,7 +92,7 @@ def _distributed_optimizer(
         config,
         grad_scaler=None,
         init_state_fn=_start_moments,
-        model_chunks=list(pieces),
+        model_chunks=list(chunks),
         per_model_buffers=dict(enumerate(shared.buffers)),
         data_parallel_group=shared.replicas,
         data_parallel_group_gloo=None,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from meshwright.runtime.device import host
 from meshwright.runtime.model.hf_mapping import EMBEDDING, OUTPUT, expert_of
 from meshwright.runtime.model.mesh import Mesh, group_of
-from meshwright.runtime.model.model_shard import Held, named_in_whole, pieces_of
+from meshwright.runtime.model.model_shard import Held, model_chunks_of, named_in_whole
 from meshwright.runtime.training.versions import Version
 
 BUCKET_BYTES = 64 * 2**20
@@ -177,7 +177,7 @@ class _Side:
         self._parameters: dict[str, nn.Parameter] = {}
         for name, parameter in named_in_whole(model) if model is not None else ():
             assert model is not None
-            if name == OUTPUT and pieces_of(model)[-1].share_embeddings_and_output_weights:
+            if name == OUTPUT and model_chunks_of(model)[-1].share_embeddings_and_output_weights:
                 if tied_twice:
                     self._parameters[EMBEDDING] = parameter
             else:

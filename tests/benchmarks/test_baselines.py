@@ -111,7 +111,7 @@ def test_what_co_location_wins_over_split_pools_shrinks_with_the_number_of_ranks
     """HybridFlow, section 8.3: with four 7B models co-location wins on few devices, a split on up to 128.
 
     In our model co-location wins at 16 and 64 ranks (and at 128, by 1.25): its ranks never wait for each other, and a
-    layout of its own for every stage keeps small pieces efficient. What it wins shrinks, as published.
+    layout of its own for every stage keeps small chunks efficient. What it wins shrinks, as published.
     """
     wins = []
     for nodes in (2, 8):

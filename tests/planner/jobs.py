@@ -136,7 +136,7 @@ class ToyModel:
 class RandomModel:
     """Costs drawn from a seed and the question's text, so that equal questions have equal answers.
 
-    A pipeline in pieces holds the weights of the plain one and more activations, and is refit as it is.
+    A pipeline in chunks holds the weights of the plain one and more activations, and is refit as it is.
     """
 
     seed: int

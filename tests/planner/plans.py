@@ -10,7 +10,7 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.evaluate import refit_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, Scope
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Scope, StepsAhead
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.frontier import costed_choice
 from meshwright.planner.search.space import choices, pools
@@ -39,7 +39,7 @@ def random_plan(
     seed: int,
     facts: Facts | None = None,
     model: CostModel | None = None,
-    leads: Leads = SYNCHRONOUS,
+    ahead: StepsAhead = SYNCHRONOUS,
     deferral: int = 0,
 ) -> Plan:
     """A plan that breaks no rule, drawn from a seed. Memory is not looked at.
@@ -47,17 +47,17 @@ def random_plan(
     The bound on the staleness leaves sequences `deferral` turns beyond their first.
     """
     facts = facts or small_facts(memory_bytes=2**50)
-    facts = facts.model_copy(update={"staleness": leads[GENERATE] + deferral})
+    facts = facts.model_copy(update={"staleness": ahead[GENERATE] + deferral})
     model = model or RandomModel(seed, memory_scale=1.0)
-    draw, scope = random.Random(seed), Scope(leads=leads, runs_on=deferral > 0)
+    draw, scope = random.Random(seed), Scope(ahead=ahead, runs_on=deferral > 0)
     return assemble(
         facts,
         model,
         handovers=handovers(facts, model),
         picks={stage.name: _pick(draw, facts, model, stage, scope) for stage in STAGES},
-        order=_order(draw, leads),
+        order=_order(draw, ahead),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
-        leads=leads,
+        ahead=ahead,
     )
 
 
@@ -68,12 +68,12 @@ def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage, sco
     return Pick(ranks, candidate)
 
 
-def _order(draw: random.Random, leads: Leads) -> tuple[str, ...]:
+def _order(draw: random.Random, ahead: StepsAhead) -> tuple[str, ...]:
     """Stages after what they read in their own turn, each refit somewhere before its stage."""
     graph = stage_graph()
     before = {
         stage.name: {
-            *(name for name in graph.predecessors(stage.name) if leads[name] == leads[stage.name]),
+            *(name for name in graph.predecessors(stage.name) if ahead[name] == ahead[stage.name]),
             *(f"refit {other.name}" for other in STAGES if stage.name in refit_readers(other.name)),
         }
         for stage in STAGES

@@ -7,7 +7,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import (
     Layout,
     divisors,
-    layers_of_pieces,
+    layers_of_chunks,
     layers_of_stage,
     layers_of_stages,
     layout_violations,
@@ -174,10 +174,10 @@ def test_layouts_that_cut_weights_alike_have_one_cut() -> None:
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (2, 2), (4, 2), (2, 8), (4, 8)])
 def test_a_piece_of_a_stage_is_a_virtual_stage(pp: int, vpp: int) -> None:
-    """Piece k of stage s is virtual stage k x pp + s, and virtual stages follow one another through the model."""
+    """Chunk k of stage s is virtual stage k x pp + s, and virtual stages follow one another through the model."""
     model = llama(num_hidden_layers=32)
-    of_stages = [layers_of_pieces(model, pp, stage, vpp) for stage in range(pp)]
-    virtual = [of_stages[stage][piece] for piece in range(vpp) for stage in range(pp)]
+    of_stages = [layers_of_chunks(model, pp, stage, vpp) for stage in range(pp)]
+    virtual = [of_stages[stage][chunk] for chunk in range(vpp) for stage in range(pp)]
     assert [layer for layers in virtual for layer in layers] == list(range(32))
     assert {len(layers) for layers in virtual} == {32 // (pp * vpp)}
 

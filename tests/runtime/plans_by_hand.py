@@ -11,7 +11,7 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Leads, Scope
+from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Scope, StepsAhead
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.frontier import costed_choice
@@ -35,11 +35,11 @@ class Where:
 
 
 def plan_by_hand(
-    facts: Facts, where: Mapping[str, Where], leads: Leads = SYNCHRONOUS, order: Sequence[str] | None = None
+    facts: Facts, where: Mapping[str, Where], ahead: StepsAhead = SYNCHRONOUS, order: Sequence[str] | None = None
 ) -> Plan:
     """The plan with each stage where it is said to be, `other` standing for all that are not named, in their order."""
     model = cost_model(facts.cluster, facts.workload, facts.precision, None)
-    scope = Scope(leads=leads, offload=True)
+    scope = Scope(ahead=ahead, offload=True)
     picks = {}
     for stage in STAGES:
         place = where[stage.name if stage.name in where else "other"]
@@ -67,7 +67,7 @@ def plan_by_hand(
         picks=picks,
         order=[*(f"refit {name}" for name in names), *names],
         origin=Origin(digests=facts.digests(), pins=(), solver=solver),
-        leads=leads,
+        ahead=ahead,
     )
     period = plan.period_seconds
     solver = solver.model_copy(update={"objective_seconds": period, "gap": 1.0})

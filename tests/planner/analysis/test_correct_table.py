@@ -251,7 +251,7 @@ def simulated(plan: Plan, slower: Callable[[Span], float] = lambda _: 1.0) -> tu
 def synchronous_plans() -> list[Plan]:
     model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision, TABLE)
     found = [random_plan(seed, FACTS, model) for seed in range(1, 13)]
-    return [plan for plan in found if not any(p.lead for p in plan.placements)]
+    return [plan for plan in found if not any(p.steps_ahead for p in plan.placements)]
 
 
 SYNCHRONOUS = synchronous_plans()

@@ -22,7 +22,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import lower, owners
 from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.search.formulate import pose
+from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import costed_choice, frontier, frontiers
 from meshwright.planner.search.space import check_pins, choices
 from meshwright.planner.simulation.simulate import simulate
@@ -156,9 +156,9 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
         + [f"{s.name}.generation_slots=1" for s in STAGES if s.generates]
         + [f"{s.name}.micro_batch_size=1" for s in STAGES if not s.generates]
     )
-    scope = next(scope for leads in patterns(0) for scope in scopes(leads, 0))
+    scope = next(scope for ahead in patterns(0) for scope in scopes(ahead, 0))
     found = frontiers(facts, model, pins, scope=scope)
-    problem = pose(facts, model, found, handovers(facts, model)).problem.everywhere()
+    problem = formulate(facts, model, found, handovers(facts, model)).problem.everywhere()
     assert any(c.layout.cp == 2 for f in found for kept in f.candidates.values() for c in kept)
     assert solve(problem, Limits()).objective == best_makespan(problem)
 

@@ -21,7 +21,7 @@ from meshwright.planner.plan.settings import parse_settings
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.report.report import report
 from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.search.formulate import pose
+from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
@@ -78,7 +78,7 @@ def test_a_pool_of_two_kinds_is_no_pool(plan: Plan) -> None:
 def test_the_search_equals_trying_everything(batch_size: int) -> None:
     facts = mixed_facts(batch_size=batch_size, memory_bytes=(40 * MIB, 24 * MIB))
     model, pins = model_of(facts), parse_pins(FIXED)
-    problem = pose(facts, model, frontiers(facts, model, pins), handovers(facts, model)).problem
+    problem = formulate(facts, model, frontiers(facts, model, pins), handovers(facts, model)).problem
     assert not problem.anywhere
     assert solve(problem, Limits()).objective == best_makespan(problem)
 

@@ -28,22 +28,22 @@ def test_a_bound_of_zero_allows_nothing_but_synchronous_steps() -> None:
     assert patterns(0) == (SYNCHRONOUS,)
 
 
-@pytest.mark.parametrize("leads", AHEAD)
-def test_leads_never_rise_along_an_edge(leads: dict[str, int]) -> None:
-    assert all(leads[producer] >= leads[consumer] for producer, consumer in stage_graph().edges)
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_steps_ahead_never_rise_along_an_edge(ahead: dict[str, int]) -> None:
+    assert all(ahead[producer] >= ahead[consumer] for producer, consumer in stage_graph().edges)
 
 
-@pytest.mark.parametrize("leads", AHEAD)
-def test_what_works_ahead_stays_within_the_bound(leads: dict[str, int]) -> None:
-    bound = max(leads.values())
-    assert staleness_of(leads["actor_generate"], Schedule(), bound) == bound
-    assert max_deferral(leads, bound) == 0
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_what_works_ahead_stays_within_the_bound(ahead: dict[str, int]) -> None:
+    bound = max(ahead.values())
+    assert staleness_of(ahead["actor_generate"], Schedule(), bound) == bound
+    assert max_deferral(ahead, bound) == 0
 
 
-@pytest.mark.parametrize("leads", AHEAD)
+@pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("seed", range(20))
-def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, leads: dict[str, int]) -> None:
-    plan = random_plan(seed, leads=leads)
+def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, ahead: dict[str, int]) -> None:
+    plan = random_plan(seed, ahead=ahead)
     assert verify(plan) == ()
     program = lower(plan)
     assert check_program(program) == ()
@@ -51,9 +51,9 @@ def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, leads:
 
 
 def test_every_step_meets_every_stage_once_over_its_turns() -> None:
-    program, steps = lower(random_plan(3, leads=AHEAD[2])), range(4, 9)
+    program, steps = lower(random_plan(3, ahead=AHEAD[2])), range(4, 9)
     done = [
-        (turn + i.lead, i.name)
+        (turn + i.steps_ahead, i.name)
         for turn in program.turns(steps)
         for i in program.instructions
         if takes_part(i, turn, steps) and not isinstance(i, MoveWeights)
@@ -63,10 +63,10 @@ def test_every_step_meets_every_stage_once_over_its_turns() -> None:
 
 
 def test_a_receive_ahead_of_its_send_is_named() -> None:
-    program = lower(random_plan(3, leads=AHEAD[1]))
-    moved = tuple(replace(i, lead=2) if isinstance(i, Receive) else i for i in program.instructions)
+    program = lower(random_plan(3, ahead=AHEAD[1]))
+    moved = tuple(replace(i, steps_ahead=2) if isinstance(i, Receive) else i for i in program.instructions)
     found = check_program(replace(program, instructions=moved))
-    assert any("has lead=2, ahead of its send with lead=1; use 1." in sentence for sentence in found)
+    assert any("has steps_ahead=2, ahead of its send with steps_ahead=1; use 1." in sentence for sentence in found)
 
 
 def test_a_planted_circle_over_two_turns_is_named() -> None:
@@ -74,18 +74,19 @@ def test_a_planted_circle_over_two_turns_is_named() -> None:
     tokens = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
     scores = {"producer": "reward_score", "consumer": "critic_train", "fields": ("scores",)}
     order = (
-        Receive(**scores, ranks=(0,), owners=(1,), lead=0),
-        RunStage(stage="actor_generate", ranks=(0,), lead=0),
-        Send(**tokens, ranks=(0,), targets=(1,), lead=0),
-        Receive(**tokens, ranks=(1,), owners=(0,), lead=0),
-        RunStage(stage="reward_score", ranks=(1,), lead=0),
-        Send(**scores, ranks=(1,), targets=(0,), lead=0),
+        Receive(**scores, ranks=(0,), owners=(1,), steps_ahead=0),
+        RunStage(stage="actor_generate", ranks=(0,), steps_ahead=0),
+        Send(**tokens, ranks=(0,), targets=(1,), steps_ahead=0),
+        Receive(**tokens, ranks=(1,), owners=(0,), steps_ahead=0),
+        RunStage(stage="reward_score", ranks=(1,), steps_ahead=0),
+        Send(**scores, ranks=(1,), targets=(0,), steps_ahead=0),
     )
     program = replace(lower(random_plan(3)), instructions=order)
     found = check_program(program)
     assert any(sentence.startswith("a circle of waits: rank 0 waits in") for sentence in found)
     ahead = tuple(
-        replace(i, lead=1) if i.name in {"actor_generate", "send actor_generate -> reward_score"} else i for i in order
+        replace(i, steps_ahead=1) if i.name in {"actor_generate", "send actor_generate -> reward_score"} else i
+        for i in order
     )
     assert not any("circle" in sentence for sentence in check_program(replace(program, instructions=ahead)))
 
@@ -93,9 +94,9 @@ def test_a_planted_circle_over_two_turns_is_named() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(AHEAD[1:]))
 def test_a_simulated_turn_takes_no_longer_than_planned_and_no_less_than_its_busiest_rank(
-    seed: int, leads: dict[str, int]
+    seed: int, ahead: dict[str, int]
 ) -> None:
-    plan = random_plan(seed, leads=leads)
+    plan = random_plan(seed, ahead=ahead)
     simulated = simulate(plan, steps=12, warm_up=6)
     load = dict.fromkeys(range(plan.facts.cluster.num_ranks), 0.0)
     for item in items(plan):
@@ -126,7 +127,7 @@ def test_the_critic_reads_no_chunks_of_sequences_that_run_on() -> None:
 
 
 def test_a_critic_that_streams_from_sequences_that_run_on_is_told() -> None:
-    plan = random_plan(3, leads=SYNCHRONOUS)
+    plan = random_plan(3, ahead=SYNCHRONOUS)
     changed = {"actor_generate": {"batches_in_flight": 2}, "critic_value": {"chunk_tokens": 8}}
     placements = tuple(
         p.model_copy(update={"schedule": replace(p.schedule, **changed.get(p.stage, {}))}) for p in plan.placements

@@ -137,7 +137,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
             "staleness=1 and what actor_generate does makes it 0; plan the job again.",
         ),
         (
-            lambda plan: changed(plan, "actor_generate", lead=1).model_copy(update={"staleness": 1}),
+            lambda plan: changed(plan, "actor_generate", steps_ahead=1).model_copy(update={"staleness": 1}),
             "staleness=1 exceeds the job's bound of 0; let actor_generate work less ahead.",
         ),
         (
@@ -158,10 +158,13 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
             lambda plan: changed(plan, "actor_generate", layout=Layout(pp=5)),
             "actor_generate: pp=5 does not divide the 4 layers of actor, nor evenly 6 with",
         ),
-        (lambda plan: changed(plan, "critic_value", lead=1), "critic_value: lead=1, and only actor_generate"),
         (
-            lambda plan: changed(plan, "reward_score", lead=1),
-            "reward_score has lead=1 and reads what actor_generate writes with lead=0; use 0 or less.",
+            lambda plan: changed(plan, "critic_value", steps_ahead=1),
+            "critic_value: steps_ahead=1, and only actor_generate",
+        ),
+        (
+            lambda plan: changed(plan, "reward_score", steps_ahead=1),
+            "reward_score has steps_ahead=1 and reads what actor_generate writes with steps_ahead=0; use 0 or less.",
         ),
     ],
 )

@@ -190,13 +190,16 @@ def test_a_stream_from_other_ranks_than_the_owners_is_named(streaming: Program) 
 def test_a_stream_between_turns_is_named(streaming: Program) -> None:
     ahead = edited_in_place(streaming, lambda i: i.name in ("actor_generate", "send actor_generate -> reward_score"))
     assert check_program(ahead)[0] == (
-        "the stream actor_generate -> reward_score goes from lead=1 to lead=0; a stage streams within its turn: use 1."
+        "the stream actor_generate -> reward_score goes from steps_ahead=1 to steps_ahead=0; "
+        "a stage streams within its turn: use 1."
     )
 
 
-def edited_in_place(program: Program, leads: Callable[[Instruction], bool]) -> Program:
+def edited_in_place(program: Program, ahead: Callable[[Instruction], bool]) -> Program:
     """The program with some instructions one step ahead."""
-    return replace(program, instructions=tuple(replace(i, lead=1) if leads(i) else i for i in program.instructions))
+    return replace(
+        program, instructions=tuple(replace(i, steps_ahead=1) if ahead(i) else i for i in program.instructions)
+    )
 
 
 def test_a_planted_circle_through_a_stream_is_named(streaming: Program) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost_models.cost import Cost, Source, Term
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.steps_ahead import Leads, patterns
+from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
 from meshwright.planner.report.glance import glance
 from meshwright.planner.report.memory_chart import fillings
 from meshwright.planner.report.report import report
@@ -92,17 +92,17 @@ def test_the_plan_at_a_glance_has_a_box_for_every_stage_and_refit(seed: int) -> 
         assert not refit.cost.total or any(text.startswith(f"refit {refit.target} on ranks ") for text in told)
 
 
-@pytest.mark.parametrize("leads", patterns(2), ids=str)
-def test_a_turn_says_on_which_step_each_stage_works_when_some_work_ahead(leads: Leads) -> None:
-    plan = plan_of(3, leads)
+@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+def test_a_turn_says_on_which_step_each_stage_works_when_some_work_ahead(ahead: StepsAhead) -> None:
+    plan = plan_of(3, ahead)
     text = Outline(report(contents_of(plan, "measured"))).text
     for picture in (glance(plan), turn(plan)):
         told = " ".join(Outline(picture).text)
-        for ahead in {lead for lead in leads.values() if lead}:
-            assert f"step n+{ahead}" in told
-        assert ("step n+" in told) == any(leads.values())
-    for stage, lead in leads.items():
-        assert not lead or any(f"{stage} by {lead}" in part for part in text)
+        for steps_ahead in set(ahead.values()) - {0}:
+            assert f"step n+{steps_ahead}" in told
+        assert ("step n+" in told) == any(ahead.values())
+    for stage, steps_ahead in ahead.items():
+        assert not steps_ahead or any(f"{stage} by {steps_ahead}" in part for part in text)
 
 
 @pytest.mark.parametrize("seed", range(10))

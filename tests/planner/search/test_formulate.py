@@ -1,4 +1,4 @@
-"""The posed problem stands for the job: ticks never exceed seconds, blocks never fall short of bytes."""
+"""The formulation problem stands for the job: ticks never exceed seconds, blocks never fall short of bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.cost_models.question import Call, Move
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Scope
-from meshwright.planner.search.formulate import BLOCK_BYTES, Posed, pose
+from meshwright.planner.search.formulate import BLOCK_BYTES, Formulation, formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
@@ -47,26 +47,28 @@ class CrawlingModel(ToyModel):
         return super().seconds(call).scaled(10**4 if call.layout.num_ranks == 1 else 1)
 
 
-def pose_pinned(*pins: str, by_pool: bool = False) -> Posed:
+def pose_pinned(*pins: str, by_pool: bool = False) -> Formulation:
     found = frontiers(FACTS, MODEL, parse_pins(pins), is_limited=False)
-    return pose(FACTS, MODEL, found, handovers(FACTS, MODEL), by_pool=by_pool)
+    return formulate(FACTS, MODEL, found, handovers(FACTS, MODEL), by_pool=by_pool)
 
 
 @pytest.fixture(scope="module")
-def posed() -> Posed:
+def formulation() -> Formulation:
     return pose_pinned(by_pool=True)
 
 
 @pytest.fixture(scope="module")
-def posed_anywhere() -> Posed:
+def posed_anywhere() -> Formulation:
     return pose_pinned()
 
 
-def test_stages_that_may_be_anywhere_have_the_options_of_every_pool(posed: Posed, posed_anywhere: Posed) -> None:
+def test_stages_that_may_be_anywhere_have_the_options_of_every_pool(
+    formulation: Formulation, posed_anywhere: Formulation
+) -> None:
     assert posed_anywhere.problem.anywhere
     everywhere = posed_anywhere.problem.everywhere()
-    assert everywhere.tasks == posed.problem.tasks
-    for call, other in zip(everywhere.calls, posed.problem.calls, strict=True):
+    assert everywhere.tasks == formulation.problem.tasks
+    for call, other in zip(everywhere.calls, formulation.problem.calls, strict=True):
         assert set(call.options) == set(other.options)
 
 
@@ -76,41 +78,41 @@ def test_a_pool_that_is_fixed_makes_ranks_matter() -> None:
     assert {ranks for ranks, _ in pinned.behind["actor_train"]} == {Ranks(2, 2)}
 
 
-def test_every_candidate_is_an_option_on_every_pool_of_its_size(posed: Posed) -> None:
-    for call in posed.problem.calls:
-        pairs = posed.behind[call.name]
+def test_every_candidate_is_an_option_on_every_pool_of_its_size(formulation: Formulation) -> None:
+    for call in formulation.problem.calls:
+        pairs = formulation.behind[call.name]
         for option, (ranks, candidate) in zip(call.options, pairs, strict=True):
             assert option.place == Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout))
         by_pool = {ranks: [c for r, c in pairs if r == ranks] for ranks, _ in pairs}
         assert len({tuple(c.amounts for c in found) for r, found in by_pool.items() if r.num_ranks == 1}) == 1
 
 
-def test_ticks_round_down_and_blocks_round_up(posed: Posed) -> None:
-    for call in posed.problem.calls:
-        for option, (_, candidate) in zip(call.options, posed.behind[call.name], strict=True):
+def test_ticks_round_down_and_blocks_round_up(formulation: Formulation) -> None:
+    for call in formulation.problem.calls:
+        for option, (_, candidate) in zip(call.options, formulation.behind[call.name], strict=True):
             seconds = candidate.seconds.total
-            assert 0 <= seconds - option.ticks * posed.tick_seconds < posed.tick_seconds
+            assert 0 <= seconds - option.ticks * formulation.tick_seconds < formulation.tick_seconds
             assert 0 <= option.resident_blocks * BLOCK_BYTES - candidate.resident.total < 2 * BLOCK_BYTES
             assert 0 <= option.transient_blocks * BLOCK_BYTES - candidate.transient.total < BLOCK_BYTES
 
 
-def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(posed: Posed) -> None:
-    fastest = sum(min(option.ticks for option in call.options) for call in posed.problem.calls)
+def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(formulation: Formulation) -> None:
+    fastest = sum(min(option.ticks for option in call.options) for call in formulation.problem.calls)
     assert 10**5 <= fastest <= 10**6
 
 
 def test_choices_that_are_far_too_slow_do_not_make_the_durations_too_many_ticks() -> None:
     slow = CrawlingModel(FACTS)
-    posed = pose(FACTS, slow, frontiers(FACTS, slow, (), is_limited=False), handovers(FACTS, slow))
-    assert posed.problem.horizon <= MAX_SUM
-    assert sum(min(option.ticks for option in call.options) for call in posed.problem.calls) > 10**3
+    formulation = formulate(FACTS, slow, frontiers(FACTS, slow, (), is_limited=False), handovers(FACTS, slow))
+    assert formulation.problem.horizon <= MAX_SUM
+    assert sum(min(option.ticks for option in call.options) for call in formulation.problem.calls) > 10**3
 
 
-def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(posed: Posed) -> None:
-    names = {task.name for task in posed.problem.tasks}
+def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(formulation: Formulation) -> None:
+    names = {task.name for task in formulation.problem.tasks}
     refits = {"refit actor_generate", "refit actor_logprob", "refit critic_value"}
     assert names == {stage.name for stage in STAGES} | refits
-    for task in posed.problem.tasks:
+    for task in formulation.problem.tasks:
         if isinstance(task, Transfer):
             assert task.occupies == "both"
             assert task.source == ("critic_train" if "critic" in task.target else "actor_train")
@@ -119,27 +121,29 @@ def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(posed: Posed
 def test_a_refit_lasts_as_long_as_the_cost_model_says_of_each_two_layouts() -> None:
     model = RandomModel(0, 2**27)
     found = frontiers(FACTS, model, (), is_limited=False)
-    posed = pose(FACTS, model, found, handovers(FACTS, model))
-    for task in posed.problem.tasks:
+    formulation = formulate(FACTS, model, found, handovers(FACTS, model))
+    for task in formulation.problem.tasks:
         if isinstance(task, Transfer):
             spec = FACTS.models.spec(STAGE_BY_NAME[task.target].role)
             for (one, other, overlap), ticks in task.ticks.items():
                 move = Move(model=spec, source=Layout.parse(one), target=Layout.parse(other), overlap=overlap)
-                assert ticks == math.floor(model.move_seconds(move).total / posed.tick_seconds)
-            layouts = [{option.place.layout for option in posed.problem.options(c)} for c in (task.source, task.target)]
+                assert ticks == math.floor(model.move_seconds(move).total / formulation.tick_seconds)
+            layouts = [
+                {option.place.layout for option in formulation.problem.options(c)} for c in (task.source, task.target)
+            ]
             assert {key[:2] for key in task.ticks} == set(product(*layouts))
 
 
-def test_blocks_of_ranks_of_one_size_are_interchangeable(posed: Posed) -> None:
-    assert {(len(swap.left), swap.left.start) for swap in swaps(posed.problem)} == {(1, 0), (1, 2), (2, 0)}
+def test_blocks_of_ranks_of_one_size_are_interchangeable(formulation: Formulation) -> None:
+    assert {(len(swap.left), swap.left.start) for swap in swaps(formulation.problem)} == {(1, 0), (1, 2), (2, 0)}
 
 
 def test_weights_that_may_wait_in_the_host_are_no_copy_that_others_share() -> None:
     """They used to be, and a job in which a stage fitted with them and without was refused with a traceback."""
-    scope = Scope(leads=SYNCHRONOUS, offload=True)
+    scope = Scope(ahead=SYNCHRONOUS, offload=True)
     found = frontiers(FACTS, OffloadingModel(FACTS), (), is_limited=False, scope=scope)
     offloaded = {c.schedule.offload for f in found for size in f.candidates.values() for c in size}
     assert offloaded == {Offload.NONE, Offload.WEIGHTS, Offload.OPTIMIZER}
-    problem = pose(FACTS, MODEL, found, handovers(FACTS, MODEL)).problem
+    problem = formulate(FACTS, MODEL, found, handovers(FACTS, MODEL)).problem
     assert {o.shared_blocks for name in ("ref_logprob", "reward_score") for o in problem.options(name)} == {0}
     assert all(option.shared_blocks for option in problem.options("actor_train"))

@@ -21,7 +21,7 @@ MODEL = RandomModel(3, 2**29)
 
 
 def stands_beside(one: Layout, other: Layout) -> bool:
-    """Whether a pipeline in pieces can be replaced by one in other pieces or in none; others only by their like."""
+    """Whether a pipeline in chunks can be replaced by one in other chunks or in none; others only by their like."""
     return one == other or (other.vpp > 1 and replace(one, vpp=1) == replace(other, vpp=1))
 
 
@@ -67,7 +67,7 @@ def test_every_choice_is_kept_or_counted() -> None:
 
 
 class Shrinking(RandomModel):
-    """A larger micro-batch takes less memory, as pieces that were measured may say."""
+    """A larger micro-batch takes less memory, as chunks that were measured may say."""
 
     memory_grows = False
 

@@ -1,4 +1,4 @@
-"""Which stages may run a pipeline in pieces, and that search, verifier and clocks agree about those that do."""
+"""Which stages may run a pipeline in chunks, and that search, verifier and clocks agree about those that do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.planner.plan.rules import layout_rules, schedule_rules
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.search.formulate import pose
+from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontier, frontiers
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.simulation.simulate import simulate
@@ -34,7 +34,7 @@ from tests.planner.jobs import RandomModel, small_facts
 TRAIN = STAGE_BY_NAME["actor_train"]
 
 
-def test_only_training_runs_a_pipeline_in_pieces() -> None:
+def test_only_training_runs_a_pipeline_in_chunks() -> None:
     facts = small_facts()
     for stage in STAGES:
         expected = () if stage.trains else ("vpp=2 on a stage that does not train; use vpp=1.",)
@@ -135,8 +135,8 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4)
     model = RandomModel(seed, 2**27)
     pins = parse_pins(pinned_but(facts, "actor_logprob", "actor_train"))
-    scope = next(scope for leads in patterns(0) for scope in scopes(leads, 0))
+    scope = next(scope for ahead in patterns(0) for scope in scopes(ahead, 0))
     found = frontiers(facts, model, pins, scope=scope)
-    problem = pose(facts, model, found, handovers(facts, model)).problem.everywhere()
+    problem = formulate(facts, model, found, handovers(facts, model)).problem.everywhere()
     assert any(c.layout.vpp == 2 for f in found for kept in f.candidates.values() for c in kept)
     assert solve(problem, Limits()).objective == best_makespan(problem)

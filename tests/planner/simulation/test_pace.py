@@ -19,7 +19,7 @@ from tests.planner.simulation.test_sampled import model_of
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 
-def ahead(lead: int = 1, others: dict[str, Where] | None = None, **generation: int) -> Plan:
+def ahead(steps_ahead: int = 1, others: dict[str, Where] | None = None, **generation: int) -> Plan:
     """One rank generates, with a slot for every sequence in flight; another does all else, unless it is said."""
     facts = small_facts(memory_bytes=2**50)
     response = LengthSpec(max=128, histogram=((32, 1), (64, 1), (128, 1)))
@@ -30,7 +30,7 @@ def ahead(lead: int = 1, others: dict[str, Where] | None = None, **generation: i
         "other": Where("1:1"),
         **(others or {}),
     }
-    return plan_by_hand(facts, where, patterns(2)[lead])
+    return plan_by_hand(facts, where, patterns(2)[steps_ahead])
 
 
 def test_a_turn_that_is_all_that_its_sequences_have_keeps_no_pace() -> None:

@@ -172,10 +172,10 @@ def test_a_run_that_carries_sequences_over_is_the_same_in_whatever_order_it_is_a
     assert [forwards.of_step(s) for s in steps] == [backwards.of_step(s) for s in reversed(steps)][::-1]
 
 
-def test_simulated_staleness_is_that_of_the_lead_where_nothing_is_carried_over() -> None:
-    for leads, staleness in zip(patterns(2), (0, 1, 2), strict=True):
+def test_simulated_staleness_is_that_of_the_steps_ahead_where_nothing_is_carried_over() -> None:
+    for ahead, staleness in zip(patterns(2), (0, 1, 2), strict=True):
         facts = small_facts(memory_bytes=2**50)
-        plan = random_plan(3, facts, model_of(facts), leads)
+        plan = random_plan(3, facts, model_of(facts), ahead)
         drawn = simulate(plan, Sampled(plan, model_of, seed=0), steps=4)
         assert [(one.staleness, one.share) for one in drawn.staleness] == [(staleness, 1.0)]
     assert simulate(random_plan(3), steps=2).staleness == ()

@@ -60,7 +60,9 @@ SCHEDULES = {
 def test_a_plan_says_all_that_its_stages_do_and_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
     found = random_plan(1, small_facts(memory_bytes=2**50))
     placements = tuple(
-        p.model_copy(update={"schedule": SCHEDULES.get(p.stage, p.schedule), "lead": int(p.stage == "actor_generate")})
+        p.model_copy(
+            update={"schedule": SCHEDULES.get(p.stage, p.schedule), "steps_ahead": int(p.stage == "actor_generate")}
+        )
         for p in found.placements
     )
     plan(found.model_copy(update={"placements": placements}), Path("plan.json"))

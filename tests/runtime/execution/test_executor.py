@@ -10,7 +10,7 @@ from meshwright.runtime.messages.step_experience import StepExperience
 
 
 class Heard:
-    """A device and a courier that write down what is asked of them."""
+    """A device and a exchange that write down what is asked of them."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -38,7 +38,9 @@ def test_room_is_made_for_what_a_turn_receives_and_for_nothing_else_before_a_sta
     sends = [Send(**names, consumer=name, ranks=(0,), targets=(1,)) for name in ("critic_train", "actor_train")]
     receives = [
         Receive(**names, consumer="critic_train", ranks=(1,), owners=(0,)),
-        Receive(**names, consumer="actor_train", ranks=(1,), owners=(0,), lead=-1),  # of the step before: none here
+        Receive(
+            **names, consumer="actor_train", ranks=(1,), owners=(0,), steps_ahead=-1
+        ),  # of the step before: none here
     ]
     stages = [RunStage(stage="critic_value", ranks=(1,)), RunStage(stage="critic_train", ranks=(1,))]
     program = Program((stages[0], *sends, *receives, stages[1]))

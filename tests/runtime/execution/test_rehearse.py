@@ -24,10 +24,10 @@ from meshwright.profiles.trace import Run
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
 from meshwright.runtime.execution.rehearse import Rehearsal, Request, live, rehearse
-from meshwright.runtime.messages.barriers import Meetings
+from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.messages.transport import Mail
+from meshwright.runtime.messages.transport import Transport
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -38,14 +38,14 @@ STEPS = 2
 
 
 class NoPartners:
-    """Meetings to which everybody has already come."""
+    """Barriers to which everybody has already come."""
 
     def wait(self, ranks: tuple[int, ...]) -> None:
         assert ranks
 
 
 class NoMessages:
-    """A courier of a rank that is alone."""
+    """A exchange of a rank that is alone."""
 
     def send(self, *_: object) -> int:
         return 0
@@ -65,9 +65,9 @@ def batch_of(plan: Plan) -> StepExperience:
 
 
 def device_of(plan: Plan, speed: float = 0.0) -> RehearsalDevice:
-    mail = Mail(cast(dist.ProcessGroup, None), rank=0)
-    partners = cast(Meetings, NoPartners())
-    return RehearsalDevice(plan, 0, partners, Planned(plan), Streaming(plan, mail), speed=speed, seed=0)
+    transport = Transport(cast(dist.ProcessGroup, None), rank=0)
+    partners = cast(Barriers, NoPartners())
+    return RehearsalDevice(plan, 0, partners, Planned(plan), Streaming(plan, transport), speed=speed, seed=0)
 
 
 def test_the_executor_follows_the_program_and_every_stage_finds_what_it_reads() -> None:
@@ -185,7 +185,7 @@ def test_what_streams_is_rehearsed_in_the_simulated_time() -> None:
 
 def plan_of(seed: int) -> Plan:
     """Synchronous plans and those whose stages work ahead by one and by two steps, in turns."""
-    return random_plan(seed, leads=PATTERNS[seed % len(PATTERNS)])
+    return random_plan(seed, ahead=PATTERNS[seed % len(PATTERNS)])
 
 
 def follow_random_plans(seeds: range) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, patterns
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, patterns
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
@@ -29,10 +29,10 @@ from tests.runtime.small_job import write_job
 STEPS, OVERCOMMIT = 26, 8
 
 
-def plan_of(path: Path, leads: Leads = SYNCHRONOUS) -> Plan:
+def plan_of(path: Path, ahead: StepsAhead = SYNCHRONOUS) -> Plan:
     """Two replicas generate, and two ranks score what they draw: if that is of their own turn, in chunks, which are
     longer than any response."""
-    chunk_tokens = 256 if leads == SYNCHRONOUS else 0
+    chunk_tokens = 256 if ahead == SYNCHRONOUS else 0
     facts = resolve(read_job(path), path.parent).model_copy(update={"staleness": 2, "controllers": True})
     where = {
         "actor_generate": Where("0:2", "dp2", Schedule(generation_slots=8, overcommit=OVERCOMMIT)),
@@ -40,7 +40,7 @@ def plan_of(path: Path, leads: Leads = SYNCHRONOUS) -> Plan:
         "ref_logprob": Where("2:2", "dp2", Schedule(micro_batch_size=8)),
         "other": Where("0:2", "dp2", Schedule(micro_batch_size=4)),
     }
-    return plan_by_hand(facts, where, leads)
+    return plan_by_hand(facts, where, ahead)
 
 
 def follow(asked: RunRequest) -> list[dict[int, tuple[int, ...]]]:
@@ -86,7 +86,7 @@ def test_every_setting_follows_from_what_the_record_holds(ran: Ran) -> None:
     controllers, told = Controllers(ran.asked.plan), observations(ran.asked.out, STEPS)
     assert [observation.step for observation in told] == list(range(STEPS))
     decided = [line for line in ran.lines if "overcommit" in line]
-    assert len(decided) == STEPS - ran.asked.plan.leads[GENERATE]  # the last turn has no step ahead of it
+    assert len(decided) == STEPS - ran.asked.plan.ahead[GENERATE]  # the last turn has no step ahead of it
     for line in decided:
         for step in controllers.needs(line["step"]):
             controllers.observe(told[step])
@@ -98,7 +98,7 @@ def test_every_setting_follows_from_what_the_record_holds(ran: Ran) -> None:
 def test_no_setting_of_a_run_is_above_the_plans_and_both_move(ran: Ran) -> None:
     lines = [line for line in ran.lines if "overcommit" in line]
     chunks = [line["chunk_tokens"] for line in lines]
-    assert chunks[:6] == ([0] * 6 if ran.asked.plan.leads[GENERATE] else [128] * 3 + [256] * 3)
+    assert chunks[:6] == ([0] * 6 if ran.asked.plan.ahead[GENERATE] else [128] * 3 + [256] * 3)
     assert set(chunks) <= set(chunks[:6])
     assert max(line["overcommit"] for line in lines) == OVERCOMMIT
     assert lines[0]["overcommit"] == OVERCOMMIT

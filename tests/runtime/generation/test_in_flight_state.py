@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.steps_ahead import Leads, patterns
+from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.execution.test_train import read_lines, run_steps
-from tests.runtime.laws.test_ahead import DISJOINT, ahead
+from tests.runtime.laws.test_ahead import DISJOINT
 from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 
@@ -47,7 +47,7 @@ def resumed(asked: RunRequest) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "leads", "staleness", "generation"),
+    ("num_ranks", "ahead", "staleness", "generation"),
     [
         (1, patterns(0)[0], 1, {"batches_in_flight": 2, "generation_slots": 8}),
         (2, patterns(2)[2], 3, {"overcommit": 8, "generation_slots": 16}),
@@ -55,10 +55,10 @@ def resumed(asked: RunRequest) -> list[dict[str, Any]]:
     ids=["two batches in flight", "two ahead, overcommit, two pools"],
 )
 def test_a_run_that_was_stopped_loses_nothing_that_was_under_way(
-    tmp_path: Path, num_ranks: int, leads: Leads, staleness: int, generation: dict[str, int]
+    tmp_path: Path, num_ranks: int, ahead: StepsAhead, staleness: int, generation: dict[str, int]
 ) -> None:
     pins = DISJOINT if num_ranks == 2 else ()
     asked = request(write_job(tmp_path, num_ranks=num_ranks), tmp_path / "whole", *pins, steps=STEPS)
-    for line in resumed(ahead(asked, leads, staleness, **generation)):
+    for line in resumed(ahead(asked, ahead, staleness, **generation)):
         for name, (one, other) in line.items():
             assert name in OF_TIME or one == other, name

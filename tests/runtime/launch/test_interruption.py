@@ -80,11 +80,11 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path,
         }
 
 
-def wishes(max_lead: int) -> list[Wish]:
+def wishes(most_ahead: int) -> list[Wish]:
     """What a rank does behind each of 8 turns, of which rank 1 asks for an end behind the third; the ranks drift."""
     group = dist.new_group(backend="gloo")
     assert group is not None
-    agreement, found = Agreement(group, max_lead=max_lead), []
+    agreement, found = Agreement(group, most_ahead=most_ahead), []
     for turn in range(8):
         time.sleep(0.02 * dist.get_rank())
         found.append(agreement.behind_turn(Wish(save=turn == 1, stop=turn == 3 and dist.get_rank() == 1)))
@@ -93,8 +93,8 @@ def wishes(max_lead: int) -> list[Wish]:
 
 
 @pytest.mark.parametrize(("max_lead", "delay"), [(0, 0), (2, 3)])
-def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(max_lead: int, delay: int) -> None:
-    one, other = run_on_ranks(2, wishes, max_lead)
+def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(most_ahead: int, delay: int) -> None:
+    one, other = run_on_ranks(2, wishes, most_ahead)
     assert one == other
     assert [turn for turn, wish in enumerate(one) if wish.save] == [1 + delay]
     assert [turn for turn, wish in enumerate(one) if wish.stop] == [3 + delay]

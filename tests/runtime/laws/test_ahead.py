@@ -1,4 +1,4 @@
-"""Working ahead: what a run draws and learns follows from its leads alone, whatever the pools and the clock."""
+"""Working ahead: what a run draws and learns follows from its steps ahead alone, whatever the pools and the clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Leads, patterns, staleness_of
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, patterns, staleness_of
 from meshwright.planner.plan.verify import verify
 from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.execution.test_train import FIELDS, TOLERANCE, Held, run_steps
@@ -32,17 +32,17 @@ DISJOINT = (
 Ran = tuple[list[Held], list[dict[str, Any]]]
 
 
-def ahead(asked: RunRequest, leads: Leads, bound: int, **generation: int) -> RunRequest:
+def ahead(asked: RunRequest, ahead: StepsAhead, bound: int, **generation: int) -> RunRequest:
     """The same run with stages that work ahead, and another schedule of generation, timed again."""
     facts = asked.plan.facts.model_copy(update={"staleness": bound})
     schedule = replace(asked.plan.placement(GENERATE).schedule, **generation)
     placements = tuple(
         p.model_copy(
-            update={"lead": leads[p.stage], "schedule": schedule if p.stage == GENERATE else p.schedule},
+            update={"steps_ahead": ahead[p.stage], "schedule": schedule if p.stage == GENERATE else p.schedule},
         )
         for p in asked.plan.placements
     )
-    used = staleness_of(leads[GENERATE], schedule, bound)
+    used = staleness_of(ahead[GENERATE], schedule, bound)
     moved = evaluate(
         asked.plan.model_copy(update={"facts": facts, "placements": placements, "staleness": used}),
     )
@@ -58,14 +58,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("job")
 
 
-def on_one_rank(directory: Path, name: str, leads: Leads, bound: int, **generation: int) -> Ran:
+def on_one_rank(directory: Path, name: str, ahead: StepsAhead, bound: int, **generation: int) -> Ran:
     asked = request(write_job(directory, num_ranks=1), directory / name, steps=STEPS)
-    return run_steps(ahead(asked, leads, bound, **generation))
+    return run_steps(ahead(asked, ahead, bound, **generation))
 
 
-def on_two_ranks(directory: Path, name: str, leads: Leads, bound: int, **generation: int) -> Ran:
+def on_two_ranks(directory: Path, name: str, ahead: StepsAhead, bound: int, **generation: int) -> Ran:
     asked = request(write_job(directory, num_ranks=2), directory / name, *DISJOINT, steps=STEPS)
-    return run_steps(ahead(asked, leads, bound, **generation))
+    return run_steps(ahead(asked, ahead, bound, **generation))
 
 
 def assert_same(one: Ran, other: Ran) -> None:
@@ -80,16 +80,16 @@ def assert_same(one: Ran, other: Ran) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lead", "generation", "staleness"),
+    ("steps_ahead", "generation", "staleness"),
     [(1, {}, 1), (2, {}, 2), (0, {"batches_in_flight": 2}, 1), (1, {"batches_in_flight": 2, "generation_slots": 8}, 2)],
     ids=["one ahead", "two ahead", "two batches in flight", "one ahead, two batches in flight"],
 )
 def test_two_pools_at_once_learn_what_one_rank_learns_in_turns(
-    directory: Path, tmp_path: Path, lead: int, generation: dict[str, int], staleness: int
+    directory: Path, tmp_path: Path, steps_ahead: int, generation: dict[str, int], staleness: int
 ) -> None:
-    leads = patterns(2)[lead]
-    one = on_one_rank(directory, f"{tmp_path.name}-one", leads, staleness, **generation)
-    two = on_two_ranks(directory, f"{tmp_path.name}-two", leads, staleness, **generation)
+    ahead = patterns(2)[steps_ahead]
+    one = on_one_rank(directory, f"{tmp_path.name}-one", ahead, staleness, **generation)
+    two = on_two_ranks(directory, f"{tmp_path.name}-two", ahead, staleness, **generation)
     assert_same(one, two)
     stale = [line["max_staleness"] for line in one[1]]
     assert max(stale) == staleness

@@ -31,7 +31,7 @@ from tests.runtime.training.test_refit import _check as check_refit
 from tests.runtime.updates import HEADS, How, assert_updates_are_those_of_one_rank, blocks, language_loss
 
 LENGTHS = (19, 1, 8, 5)
-"""Of rows that 2 x cp pieces divide, and that they do not; one is shorter than its pieces are many."""
+"""Of rows that 2 x cp chunks divide, and that they do not; one is shorter than its chunks are many."""
 
 
 def _part(cp: int) -> dict[str, Tensor | list[int]]:
@@ -46,7 +46,7 @@ def _part(cp: int) -> dict[str, Tensor | list[int]]:
         "joined": parts.joined(own),
         "gathered": parts.gathered(torch.stack((own, parts.positions), dim=1)),
         "scattered": parts.scattered(parts.gathered(own)),
-        "scores": [sum(end - row for _, _, row, end in parts.pieces())],
+        "scores": [sum(end - row for _, _, row, end in parts.chunks())],
     }
 
 

@@ -80,7 +80,7 @@ def test_weights_move_between_interleaved_and_other_pipelines(tmp_path: Path, so
 
 
 @pytest.mark.parametrize(("first", "then"), [("pp2,vpp2", "tp2"), ("pp2", "pp2,vpp2"), ("tp2,pp2,vpp2,sp", "pp2,vpp2")])
-def test_a_saved_trainer_goes_on_with_another_number_of_pieces(tmp_path: Path, first: str, then: str) -> None:
+def test_a_saved_trainer_goes_on_with_another_number_of_chunks(tmp_path: Path, first: str, then: str) -> None:
     write_checkpoint(tmp_path / "actor", "Qwen2")
     before: Places = {"actor": (first, 0)}
     after: Places = {"actor": (then, 1 if Layout.parse(then).num_ranks < 4 else 0)}

@@ -56,7 +56,7 @@ class Case:
 
     num_ranks: int
     where: Mapping[str, Where]
-    lead: int = 0
+    steps_ahead: int = 0
     staleness: int = 0
     ppo: Mapping[str, Any] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ CASES = {
     "one step ahead": Case(
         2,
         {"actor_generate": Where("0:1"), "reward_score": Where("0:1"), "other": Where("1:1", schedule=rows(8))},
-        lead=1,
+        steps_ahead=1,
         staleness=1,
     ),
     "one step ahead, two batches in flight": Case(
@@ -85,7 +85,7 @@ CASES = {
             "actor_train": Where("2:2", "tp2", rows(4)),
             "other": Where("2:2", "dp2", rows(4)),
         },
-        lead=1,
+        steps_ahead=1,
         staleness=2,
         ppo={**BOOTSTRAP, "importance_cap": 1.1},
     ),
@@ -114,7 +114,7 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
     job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "num_epochs": 2}
     path = directory / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**job, "staleness": case.staleness}))
-    plan = plan_by_hand(resolve(read_job(path), directory), case.where, patterns(case.staleness)[case.lead])
+    plan = plan_by_hand(resolve(read_job(path), directory), case.where, patterns(case.staleness)[case.steps_ahead])
     out = directory / name
     out.mkdir()
     return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=STEPS)

@@ -1,4 +1,4 @@
-"""Letters of a stream: every rank of a reader's replica gets the same pieces, in the order of each sequence."""
+"""Messages of a stream: every rank of a reader's replica gets the same chunks, in the order of each sequence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.messages.chunk_transport import ChunkReader, ChunkSender, Letter, Piece, streaming_violations
-from meshwright.runtime.messages.transport import Mail
+from meshwright.runtime.messages.chunk_transport import (
+    ChunkMessage,
+    ChunkReader,
+    ChunkSender,
+    TokenChunk,
+    streaming_violations,
+)
+from meshwright.runtime.messages.transport import Transport
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
@@ -16,28 +22,28 @@ OWNERS, REPLICA = (0, 1), (2, 3)
 NUM_SEQUENCES = 6
 
 
-def pieces_of(sequence: int) -> list[Piece]:
+def model_chunks_of(sequence: int) -> list[TokenChunk]:
     """A prompt of one token and chunks that count on from it."""
-    parts = [Piece(sequence, (10 * sequence,)), *(Piece(sequence, (10 * sequence + n,)) for n in range(1, 4))]
-    return [*parts, Piece(sequence, (), is_last=True)]
+    parts = [TokenChunk(sequence, (10 * sequence,)), *(TokenChunk(sequence, (10 * sequence + n,)) for n in range(1, 4))]
+    return [*parts, TokenChunk(sequence, (), is_last=True)]
 
 
-def turns(num_turns: int) -> list[list[Letter]]:
-    """What a rank read in each turn; owners send the pieces of their sequences, and later ones after fewer others."""
+def turns(num_turns: int) -> list[list[ChunkMessage]]:
+    """What a rank read in each turn; owners send the chunks of their sequences, and later ones after fewer others."""
     group = dist.group.WORLD
     assert group is not None
-    mail, rank = Mail(group), dist.get_rank()
+    transport, rank = Transport(group), dist.get_rank()
     read = []
     for _ in range(num_turns):
         if rank in OWNERS:
-            sender = ChunkSender(REPLICA[:1], mail, channel=3)
-            mine = [pieces_of(sequence) for sequence in range(rank, NUM_SEQUENCES, len(OWNERS))]
-            for pieces in zip(*mine, strict=True):
-                sender.send(pieces)
+            sender = ChunkSender(REPLICA[:1], transport, channel=3)
+            mine = [model_chunks_of(sequence) for sequence in range(rank, NUM_SEQUENCES, len(OWNERS))]
+            for chunks in zip(*mine, strict=True):
+                sender.send(chunks)
             sender.end({sequence: sequence // 2 for sequence in range(rank, NUM_SEQUENCES, len(OWNERS))})
         if rank in REPLICA:
-            read.append(list(ChunkReader(OWNERS, REPLICA, mail, channel=3).passes()))
-    mail.flush()
+            read.append(list(ChunkReader(OWNERS, REPLICA, transport, channel=3).passes()))
+    transport.flush()
     return read
 
 
@@ -46,28 +52,28 @@ def test_all_ranks_of_a_replica_read_every_piece_once_and_in_the_same_order() ->
     of_ranks = run_on_ranks(4, turns, 3)
     assert of_ranks[2] == of_ranks[3]
     assert len(of_ranks[2]) == 3
-    for letters in of_ranks[2]:
+    for messages in of_ranks[2]:
         for sequence in range(NUM_SEQUENCES):
-            got = [piece for letter in letters for piece in letter.pieces if piece.sequence == sequence]
-            assert got == pieces_of(sequence)
-        assert all(len({p.sequence for p in letter.pieces}) == len(letter.pieces) for letter in letters)
-        assert [letter.delivered for letter in letters[:-1]] == [None] * (len(letters) - 1)
-        assert letters[-1].delivered == {sequence: sequence // 2 for sequence in range(NUM_SEQUENCES)}
+            got = [chunk for message in messages for chunk in message.chunks if chunk.sequence == sequence]
+            assert got == model_chunks_of(sequence)
+        assert all(len({p.sequence for p in message.chunks}) == len(message.chunks) for message in messages)
+        assert [message.delivered for message in messages[:-1]] == [None] * (len(messages) - 1)
+        assert messages[-1].delivered == {sequence: sequence // 2 for sequence in range(NUM_SEQUENCES)}
 
 
 def shares() -> list[tuple[int, int]]:
     """The sequences and rows that reach the readers of a stage of two replicas."""
     group = dist.group.WORLD
     assert group is not None
-    mail, rank = Mail(group), dist.get_rank()
+    transport, rank = Transport(group), dist.get_rank()
     if rank == 0:
-        sender = ChunkSender((2, 3), mail, channel=0)
-        sender.send(Piece(sequence, (sequence,)) for sequence in range(NUM_SEQUENCES))
+        sender = ChunkSender((2, 3), transport, channel=0)
+        sender.send(TokenChunk(sequence, (sequence,)) for sequence in range(NUM_SEQUENCES))
         sender.end({sequence: sequence for sequence in range(NUM_SEQUENCES)})
-    read = list(ChunkReader((0,), (rank,), mail, channel=0).passes()) if rank in REPLICA else []
-    mail.flush()
-    assert {p.sequence for letter in read for p in letter.pieces} == set((read[-1].delivered or {}) if read else ())
-    return [(p.sequence, p.tokens[0]) for letter in read for p in letter.pieces]
+    read = list(ChunkReader((0,), (rank,), transport, channel=0).passes()) if rank in REPLICA else []
+    transport.flush()
+    assert {p.sequence for message in read for p in message.chunks} == set((read[-1].delivered or {}) if read else ())
+    return [(p.sequence, p.tokens[0]) for message in read for p in message.chunks]
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planner.program.program import Receive, Send
-from meshwright.runtime.messages.experience import Courier, Experience, even_share, micro_batches, share
-from meshwright.runtime.messages.transport import Mail
+from meshwright.runtime.messages.experience import Experience, ExperienceTransport, even_share, micro_batches, share
+from meshwright.runtime.messages.transport import Transport
 from tests.runtime.ranks import run_on_ranks
 
 
@@ -75,15 +75,19 @@ def test_rows_of_every_type_arrive_as_they_were_beside_an_odd_number_of_bytes(dt
 
 def exchange() -> tuple[int, ...]:
     """Ranks 0 and 1 own a row each; ranks 1 and 2 want both."""
-    courier, experience, rank = Courier(Mail(dist.group.WORLD)), Experience(), dist.get_rank()
+    exchange, experience, rank = (
+        ExperienceTransport(Transport(dist.group.WORLD)),
+        Experience(),
+        dist.get_rank(),
+    )
     if rank < 2:
         experience.put("scores", rank, torch.tensor([float(rank)]))
     names = {"producer": "reward_score", "consumer": "actor_train", "fields": ("scores",)}
     if rank < 2:
-        courier.send(Send(**names, ranks=(0, 1), targets=(1, 2)), experience, 7, 0)
+        exchange.send(Send(**names, ranks=(0, 1), targets=(1, 2)), experience, 7, 0)
     if rank > 0:
-        courier.receive(Receive(**names, ranks=(1, 2), owners=(0, 1)), experience, 7, 0)
-    courier.flush()
+        exchange.receive(Receive(**names, ranks=(1, 2), owners=(0, 1)), experience, 7, 0)
+    exchange.flush()
     return experience.rows("scores")
 
 

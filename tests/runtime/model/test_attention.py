@@ -68,13 +68,13 @@ def test_rows_continued_together_answer_as_each_does_alone(seed: int) -> None:
     for cache in (together, alone):
         for (slot, cached, _), row in zip(rows, whole, strict=True):
             if cached:
-                attend([row.piece(0, cached)], cache.continue_rows([slot], [0], [cached]))
-    pieces = [row.piece(cached, length) for (_, cached, length), row in zip(rows, whole, strict=True)]
+                attend([row.chunk(0, cached)], cache.continue_rows([slot], [0], [cached]))
+    chunks = [row.chunk(cached, length) for (_, cached, length), row in zip(rows, whole, strict=True)]
     slots, before, lengths = map(list, zip(*rows, strict=True))
-    found = attend(pieces, together.continue_rows(slots, before, lengths), tail=draw.randint(0, 3))
+    found = attend(chunks, together.continue_rows(slots, before, lengths), tail=draw.randint(0, 3))
     expected = [
-        attend([piece], alone.continue_rows([slot], [cached], [length]))
-        for (slot, cached, length), piece in zip(rows, pieces, strict=True)
+        attend([chunk], alone.continue_rows([slot], [cached], [length]))
+        for (slot, cached, length), chunk in zip(rows, chunks, strict=True)
     ]
     torch.testing.assert_close(found[: sum(lengths)], torch.cat(expected), atol=1e-6, rtol=0)
     torch.testing.assert_close(together.keys, alone.keys, atol=0, rtol=0, equal_nan=True)

@@ -29,7 +29,7 @@ class Row(NamedTuple):
     key: Tensor
     value: Tensor
 
-    def piece(self, start: int, length: int) -> Row:
+    def chunk(self, start: int, length: int) -> Row:
         return Row(*(heads[start : start + length] for heads in self))
 
 
@@ -92,10 +92,10 @@ def test_rows_continued_in_pieces_attend_as_they_do_whole(seed: int) -> None:
     while unfinished := [index for index, length in enumerate(lengths) if cached[index] < length]:
         together = draw.sample(unfinished, draw.randint(1, len(unfinished)))
         sizes = [draw.randint(1, lengths[index] - cached[index]) for index in together]
-        pieces = [rows[index].piece(cached[index], size) for index, size in zip(together, sizes, strict=True)]
+        chunks = [rows[index].chunk(cached[index], size) for index, size in zip(together, sizes, strict=True)]
         before = [cached[index] for index in together]
         view = cache.continue_rows([slots[index] for index in together], before, sizes)
-        outputs = attend(pieces, view, tail=draw.randint(0, 3))[: sum(sizes)].split(sizes)
+        outputs = attend(chunks, view, tail=draw.randint(0, 3))[: sum(sizes)].split(sizes)
         for index, size, output in zip(together, sizes, outputs, strict=True):
             found[index].append(output)
             cached[index] += size
@@ -106,8 +106,8 @@ def test_rows_continued_in_pieces_attend_as_they_do_whole(seed: int) -> None:
 def test_a_slot_that_is_used_again_shows_nothing_of_its_last_row() -> None:
     cache, (first, second) = used_cache(), random_rows((MAX_TOKENS, 7), seed=0)
     attend([first], cache.continue_rows([3], [0], [MAX_TOKENS]))
-    attend([second.piece(0, 4)], cache.continue_rows([3], [0], [4]))
-    found = attend([second.piece(4, 3)], cache.continue_rows([3], [4], [3]))
+    attend([second.chunk(0, 4)], cache.continue_rows([3], [0], [4]))
+    found = attend([second.chunk(4, 3)], cache.continue_rows([3], [4], [3]))
     torch.testing.assert_close(found, whole(second)[4:], atol=1e-5, rtol=1e-5)
 
 
@@ -119,8 +119,8 @@ def test_no_row_sees_another(cached: int) -> None:
     for around in (rows, others):
         cache, mixed = used_cache(), [around[0], rows[1], around[2]]
         if cached:
-            attend([row.piece(0, cached) for row in mixed], cache.continue_rows([4, 5, 6], [0] * 3, [cached] * 3))
-        rest = [row.piece(cached, 9 - cached) for row in mixed]
+            attend([row.chunk(0, cached) for row in mixed], cache.continue_rows([4, 5, 6], [0] * 3, [cached] * 3))
+        rest = [row.chunk(cached, 9 - cached) for row in mixed]
         outputs.append(attend(rest, cache.continue_rows([4, 5, 6], [cached] * 3, [9 - cached] * 3)))
     alike, *apart = (torch.equal(*pair) for pair in zip(*(output.chunk(3)[1:] for output in outputs), strict=True))
     assert alike

@@ -19,7 +19,7 @@ from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.messages.experience import Courier, Experience
+from meshwright.runtime.messages.experience import Experience, ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.versions import Version, cache_gap, generator_gap, staleness
@@ -131,18 +131,18 @@ def lose_refits_of_one_rank(patch: pytest.MonkeyPatch) -> None:
 
 def reorder(patch: pytest.MonkeyPatch) -> None:
     """The generator's first batch is sent behind its second."""
-    send, held = Courier.send, []
+    send, held = ExperienceTransport.send, []
 
-    def late(courier: Courier, instruction: Send, experience: Experience, tag: int, step: int) -> int:
+    def late(exchange: ExperienceTransport, instruction: Send, experience: Experience, tag: int, step: int) -> int:
         if instruction.producer == "actor_generate" and step == 0:
             held.append((instruction, experience, tag, step))
             return 0
-        sent = send(courier, instruction, experience, tag, step)
+        sent = send(exchange, instruction, experience, tag, step)
         if instruction.producer == "actor_generate" and held and held[0][2] == tag:
-            sent += send(courier, *held.pop(0))
+            sent += send(exchange, *held.pop(0))
         return sent
 
-    patch.setattr(Courier, "send", late)
+    patch.setattr(ExperienceTransport, "send", late)
 
 
 def delay(rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,12 @@ def delay(rank: int, patch: pytest.MonkeyPatch) -> None:
 
         return slowly
 
-    for owner, name in ((Actions, "run"), (MegatronDevice, "refit"), (RefitCopy, "give"), (Courier, "send")):
+    for owner, name in (
+        (Actions, "run"),
+        (MegatronDevice, "refit"),
+        (RefitCopy, "give"),
+        (ExperienceTransport, "send"),
+    ):
         patch.setattr(owner, name, late(getattr(owner, name)))
 
 
@@ -193,9 +198,9 @@ def two_ranks(directory: Path, name: str, steps: int) -> RunRequest:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lead", "bound"), [(0, 0), (2, 2)])
-def test_a_run_whose_refits_are_lost_stops_at_the_bound(directory: Path, lead: int, bound: int) -> None:
-    asked = ahead(two_ranks(directory, f"lost-{lead}", bound + 3), patterns(2)[lead], bound)
+@pytest.mark.parametrize(("steps_ahead", "bound"), [(0, 0), (2, 2)])
+def test_a_run_whose_refits_are_lost_stops_at_the_bound(directory: Path, steps_ahead: int, bound: int) -> None:
+    asked = ahead(two_ranks(directory, f"lost-{steps_ahead}", bound + 3), patterns(2)[steps_ahead], bound)
     sentence = stops(asked, lose_refits)
     assert sentence.startswith(
         f"step {bound + 1}: a token was drawn by version 0 of the policy, {bound + 1} updates before the one that uses "
@@ -209,8 +214,8 @@ def test_values_and_proximal_log_probabilities_of_older_weights_are_refused(dire
     where = {"other": Where("0:1"), "actor_train": Where("1:1"), "critic_train": Where("1:1")}
     asked = two_ranks(directory, "values", 3)
     facts = asked.plan.facts.model_copy(update={"staleness": 1})
-    leads = {**SYNCHRONOUS, "actor_generate": 1}
-    sentence = stops(replace(asked, plan=plan_by_hand(facts, where, leads)), lose_refits)
+    ahead = {**SYNCHRONOUS, "actor_generate": 1}
+    sentence = stops(replace(asked, plan=plan_by_hand(facts, where, ahead)), lose_refits)
     assert "has weights of version 0 and needs version 1; a refit was lost" in sentence
 
 
@@ -244,8 +249,8 @@ def test_a_rank_that_is_late_changes_nothing_but_the_time(directory: Path) -> No
         "late generator": delay_the_generator,
         "late trainer": delay_the_trainer,
     }
-    leads = patterns(2)[2]
-    asked = [ahead(two_ranks(directory, name, 4), leads, 3, batches_in_flight=2, generation_slots=8) for name in faults]
+    ahead = patterns(2)[2]
+    asked = [ahead(two_ranks(directory, name, 4), ahead, 3, batches_in_flight=2, generation_slots=8) for name in faults]
     for one in asked:
         one.out.mkdir(parents=True)
     run_on_ranks(2, run_all, list(zip(asked, faults.values(), strict=True)), timeout=200)
