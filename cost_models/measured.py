@@ -26,6 +26,8 @@ from meshwright.profiles.workload import Workload
 class TableModel(StageModel):
     """A cost model with a table: its collectives, and its corrections of what passes between ranks."""
 
+    seconds_grow = False
+
     def __init__(
         self,
         table: Table,

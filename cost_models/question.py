@@ -82,6 +82,15 @@ class CostModel(Protocol):
         not one of what was measured."""
         ...
 
+    @property
+    def seconds_grow(self) -> bool:
+        """Whether recomputation and offload never make a stage quicker; a law of the equations too."""
+        ...
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """Seconds below which no choice of the stage on so many ranks of a part is; 0 where none are known."""
+        ...
+
     def seconds(self, call: Call) -> Cost:
         """Seconds that the whole stage takes for one PPO step on its pool."""
         ...

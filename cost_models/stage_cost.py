@@ -20,6 +20,7 @@ from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.roofline import least_rank_seconds
 from meshwright.cost_models.streaming_cost import (
     STREAMING_STAGES,
     Chunks,
@@ -36,6 +37,7 @@ from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
+from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
@@ -49,6 +51,7 @@ class StageModel:
     """
 
     memory_grows = True
+    seconds_grow = True
 
     def __init__(
         self,
@@ -69,6 +72,13 @@ class StageModel:
         self._network = Network(cluster, self._efficiency, table.collectives if table else (), peer_reductions=peers)
         self._turns = Turns(workload)
         self._known: dict[Hashable, object] = {}
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """By its arithmetic, where all times are equations."""
+        del part
+        if not self.seconds_grow:
+            return 0.0
+        return least_rank_seconds(stage, model, self._cluster, self._workload, self._precision) / num_ranks
 
     def seconds(self, call: Call) -> Cost:
         """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""

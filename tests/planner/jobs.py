@@ -12,6 +12,7 @@ from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.stages import Stage
 from meshwright.profiles.workload import Workload
 
 
@@ -95,6 +96,14 @@ class ToyModel:
 
     facts: Facts
     memory_grows = True
+    seconds_grow = True
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """Without what is lost."""
+        del part
+        workload = self.facts.workload
+        tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
+        return model.num_params * tokens * 1e-10 * (3 if stage.trains else 1) / num_ranks
 
     def seconds(self, call: Call) -> Cost:
         layout, workload = call.layout, self.facts.workload
@@ -142,6 +151,12 @@ class RandomModel:
     seed: int
     memory_scale: float
     memory_grows = True
+    seconds_grow = False
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """As seconds are drawn."""
+        del stage, model, part
+        return 1 / num_ranks**0.7
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()
