@@ -74,11 +74,12 @@ class StageModel:
         self._known: dict[Hashable, object] = {}
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        """By its arithmetic, where all times are equations."""
+        """By its arithmetic, where all times are equations; some devices reach more than the peak of their datasheet."""
         del part
         if not self.seconds_grow:
             return 0.0
-        return least_rank_seconds(stage, model, self._cluster, self._workload, self._precision) / num_ranks
+        least = least_rank_seconds(stage, model, self._cluster, self._workload, self._precision)
+        return least / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
     def seconds(self, call: Call) -> Cost:
         """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""

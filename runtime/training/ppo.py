@@ -61,7 +61,7 @@ def importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tenso
     """min(pi / mu, cap) [B, S], zero outside the mask: what corrects for tokens sampled by an older policy mu.
 
     `logprobs` are the trainer's at the start of the update (the proximal policy), `behaviour_logprobs` the sampler's,
-    both over all tokens as `runtime.sampling` says: filters of sampling change no weight.
+    both over all tokens as `runtime.generation.sampling` says: filters of sampling change no weight.
     """
     log_ratio = torch.where(mask.bool(), logprobs - behaviour_logprobs, 0.0)
     return torch.where(mask.bool(), log_ratio.exp().clamp(max=cap), 0.0)
