@@ -74,7 +74,7 @@ class StageModel:
         self._known: dict[Hashable, object] = {}
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        """By its arithmetic, where all times are equations; some devices reach more than the peak of their datasheet."""
+        """By its arithmetic, where all times are equations; some devices reach more than their datasheet's peak."""
         del part
         if not self.seconds_grow:
             return 0.0
