@@ -15,7 +15,7 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.resume import saved_steps
-from meshwright.runtime.launch.interruption import STOPPED
+from meshwright.runtime.records.stopped import STOPPED
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.hosts import BIN, LOOPBACK, Agent
 from tests.runtime.laws.test_ahead import DISJOINT, ahead
