@@ -12,6 +12,7 @@ from meshwright.runtime.api.given import remodel, require_number, require_valid
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 _MOST_SEED = 2**32 - 1
+_LEAST_SPEED = 1e-6
 
 
 def simulate(
@@ -29,7 +30,7 @@ def simulate(
     that is `traced` has its spans, which `report` and `timeline` draw.
     Raises BadInput for a plan that breaks a rule.
 
-    >>> found = simulate(plan, steps=2, sampled=False)
+    >>> found = api.simulate(plan, steps=2, sampled=False)
     >>> [f"{seconds:.1f} s" for seconds in found.steps.seconds]
     ['312.6 s', '312.6 s']
     """
@@ -56,6 +57,7 @@ def rehearse(
     """
     require_valid(plan)
     require_number("steps", steps, least=1)
+    require_number("speed", speed, least=_LEAST_SPEED, most=1 / _LEAST_SPEED)
     require_number("ranks_per_process", ranks_per_process, least=1)
     from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 

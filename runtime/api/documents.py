@@ -22,7 +22,7 @@ from meshwright.runtime.api.given import Pathname
 def read_job(path: Pathname) -> Job:
     """The job in a YAML file. Raises BadInput naming the key and the rule.
 
-    >>> read_job("examples/7b-8xa100-80gb/job.yaml").workload.batch_size
+    >>> api.read_job("examples/7b-8xa100-80gb/job.yaml").workload.batch_size
     1024
     """
     return job_in(Path(path))
@@ -33,7 +33,7 @@ def resolve(job: Job, directory: Pathname = ".") -> Facts:
 
     The job's relative paths start at `directory`. Raises BadInput for what cannot be looked up.
 
-    >>> resolve(read_job("examples/7b-8xa100-80gb/job.yaml"), "examples/7b-8xa100-80gb").cluster.num_ranks
+    >>> api.resolve(api.read_job("examples/7b-8xa100-80gb/job.yaml"), "examples/7b-8xa100-80gb").cluster.num_ranks
     8
     """
     return resolved(job, Path(directory))

@@ -29,7 +29,7 @@ def report(
     `sizes` are answers about other numbers of ranks. Raises BadInput for a plan that breaks a rule and for a simulation
     that was not traced.
 
-    >>> report(plan, simulate(plan, steps=1, traced=True)).splitlines()[0]
+    >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
     '<!doctype html>'
     """
     require_valid(plan)
@@ -43,7 +43,7 @@ def plot(found: WhatIf) -> str:
     Raises BadInput where every field has one value.
 
     >>> batches = [{"workload.batch_size": 512}, {"workload.batch_size": 1024}]
-    >>> plot(whatif(plan, batches)).count("<circle")
+    >>> api.plot(api.whatif(plan, batches)).count("<circle")
     4
     """
     return sweep(found)
@@ -54,7 +54,7 @@ def timeline(plan: Plan, *played: Played) -> str:
 
     Raises BadInput for a simulation that was not traced.
 
-    >>> timeline(plan, simulate(plan, steps=1, traced=True))[:16]
+    >>> api.timeline(plan, api.simulate(plan, steps=1, traced=True))[:16]
     '{"traceEvents": '
     """
     return chrome_trace([_run(plan, one) for one in played])

@@ -52,7 +52,7 @@ def plan(
     what it was made from, of the `job` too where it is given.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
-    >>> found = plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=Limits(gap=0.3))
+    >>> found = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
     >>> str(found.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
@@ -106,11 +106,11 @@ def explain(
     both search again. `price` is of a GPU-hour, in any currency. The table is the one that the plan was made with.
     Raises BadInput for a plan that breaks a rule and a size that is no number of whole nodes.
 
-    >>> why = explain(plan)
+    >>> why = api.explain(plan)
     >>> [wait.task for wait in why.explanation.critical_path][-1]
     'actor_train'
     >>> why.sensitivities[0].name
-    'compute peak'
+    'batch size'
     """
     require_valid(plan)
     require_number("price", price, least=0)
@@ -143,9 +143,9 @@ def whatif(
     The same placements are costed again or, with `replan`, the best plan is searched each time, within `limits`.
     `price` is of a GPU-hour. Raises BadInput for an unknown field and a value that breaks a rule.
 
-    >>> found = whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
+    >>> found = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
     >>> f"{found.answers[0].difference.step_seconds:+.0f} s"
-    '-135 s'
+    '-111 s'
     """
     require_valid(plan)
     require_number("price", price, least=0)

@@ -92,7 +92,7 @@ def wishes(most_ahead: int) -> list[Wish]:
     return found
 
 
-@pytest.mark.parametrize(("max_lead", "delay"), [(0, 0), (2, 3)])
+@pytest.mark.parametrize(("most_ahead", "delay"), [(0, 0), (2, 3)])
 def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(most_ahead: int, delay: int) -> None:
     one, other = run_on_ranks(2, wishes, most_ahead)
     assert one == other
