@@ -149,6 +149,8 @@ _AnySpec: TypeAlias = Annotated[
 
 
 class Job(Document):
+    """What a user writes: models, cluster, workload, PPO settings and data, each name as it is written."""
+
     models: Models
     cluster: _AnySpec = Field(default="local", description="local, a device's name, or what the cluster is made of")
     precision: Literal["fp32", "bf16"] = "bf16"

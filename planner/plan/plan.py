@@ -98,6 +98,8 @@ class Solver(Document):
 
 
 class Plan(Document):
+    """The decision: which stage runs where, how and when, for which facts, and how near to the best it is proven."""
+
     schema_version: Literal[2] = 2
     digests: dict[str, str] = Field(description="SHA-256 of each input the plan was computed from")
     facts: Facts

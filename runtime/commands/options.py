@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.runtime.records.outputs import Output, OutputKind
+
 MOST_STEPS = 10_000
 """Of a simulation or a rehearsal: their spans are kept in memory."""
 
@@ -42,6 +44,11 @@ From = Annotated[DurationsFrom, typer.Option(help="Every step exactly as planned
 Steps = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Steps to report; one more is run before them.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the lengths drawn for each step.")]
 TracePath = Annotated[Path | None, typer.Option(help="Where a timeline for Perfetto goes.")]
+
+
+def timeline_at(trace: Path | None) -> Output | None:
+    """What `--trace` asks for, if it is given."""
+    return Output("--trace", trace, OutputKind.TIMELINE) if trace else None
 
 
 class SchemaOf(StrEnum):

@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,9 +14,7 @@ from rich.table import Table
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.program.controllers import Setting
 from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
-
-if TYPE_CHECKING:  # it imports torch, which the other answers do without
-    from meshwright.runtime.execution.rehearse import Rehearsal
+from meshwright.runtime.records.rehearsal import Rehearsal
 
 _GIB = 2**30
 _MIB = 2**20

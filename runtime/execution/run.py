@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,6 +43,7 @@ from meshwright.runtime.records.record import (
     observations,
 )
 from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.stopped import Stopped
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
 from meshwright.runtime.training.offload import HostMemory
@@ -51,16 +52,6 @@ from meshwright.runtime.training.versions import generator_gap
 T = TypeVar("T")
 
 EVALUATED = ("actor_generate", "reward_score", "actor_logprob")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stopped:
-    """A run that was asked to stop before its last step."""
-
-    done: int
-    """Updates behind which it stopped."""
-    saved: int | None
-    """Those of its newest checkpoint."""
 
 
 class RankRun:

@@ -68,6 +68,8 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
+    """What there is to say of a run that came to its end; it is written as summary.json."""
+
     steps: int
     comparisons: tuple[Comparison, ...]
     evaluations: tuple[EvaluationRecord, ...]

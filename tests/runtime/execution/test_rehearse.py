@@ -23,11 +23,12 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import Run
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
-from meshwright.runtime.execution.rehearse import Rehearsal, Request, live, rehearse
+from meshwright.runtime.execution.rehearse import Request, live, rehearse
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Transport
+from meshwright.runtime.records.rehearsal import Rehearsal
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand

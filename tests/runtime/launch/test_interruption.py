@@ -15,7 +15,7 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.resume import saved_steps
-from meshwright.runtime.launch.interruption import STOPPED
+from meshwright.runtime.records.stopped import STOPPED
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.hosts import BIN, LOOPBACK, Agent
 from tests.runtime.laws.test_ahead import DISJOINT, ahead
@@ -92,7 +92,7 @@ def wishes(most_ahead: int) -> list[Wish]:
     return found
 
 
-@pytest.mark.parametrize(("max_lead", "delay"), [(0, 0), (2, 3)])
+@pytest.mark.parametrize(("most_ahead", "delay"), [(0, 0), (2, 3)])
 def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(most_ahead: int, delay: int) -> None:
     one, other = run_on_ranks(2, wishes, most_ahead)
     assert one == other
