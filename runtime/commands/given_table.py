@@ -10,6 +10,7 @@ from meshwright.profiles.table import Table, read_table
 
 
 def table_in(profile: Path | None) -> Table | None:
+    """The table of an option --profile; None where none was given."""
     return read_table(profile) if profile else None
 
 

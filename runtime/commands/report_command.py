@@ -33,7 +33,7 @@ from meshwright.runtime.records.outputs import Output, OutputKind, require_direc
 
 EXAMPLE = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
 
-_KIB = 2**10
+_KIB = 2**10  # bytes
 
 
 def report(

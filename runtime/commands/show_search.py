@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # OR-Tools loads only when a search begins
     from meshwright.planner.analysis.structures import Ranked
 
 _MOST_RANKS = 16
+"""Rows of the table of ranks, so that it fits a terminal; --json has them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,11 @@ class Why:
     sizes: tuple[SizePoint, ...] = ()
 
     def with_runners_up(self, alternatives: tuple[Considered, ...], runners_up: tuple[RunnerUp, ...]) -> Why:
+        """The same, and what each choice buys."""
         return replace(self, alternatives=alternatives, runners_up=runners_up)
 
     def with_sizes(self, sizes: tuple[SizePoint, ...]) -> Why:
+        """The same, and the job on other numbers of ranks."""
         return replace(self, sizes=sizes)
 
 

@@ -35,7 +35,11 @@ from meshwright.runtime.messages.transport import ProcessRanks, Transport
 
 CLOCK = "rehearsed"
 MOST_PROCESSES = 16
-_MOST_OF_A_MACHINE, _MOST_RANKS = 64, 4096
+"""That ranks are dealt out to where nobody says how many a process hosts."""
+_MOST_OF_A_MACHINE = 64
+"""Processes, whoever asks for them: each has imported torch."""
+_MOST_RANKS = 4096
+"""Each is a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +212,7 @@ def _scaled(span: Span, began: float, speed: float) -> Span:
 def live(request: Request) -> list[Part]:
     """What one process of the rehearsal does: a thread for each rank that it houses.
 
-    The first error of any of them is raised; the others are then left to end with the process.
+    Raises the first error of any of them; the others are then left to end with the process.
     """
     size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
     first = dist.get_rank() * size

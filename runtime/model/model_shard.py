@@ -83,6 +83,7 @@ class Decoder(GPTModel):
     def forward(
         self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
     ) -> Tensor:
+        """What the class says of tokens [1, S] that are rows of these lengths, on this stage."""
         parts, like = parts_of(lengths, self.mesh), next(self.parameters())
         if parts:
             assert cache is None, "of sequences that are cut nothing is cached"
@@ -101,7 +102,10 @@ class Decoder(GPTModel):
         return output[:, :length] if self.spec.scalar_head else output[:length]
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: Packing, **_: Any) -> Tensor:
-        """Megatron's, without its transposed copy of the logits; the arguments left out are for its own losses."""
+        """From hidden states [S, 1, hidden]: megatron's, without its transposed copy of the logits.
+
+        The arguments left out are for its own losses.
+        """
         if not self.post_process:
             return hidden_states
         if packed_seq_params.ends is not None:
@@ -279,6 +283,7 @@ _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
+"""What megatron is told of each."""
 
 
 def _gelu_tanh(inputs: Tensor) -> Tensor:

@@ -99,9 +99,9 @@ def moments(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None) -> Tensor:
-    """`x` with mean 0 and (population) variance 1 over the masked entries, and 0 elsewhere.
+    """`x` [B, S] with mean 0 and (population) variance 1 over the masked entries, and 0 elsewhere.
 
-    `totals` are the moments of the whole batch; they must be given when `x` is only a shard of it.
+    `totals` [3] are the moments of the whole batch; they must be given when `x` is only a shard of it.
     """
     count, total, squares = moments(x, mask) if totals is None else totals
     mean = total / count.clamp(min=1.0)
