@@ -54,13 +54,6 @@ def test_prompts_that_leave_no_room_are_not_told_to_shorten_responses_to_nothing
     assert "shorten prompt.max and response.max." in outcome.err
 
 
-@pytest.mark.parametrize(("sizes", "said"), [("-8", "use 1 or more."), ("3", "use 2 or 4.")])
-def test_a_size_is_told_one_that_there_is(call: Call, plan: Path, sizes: str, said: str) -> None:
-    outcome = call("explain", plan, "--sizes", sizes)
-    assert outcome.code == 2
-    assert said in outcome.err
-
-
 def test_a_new_search_keeps_the_rules_of_a_plan(call: Call, plan: Path) -> None:
     for again in ((), ("--replan",)):
         outcome = call("whatif", plan, "--set", "workload.response.max=100000", *again, "--json")
