@@ -14,7 +14,6 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
-from meshwright.runtime.profiling import profiling
 from tests.runtime.command import Call
 from tests.runtime.commands.test_report_command import small_plan
 
@@ -91,8 +90,3 @@ def test_a_search_ends_in_its_time_and_says_so(call: Call, tmp_path: Path) -> No
     assert outcome.code == 3
     assert "no plan was found in 0.5 s; give more with --time-limit." in outcome.err
     assert not (tmp_path / "plan.json").exists()
-
-
-def test_a_profile_does_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert profiling._commit().startswith("meshwright ")
