@@ -75,11 +75,3 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path,
         assert {k: v for k, v in one.items() if k not in OF_TIME} == {
             k: v for k, v in other.items() if k not in OF_TIME
         }
-
-
-def test_checkpoints_come_by_time_and_the_last_few_and_the_best_stay(tmp_path: Path) -> None:
-    asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", "actor_train.layout=dp2")
-    write_plan(tmp_path / "plan.json", asked.plan)
-    end = start(tmp_path, tmp_path / "run", 5, "--checkpoint-minutes", 1e-6, "--keep", 3).end(PATIENCE)
-    assert end.code == 0, end.err
-    assert saved_steps(tmp_path / "run") == [3, 4, 5]
