@@ -108,8 +108,8 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearses `steps` steps of a valid plan on this machine, one more before them left out. `seed` draws lengths.
 
-    Without a `speed`, it is as fast as waits still dominate what this machine does besides.
-    Raises BadInput for a program that is not sound, and RunFailed when a rank fails.
+    Without a `speed`, it is as fast as waits still dominate what this machine does besides. Raises BadInput for a
+    program that is not sound, and RunFailed when a rank fails.
     """
     program = lower(plan)
     require_sound(program)

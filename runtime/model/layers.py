@@ -153,8 +153,8 @@ class RMSNorm(nn.Module):
 class ScalarHead(nn.Module):
     """One fp32 number per token, [S, B, 1], from hidden states [S, B, hidden] or this rank's part of the sequence.
 
-    Stands where megatron keeps the vocabulary's output layer. With sequence parallelism the numbers are gathered,
-    not the hidden states.
+    Stands where megatron keeps the vocabulary's output layer. With sequence parallelism the numbers are gathered, not
+    the hidden states.
     """
 
     def __init__(self, config: TransformerConfig, tp_group: dist.ProcessGroup) -> None:

@@ -43,11 +43,12 @@ class Decoder(GPTModel):
     answers on the last stage
     - logits [S, 1, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
     - numbers [1, S] in fp32 if the model has a scalar head,
-    and on the others the hidden states that the pipeline schedule sends on. Any S will do: with sequence
-    parallelism the tokens are padded at their end to a multiple of tp and the answer is cut back.
-    With context parallelism it takes this rank's part of the rows, and answers for that.
-    With `cache` the rows continue what it has of them; with `ends_only` the head answers for the last token of each row
-    alone, [B, 1, V / tp], without sequence parallelism.
+    and on the others the hidden states that the pipeline schedule sends on.
+
+    Any S will do: with sequence parallelism the tokens are padded at their end to a multiple of tp and the answer is
+    cut back. With context parallelism it takes this rank's part of the rows, and answers for that. With `cache` the
+    rows continue what it has of them; with `ends_only` the head answers for the last token of each row alone,
+    [B, 1, V / tp], without sequence parallelism.
     """
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, chunk: int = 0) -> None:
@@ -197,8 +198,8 @@ def build_model(
 ) -> Held:
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
-    A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
-    does not divide the model, and for experts of a family that is not built.
+    A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that does
+    not divide the model, and for experts of a family that is not built.
     """
     for sentence in (*layout_violations(mesh.layout, spec), *expert_violations(spec)):
         raise BadInput(sentence)

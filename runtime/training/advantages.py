@@ -57,8 +57,8 @@ def token_rewards(
     """The reward of each token [B, S]: r_i = -beta (log pi(i) - log ref(i)), plus the row's score at its last token.
 
     `scores` is [B], as `paid_scores` says; `logprobs` and `ref_logprobs` are [B, S], of policies at the temperature of
-    sampling over all tokens; beta is `kl_coefficient`.
-    The penalty is part of the reward and of no loss (InstructGPT, arXiv:2203.02155, equation 2, per token).
+    sampling over all tokens; beta is `kl_coefficient`. The penalty is part of the reward and of no loss (InstructGPT,
+    arXiv:2203.02155, equation 2, per token).
     """
     penalty = -kl_coefficient * (logprobs - ref_logprobs)
     rewards = torch.where(ends_response(mask), penalty + scores[:, None], penalty)

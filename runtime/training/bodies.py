@@ -164,8 +164,8 @@ Condition = Callable[[Mapping[str, float]], bool]
 class Trainer:
     """A model with AdamW, its moments and fp32 weights cut over the ranks that hold the same weights.
 
-    Gradients are summed over micro-batches and over those ranks, never averaged: with losses that are shares
-    of one global mean, neither the layout nor the micro-batches nor recomputation changes the update.
+    Gradients are summed over micro-batches and over those ranks, never averaged: with losses that are shares of one
+    global mean, neither the layout nor the micro-batches nor recomputation changes the update.
     """
 
     def __init__(
