@@ -17,6 +17,7 @@ from meshwright.profiles.table import Point, Table
 from meshwright.profiles.workload import Workload
 
 _BATCH_SIZE = 256
+"""Of a table that is made for no one job: no point of the grid has more rows, so none is left out."""
 _LENGTHS = ((16, 128), (128, 1024), (1024, 8192))
 """Tokens of prompts, and of responses, from the shortest to the longest, of a table that is made for no one job."""
 

@@ -24,6 +24,8 @@ meshwright export plan.json job.yaml --to slurm -o scripts && sbatch scripts/run
 
 
 class Target(StrEnum):
+    """What `--to` may ask for."""
+
     HF = "hf"
     TORCHRUN = "torchrun"
     SLURM = "slurm"

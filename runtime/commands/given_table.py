@@ -9,6 +9,7 @@ from meshwright.runtime.commands.options import DurationsFrom
 
 
 def table_in(profile: Path | None) -> Table | None:
+    """The table of an option --profile; None where none was given."""
     return read_table(profile) if profile else None
 
 

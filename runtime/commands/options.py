@@ -16,7 +16,7 @@ MOST_STEPS = 10_000
 
 
 def finite(value: float | None) -> float | None:
-    """Refuses what is no number, and what no bound refuses: infinity."""
+    """The value as it is. Raises typer.BadParameter for what is no number, and for what no bound refuses: infinity."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
@@ -52,6 +52,8 @@ def timeline_at(trace: Path | None) -> Output | None:
 
 
 class SchemaOf(StrEnum):
+    """The documents whose JSON Schema can be printed."""
+
     JOB = "job"
     PLAN = "plan"
     TABLE = "table"

@@ -24,6 +24,8 @@ _KINDS = ("cpu", "cuda")
 
 
 class From(StrEnum):
+    """Where a table comes from that is not measured here."""
+
     AICONFIGURATOR = "aiconfigurator"
 
 

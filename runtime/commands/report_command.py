@@ -25,7 +25,7 @@ from meshwright.runtime.records.outputs import Output, OutputKind, require_outpu
 
 EXAMPLE = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
 
-_KIB = 2**10
+_KIB = 2**10  # bytes
 
 
 def report(

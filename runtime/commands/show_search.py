@@ -19,6 +19,7 @@ from meshwright.planner.report.words import schedule, size
 from meshwright.profiles.stages import STAGES
 
 _MOST_RANKS = 16
+"""Rows of the table of ranks, so that it fits a terminal; --json has them all."""
 
 
 def structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:

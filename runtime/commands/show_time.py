@@ -16,9 +16,10 @@ from meshwright.planner.program.controllers import Setting
 from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
 from meshwright.runtime.records.rehearsal import Rehearsal
 
-_GIB = 2**30
-_MIB = 2**20
+_GIB = 2**30  # bytes
+_MIB = 2**20  # bytes
 _MOST_CAUSES = 3
+"""Named in a cell of a table, the largest first; --json has them all."""
 _BAR = 40
 """Characters of a bar that stands for all tokens."""
 _LEAST_SHARE = 0.001

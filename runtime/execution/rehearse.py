@@ -36,7 +36,11 @@ from meshwright.runtime.records.rehearsal import Rehearsal
 
 CLOCK = "rehearsed"
 MOST_PROCESSES = 16
-_MOST_OF_A_MACHINE, _MOST_RANKS = 64, 4096
+"""That ranks are dealt out to where nobody says how many a process hosts."""
+_MOST_OF_A_MACHINE = 64
+"""Processes, whoever asks for them: each has imported torch."""
+_MOST_RANKS = 4096
+"""Each is a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +78,8 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearses `steps` steps of a valid plan on this machine, one more before them left out. `seed` draws lengths.
 
-    Without a `speed`, it is as fast as waits still dominate what this machine does besides.
-    Raises BadInput for a program that is not sound, and RunFailed when a rank fails.
+    Without a `speed`, it is as fast as waits still dominate what this machine does besides. Raises BadInput for a
+    program that is not sound, and RunFailed when a rank fails.
     """
     program = lower(plan)
     require_sound(program)
@@ -178,7 +182,7 @@ def _scaled(span: Span, began: float, speed: float) -> Span:
 def live(request: Request) -> list[Part]:
     """What one process of the rehearsal does: a thread for each rank that it houses.
 
-    The first error of any of them is raised; the others are then left to end with the process.
+    Raises the first error of any of them; the others are then left to end with the process.
     """
     size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
     first = dist.get_rank() * size

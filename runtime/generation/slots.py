@@ -43,6 +43,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
+    """What was drawn for a prompt, and why it ended. Tokens, log-probabilities and versions are of one length."""
+
     prompt: Prompt
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -55,10 +57,12 @@ class Response:
 
     @property
     def row(self) -> int:
+        """Of its prompt."""
         return self.prompt.row
 
     @property
     def step(self) -> int:
+        """Of the prompt batch that its prompt came in."""
         return self.prompt.step
 
 
@@ -101,6 +105,7 @@ class SlotGroup:
 
     @property
     def num_free(self) -> int:
+        """Slots without a live sequence."""
         return self.num_slots - len(self.live)
 
     def admit(self, waiting: deque[Prompt], turn: int = 0) -> Sequence[LiveSequence]:

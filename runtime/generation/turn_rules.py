@@ -29,6 +29,7 @@ class Everything:
     """The turn ends when nothing is in flight and delivers all of it: synchronous generation."""
 
     def choose(self, flight: Flight) -> Sequence[Response] | None:
+        """All that has ended, once nothing is unfinished."""
         return None if flight.num_unfinished else tuple(flight.ended)
 
 
@@ -39,6 +40,7 @@ class WholeStep:
     step: int
 
     def choose(self, flight: Flight) -> Sequence[Response] | None:
+        """The responses of the step, once none of its prompts is unfinished."""
         if any(prompt.step == self.step for prompt in flight.unfinished_prompts()):
             return None
         return tuple(response for response in flight.ended if response.step == self.step)
@@ -56,6 +58,7 @@ class FirstEnded:
     max_deferral: int
 
     def choose(self, flight: Flight) -> Sequence[Response] | None:
+        """Due sequences, then those that ended first. Raises BadInput where more are due than a turn delivers."""
         started_by = flight.turn - self.max_deferral
         if any(sequence.first_turn <= started_by for sequence in flight.live()):
             return None
@@ -91,13 +94,16 @@ class Flight:
         self.waiting.extend(admitted)
 
     def live(self) -> list[LiveSequence]:
+        """The sequences in slots, group by group."""
         return [sequence for group in self.groups for sequence in group.live]
 
     def unfinished_prompts(self) -> list[Prompt]:
+        """Of live sequences, then those that wait for a slot."""
         return [sequence.prompt for sequence in self.live()] + list(self.waiting)
 
     @property
     def num_unfinished(self) -> int:
+        """Sequences that are live or wait."""
         return len(self.waiting) + sum(len(group.live) for group in self.groups)
 
     def deliver(self, delivery: Delivery) -> tuple[Response, ...] | None:

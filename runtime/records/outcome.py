@@ -10,6 +10,8 @@ from meshwright.profiles.trace import Span
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
+    """The spans of the turn's instructions on the rank, and what its stages measured of what was learned."""
+
     turn: int
     spans: tuple[Span, ...]
     overhead: float = 0.0  # of the rank's time since its last turn, the part outside stages, messages and barriers

@@ -110,7 +110,7 @@ def policy_loss(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, num_tokens: int, settings: PPO
 ) -> LossShare:
-    """Half the squared error, the worse of the value and of the value held near its old one.
+    """Half the squared error, the worse of the value and of the value held near its old one, of tensors [B, S].
 
         L = 1/2N sum_i max((V_i - R_i)^2, (clip(V_i, V_i^old - c, V_i^old + c) - R_i)^2)
 
