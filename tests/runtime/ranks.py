@@ -164,10 +164,10 @@ def _fork_worlds() -> None:
     for line in sys.stdin:
         world_size, directory = line.split(maxsplit=1)
         if os.fork() == 0:
-            _steps_ahead(Path(directory.strip()), int(world_size))
+            _lead(Path(directory.strip()), int(world_size))
 
 
-def _steps_ahead(directory: Path, world_size: int) -> NoReturn:
+def _lead(directory: Path, world_size: int) -> NoReturn:
     """What a world's first process does: fork the ranks, and say how the first to end ended."""
     os.setpgid(0, 0)
     sys.stdout.write(f"{os.getpid()}\n")

@@ -56,7 +56,7 @@ def run(program: str) -> None:
 def test_nothing_is_replaced_where_cuda_is_chosen() -> None:
     run(
         f"{TOLD}chosen = []; torch.cuda.set_device = chosen.append\n"
-        "from meshwright.runtime import host; host.choose('cuda', 0); host.install()\n"
+        "from meshwright.runtime.device import host; host.choose('cuda', 0); host.install()\n"
         "import megatron.core.pipeline_parallel.schedules as schedules\n"
         "from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer\n"
         "assert schedules.torch is torch\n"
@@ -68,7 +68,7 @@ def test_nothing_is_replaced_where_cuda_is_chosen() -> None:
 def test_the_cpu_is_chosen_where_there_is_cuda_too() -> None:
     run(
         f"{TOLD}import os\n"
-        "from meshwright.runtime import host; host.choose('cpu'); host.install()\n"
+        "from meshwright.runtime.device import host; host.choose('cpu'); host.install()\n"
         "import megatron.core.pipeline_parallel.schedules as schedules\n"
         "assert schedules.torch.zeros((), device='cuda').device == torch.device('cpu')\n"
         "assert not schedules.torch.cuda.is_available()\n"
@@ -125,7 +125,7 @@ def test_a_plan_for_two_cpu_ranks_runs_where_there_is_a_gpu(tmp_path: Path) -> N
 
 def test_no_other_file_asks_for_cuda() -> None:
     """What a process computes on was chosen; that there is a GPU decides nothing."""
-    for path in (ROOT / "runtime").glob("*.py"):
+    for path in (ROOT / "runtime").rglob("*.py"):
         if path.name != "host.py":
             assert "is_available" not in path.read_text(), path
             assert "device_count" not in path.read_text(), path
@@ -133,7 +133,7 @@ def test_no_other_file_asks_for_cuda() -> None:
 
 def test_no_other_file_knows_of_the_stand_in() -> None:
     """Elsewhere torch.cuda is only asked for memory, names and graphs."""
-    for path in (ROOT / "runtime").glob("*.py"):
+    for path in (ROOT / "runtime").rglob("*.py"):
         if path.name != "host.py":
             text = path.read_text()
             assert "TorchFunctionMode" not in text, path

@@ -10,7 +10,7 @@ from meshwright.runtime.messages.step_experience import StepExperience
 
 
 class Heard:
-    """A device and a exchange that write down what is asked of them."""
+    """A device and an exchange that write down what is asked of them."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

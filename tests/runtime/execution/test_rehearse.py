@@ -45,7 +45,7 @@ class NoPartners:
 
 
 class NoMessages:
-    """A exchange of a rank that is alone."""
+    """An exchange of a rank that is alone."""
 
     def send(self, *_: object) -> int:
         return 0

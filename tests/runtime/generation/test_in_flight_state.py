@@ -14,7 +14,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.execution.test_train import read_lines, run_steps
-from tests.runtime.laws.test_ahead import DISJOINT
+from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 
@@ -59,6 +59,6 @@ def test_a_run_that_was_stopped_loses_nothing_that_was_under_way(
 ) -> None:
     pins = DISJOINT if num_ranks == 2 else ()
     asked = request(write_job(tmp_path, num_ranks=num_ranks), tmp_path / "whole", *pins, steps=STEPS)
-    for line in resumed(ahead(asked, ahead, staleness, **generation)):
+    for line in resumed(working_ahead(asked, ahead, staleness, **generation)):
         for name, (one, other) in line.items():
             assert name in OF_TIME or one == other, name

@@ -18,7 +18,7 @@ from meshwright.runtime.execution.resume import saved_steps
 from meshwright.runtime.launch.interruption import STOPPED
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.hosts import BIN, LOOPBACK, Agent
-from tests.runtime.laws.test_ahead import DISJOINT, ahead
+from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 
@@ -45,7 +45,7 @@ def wait_for_steps(agent: Agent, out: Path, number: int) -> None:
 def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path, is_ahead: bool) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", *(DISJOINT if is_ahead else ()))
     if is_ahead:
-        asked = ahead(asked, patterns(2)[2], 3, **AHEAD)
+        asked = working_ahead(asked, patterns(2)[2], 3, **AHEAD)
         solver = asked.plan.solver
         solver = solver.model_copy(update={"bound_seconds": solver.objective_seconds, "gap": 0.0})
         asked = replace(asked, plan=asked.plan.model_copy(update={"solver": solver}))
@@ -92,7 +92,7 @@ def wishes(most_ahead: int) -> list[Wish]:
     return found
 
 
-@pytest.mark.parametrize(("max_lead", "delay"), [(0, 0), (2, 3)])
+@pytest.mark.parametrize(("most_ahead", "delay"), [(0, 0), (2, 3)])
 def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(most_ahead: int, delay: int) -> None:
     one, other = run_on_ranks(2, wishes, most_ahead)
     assert one == other

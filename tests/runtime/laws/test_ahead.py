@@ -32,7 +32,7 @@ DISJOINT = (
 Ran = tuple[list[Held], list[dict[str, Any]]]
 
 
-def ahead(asked: RunRequest, ahead: StepsAhead, bound: int, **generation: int) -> RunRequest:
+def working_ahead(asked: RunRequest, ahead: StepsAhead, bound: int, **generation: int) -> RunRequest:
     """The same run with stages that work ahead, and another schedule of generation, timed again."""
     facts = asked.plan.facts.model_copy(update={"staleness": bound})
     schedule = replace(asked.plan.placement(GENERATE).schedule, **generation)
@@ -60,12 +60,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on_one_rank(directory: Path, name: str, ahead: StepsAhead, bound: int, **generation: int) -> Ran:
     asked = request(write_job(directory, num_ranks=1), directory / name, steps=STEPS)
-    return run_steps(ahead(asked, ahead, bound, **generation))
+    return run_steps(working_ahead(asked, ahead, bound, **generation))
 
 
 def on_two_ranks(directory: Path, name: str, ahead: StepsAhead, bound: int, **generation: int) -> Ran:
     asked = request(write_job(directory, num_ranks=2), directory / name, *DISJOINT, steps=STEPS)
-    return run_steps(ahead(asked, ahead, bound, **generation))
+    return run_steps(working_ahead(asked, ahead, bound, **generation))
 
 
 def assert_same(one: Ran, other: Ran) -> None:
@@ -107,7 +107,7 @@ def test_a_cache_that_is_recomputed_is_of_the_version_that_its_tokens_are_stampe
     gaps = {}
     for how in ("keep", "recompute"):
         asked = request(write_job(directory, num_ranks=1), directory / how, steps=STEPS)
-        asked = ahead(asked, SYNCHRONOUS, 1, batches_in_flight=2, generation_slots=8)
+        asked = working_ahead(asked, SYNCHRONOUS, 1, batches_in_flight=2, generation_slots=8)
         facts = asked.plan.facts.model_copy(update={"cache_after_refit": how})
         _, lines = run_steps(replace(asked, plan=asked.plan.model_copy(update={"facts": facts})))
         gaps[how] = max(line.get("max_cache_gap", 0.0) for line in lines)

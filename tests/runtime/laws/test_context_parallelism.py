@@ -46,7 +46,7 @@ def _part(cp: int) -> dict[str, Tensor | list[int]]:
         "joined": parts.joined(own),
         "gathered": parts.gathered(torch.stack((own, parts.positions), dim=1)),
         "scattered": parts.scattered(parts.gathered(own)),
-        "scores": [sum(end - row for _, _, row, end in parts.chunks())],
+        "scores": [sum(end - row for _, _, row, end in parts.slices())],
     }
 
 

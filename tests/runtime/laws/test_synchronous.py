@@ -34,7 +34,7 @@ from meshwright.runtime.training.learning import Learning, minibatches, training
 from meshwright.runtime.training.ppo import final_metrics
 from tests.runtime.carried_out import carried_out
 from tests.runtime.execution.test_train import read_lines
-from tests.runtime.laws.test_ahead import DISJOINT, ahead
+from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import request, write_job
 
@@ -171,7 +171,7 @@ def test_a_synchronous_run_of_two_pools_is_a_plain_loop_bit_for_bit(tmp_path: Pa
     micro = (f"{stage}.micro_batch_size={ROWS}" for stage in (*TRAINED, "actor_logprob", "critic_value"))
     scored = (f"{stage}.micro_batch_size={ROWS}" for stage in ("reward_score", "ref_logprob"))
     pins = (*DISJOINT, *micro, *scored, "actor_generate.generation_slots=16")
-    asked = ahead(request(path, tmp_path / "run", *pins, steps=STEPS), SYNCHRONOUS, 2)
+    asked = working_ahead(request(path, tmp_path / "run", *pins, steps=STEPS), SYNCHRONOUS, 2)
     asked.out.mkdir()
     assert asked.plan.staleness == 0
     assert [refit.target for refit in asked.plan.refits] == [GENERATE]

@@ -22,7 +22,7 @@ OWNERS, REPLICA = (0, 1), (2, 3)
 NUM_SEQUENCES = 6
 
 
-def model_chunks_of(sequence: int) -> list[TokenChunk]:
+def chunks_of(sequence: int) -> list[TokenChunk]:
     """A prompt of one token and chunks that count on from it."""
     parts = [TokenChunk(sequence, (10 * sequence,)), *(TokenChunk(sequence, (10 * sequence + n,)) for n in range(1, 4))]
     return [*parts, TokenChunk(sequence, (), is_last=True)]
@@ -37,7 +37,7 @@ def turns(num_turns: int) -> list[list[ChunkMessage]]:
     for _ in range(num_turns):
         if rank in OWNERS:
             sender = ChunkSender(REPLICA[:1], transport, channel=3)
-            mine = [model_chunks_of(sequence) for sequence in range(rank, NUM_SEQUENCES, len(OWNERS))]
+            mine = [chunks_of(sequence) for sequence in range(rank, NUM_SEQUENCES, len(OWNERS))]
             for chunks in zip(*mine, strict=True):
                 sender.send(chunks)
             sender.end({sequence: sequence // 2 for sequence in range(rank, NUM_SEQUENCES, len(OWNERS))})
@@ -48,14 +48,14 @@ def turns(num_turns: int) -> list[list[ChunkMessage]]:
 
 
 @pytest.mark.slow
-def test_all_ranks_of_a_replica_read_every_piece_once_and_in_the_same_order() -> None:
+def test_all_ranks_of_a_replica_read_every_chunk_once_and_in_the_same_order() -> None:
     of_ranks = run_on_ranks(4, turns, 3)
     assert of_ranks[2] == of_ranks[3]
     assert len(of_ranks[2]) == 3
     for messages in of_ranks[2]:
         for sequence in range(NUM_SEQUENCES):
             got = [chunk for message in messages for chunk in message.chunks if chunk.sequence == sequence]
-            assert got == model_chunks_of(sequence)
+            assert got == chunks_of(sequence)
         assert all(len({p.sequence for p in message.chunks}) == len(message.chunks) for message in messages)
         assert [message.delivered for message in messages[:-1]] == [None] * (len(messages) - 1)
         assert messages[-1].delivered == {sequence: sequence // 2 for sequence in range(NUM_SEQUENCES)}

@@ -94,7 +94,7 @@ def test_messages_of_every_length_arrive_as_they_were_expected_or_not() -> None:
 
 
 @pytest.mark.slow
-def test_a_letter_that_is_expected_arrives_before_it_is_asked_for() -> None:
+def test_a_message_that_is_expected_arrives_before_it_is_asked_for() -> None:
     assert run_on_ranks(2, arrives_while_its_receiver_computes) == [True, True]
 
 
@@ -123,5 +123,5 @@ def is_let_go() -> bool:
 
 
 @pytest.mark.slow
-def test_a_letter_that_was_read_is_not_kept_by_its_sender() -> None:
+def test_a_message_that_was_read_is_not_kept_by_its_sender() -> None:
     assert run_on_ranks(2, is_let_go) == [True, True]

@@ -25,7 +25,7 @@ from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.versions import Version, cache_gap, generator_gap, staleness
 from tests.runtime.carried_out import carried_out
 from tests.runtime.execution.test_train import read_lines
-from tests.runtime.laws.test_ahead import DISJOINT, ahead
+from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
@@ -200,7 +200,7 @@ def two_ranks(directory: Path, name: str, steps: int) -> RunRequest:
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps_ahead", "bound"), [(0, 0), (2, 2)])
 def test_a_run_whose_refits_are_lost_stops_at_the_bound(directory: Path, steps_ahead: int, bound: int) -> None:
-    asked = ahead(two_ranks(directory, f"lost-{steps_ahead}", bound + 3), patterns(2)[steps_ahead], bound)
+    asked = working_ahead(two_ranks(directory, f"lost-{steps_ahead}", bound + 3), patterns(2)[steps_ahead], bound)
     sentence = stops(asked, lose_refits)
     assert sentence.startswith(
         f"step {bound + 1}: a token was drawn by version 0 of the policy, {bound + 1} updates before the one that uses "
@@ -229,7 +229,7 @@ def test_ranks_of_one_replica_must_hold_one_version(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_experience_that_comes_in_another_order_is_refused(directory: Path) -> None:
-    asked = ahead(two_ranks(directory, "reordered", 4), patterns(2)[2], 2)
+    asked = working_ahead(two_ranks(directory, "reordered", 4), patterns(2)[2], 2)
     sentence = stops(asked, reorder)
     assert sentence.startswith("step 0: rank 0 handed over what actor_generate wrote for step 1;")
 
@@ -250,7 +250,10 @@ def test_a_rank_that_is_late_changes_nothing_but_the_time(directory: Path) -> No
         "late trainer": delay_the_trainer,
     }
     ahead = patterns(2)[2]
-    asked = [ahead(two_ranks(directory, name, 4), ahead, 3, batches_in_flight=2, generation_slots=8) for name in faults]
+    asked = [
+        working_ahead(two_ranks(directory, name, 4), ahead, 3, batches_in_flight=2, generation_slots=8)
+        for name in faults
+    ]
     for one in asked:
         one.out.mkdir(parents=True)
     run_on_ranks(2, run_all, list(zip(asked, faults.values(), strict=True)), timeout=200)
