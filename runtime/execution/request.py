@@ -18,7 +18,6 @@ from meshwright.runtime.execution.resume_rules import changes
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.launch.joining import Seat
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.messages.chunk_transport import streaming_violations
 from meshwright.runtime.model.model_check import require_weights
 from meshwright.runtime.model.model_shard import expert_violations
 from meshwright.runtime.records.lock import require_free
@@ -68,8 +67,6 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     for sentence in verify(plan):
         raise BadInput(f"plan: {sentence}")
     require_sound(lower(plan))
-    for sentence in streaming_violations(plan):
-        raise BadInput(f"plan: {sentence}")
     require_job(plan.facts, request.job, request.directory)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
         raise BadInput(
