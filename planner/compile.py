@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.edges import Handover, handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
@@ -37,9 +38,6 @@ from meshwright.profiles.stages import STAGES
 Progress = Callable[[float, float], None]
 """Called with the period and the bound, in seconds, of each better plan that the search finds."""
 
-Remodel = Callable[[Facts], CostModel]
-"""The cost model of other facts: needed to say which change of the facts would make a job feasible."""
-
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
 """Why there is no plan: none fits, or the search ended before it found or excluded one."""
 
@@ -56,7 +54,8 @@ def compile_plan(
 ) -> Plan | NoPlan:
     """The fastest plan that fits, or why there is none. Raises BadInput for a pin that is not legal.
 
-    `digests` name inputs other than the facts, such as the measured table behind the model.
+    `digests` name inputs other than the facts, such as the measured table behind the model. `remodel` is needed to say
+    which change of the facts would make a job feasible.
     """
     limits = limits or Limits()
     fixed = parse_pins(pins)

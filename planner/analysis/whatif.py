@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.evaluate import free_bytes, items, name_of, ranks_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
@@ -17,7 +18,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting, with_setting
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.recost import illegal_under, recost
-from meshwright.planner.simulation.round_times import Remodel
 from meshwright.planner.solver.result import Limits
 
 _STEPS = 1000

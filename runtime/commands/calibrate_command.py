@@ -16,8 +16,9 @@ from meshwright.planner.analysis.correct_table import read_run
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.table import read_table, write_table
+from meshwright.profiles.table import write_table
 from meshwright.runtime.commands import show
+from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
@@ -38,7 +39,7 @@ def calibrate(
     document = read_plan(plan)
     for sentence in verify(document):
         raise BadInput(f"plan: {sentence}")
-    table = read_table(profile) if profile else None
+    table = table_in(profile)
     found = calibrated(document, read_run(document, run), table, date=datetime.date.today().isoformat())
     write_table(output, found.table)
     if as_json:

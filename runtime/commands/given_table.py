@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.simulation.round_times import Remodel
+from meshwright.planner.plan.calls import Remodel
 from meshwright.profiles.table import Table, read_table
 
 

@@ -8,12 +8,9 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.compare import step_ends
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.plan.cluster_sizes import size_settings
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.settings import Setting
 from meshwright.planner.plan.verify import verify
@@ -25,8 +22,8 @@ from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.table import read_table
 from meshwright.profiles.trace import Run, Span, read_spans, write_spans
+from meshwright.runtime.commands.given_table import remodel, table_in
 from meshwright.runtime.commands.options import PlanPath, Profile, Seed, Steps
 from meshwright.runtime.commands.sizes_option import parse_sizes
 from meshwright.runtime.records.outputs import Output, OutputKind, require_directory, require_outputs
@@ -66,13 +63,9 @@ def report(
         raise BadInput(f"plan: {sentence}")
     asked = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
     found = _read_runs(document, runs or ())
-    table = read_table(profile) if profile else None
-
-    def remodel(facts: Facts) -> CostModel:
-        return cost_model(facts.cluster, facts.workload, facts.precision, table)
-
-    simulation = simulate(document, Sampled(document, remodel, seed=seed), steps=steps, traced=True)
-    planned = whatif(document, asked, remodel, replan=True) if asked else None
+    model_of = remodel(table_in(profile))
+    simulation = simulate(document, Sampled(document, model_of, seed=seed), steps=steps, traced=True)
+    planned = whatif(document, asked, model_of, replan=True) if asked else None
     page = drawn(Contents(plan=document, simulation=simulation, runs=found, sizes=planned))
     write_atomically(output, page)
     typer.echo(f"{output}: {output.stat().st_size / _KIB:.0f} KiB; open it in a browser")
