@@ -21,6 +21,7 @@ from typer.exceptions import TyperException
 from meshwright.planner.plan.evaluate import items, name_of
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.plan.verify import verify as violations
 from meshwright.planner.program.instruction_durations import Durations, Planned
 from meshwright.planner.simulation.sampled import Sampled
@@ -114,7 +115,7 @@ def simulate(
     """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
     require_outputs(_timeline(trace), inputs=(plan, profile, *(beside or ())))
     document = read_plan(plan)
-    _require_valid(document)
+    require_valid(document)
     others = [_beside(path, document) for path in beside or ()]
     work = _durations(durations, document, profile, seed)
     found = simulation(document, work, steps=steps, traced=trace is not None)
@@ -157,7 +158,7 @@ def rehearse(
 
     require_outputs(_timeline(trace), inputs=(plan, profile))
     document = read_plan(plan)
-    _require_valid(document)
+    require_valid(document)
     if out:
         report_command.require_new(out)
     work = _durations(durations, document, profile, seed)
@@ -199,7 +200,7 @@ def whatif(
 
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(plan, profile))
     document = read_plan(plan)
-    _require_valid(document)
+    require_valid(document)
     settings = parse_settings(setting)
     if plot:
         report_command.require_plot(plot, settings)
@@ -237,12 +238,6 @@ def _beside(path: Path, plan: Plan) -> Run:
 
 def _timeline(trace: Path | None) -> Output | None:
     return Output("--trace", trace, OutputKind.TIMELINE) if trace else None
-
-
-def _require_valid(plan: Plan) -> None:
-    """Raises BadInput with the first rule that the plan breaks."""
-    for sentence in violations(plan):
-        raise BadInput(f"plan: {sentence}")
 
 
 def _durations(durations: DurationsFrom, plan: Plan, profile: Path | None, seed: int) -> Durations:

@@ -14,7 +14,7 @@ import typer
 from meshwright.planner.analysis.correct_table import calibrate as calibrated
 from meshwright.planner.analysis.correct_table import read_run
 from meshwright.planner.plan.plan import read_plan
-from meshwright.planner.plan.verify import verify
+from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import write_table
 from meshwright.runtime.commands import show
@@ -37,8 +37,7 @@ def calibrate(
         raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
     require_outputs(Output("-o", output, OutputKind.TABLE))
     document = read_plan(plan)
-    for sentence in verify(document):
-        raise BadInput(f"plan: {sentence}")
+    require_valid(document)
     table = table_in(profile)
     found = calibrated(document, read_run(document, run), table, date=datetime.date.today().isoformat())
     write_table(output, found.table)

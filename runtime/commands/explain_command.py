@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.planner.plan.verify import verify
-from meshwright.profiles.errors import BadInput
+from meshwright.planner.plan.verify import require_valid
 from meshwright.runtime.commands import show_search
 from meshwright.runtime.commands.given_table import remodel, table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Price, Profile
@@ -50,8 +49,7 @@ def explain(
     from meshwright.planner.analysis.sensitivity import sensitivities
 
     document = read_plan(plan)
-    for sentence in verify(document):
-        raise BadInput(f"plan: {sentence}")
+    require_valid(document)
     wanted = parse_sizes(sizes)
     model_of = remodel(table_in(profile))
     model = model_of(document.facts)

@@ -13,7 +13,7 @@ import typer
 
 from meshwright.planner.plan.job import read_job, require_job
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.plan.verify import verify
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
@@ -89,8 +89,7 @@ def _scripts(plan: Path, job: Path | None, to: Target, output: Path) -> list[str
     if job is None:
         raise BadInput(f"--to {to.value} needs the job too: export plan.json job.yaml --to {to.value}.")
     document = read_plan(plan)
-    for sentence in verify(document):
-        raise BadInput(f"plan: {sentence}")
+    require_valid(document)
     require_job(document.facts, read_job(job), job.resolve().parent)
     if os.path.lexists(output):
         raise BadInput(f"{output} exists already; export overwrites nothing, so name another directory.")

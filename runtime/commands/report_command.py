@@ -13,7 +13,7 @@ from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.plan.cluster_sizes import size_settings
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.settings import Setting
-from meshwright.planner.plan.verify import verify
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report as drawn
 from meshwright.planner.report.sweep import swept_field
@@ -59,8 +59,7 @@ def report(
     timeline = Output("--trace", trace, OutputKind.TIMELINE) if trace else None
     require_outputs(Output("-o", output, OutputKind.PAGE), timeline, inputs=(plan, profile, *traces))
     document = read_plan(plan)
-    for sentence in verify(document):
-        raise BadInput(f"plan: {sentence}")
+    require_valid(document)
     asked = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
     found = _read_runs(document, runs or ())
     model_of = remodel(table_in(profile))
