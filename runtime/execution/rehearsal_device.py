@@ -15,9 +15,11 @@ import torch
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.instruction_durations import Durations
+from meshwright.planner.program.program import MoveWeights
 from meshwright.planner.simulation.sampled import draw_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage, values_of
+from meshwright.profiles.trace import instruction_name
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
 from meshwright.runtime.messages.experience import share
@@ -64,7 +66,7 @@ class RehearsalDevice:
 
     def refit(self, source: str, target: str) -> Mapping[str, float]:
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
-        self._occupy(f"refit {source} -> {target}", max(self._turn, 0), tuple(sorted(ranks)), 0)
+        self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
         return {}
 
     def synchronise(self) -> None:
