@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
 
 import torch
 
@@ -24,6 +23,7 @@ from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
 from meshwright.runtime.messages.experience import share
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.outcome import Findings
 
 
 class RehearsalDevice:
@@ -50,7 +50,7 @@ class RehearsalDevice:
     def begin(self, turn: int) -> None:
         self._turn = turn
 
-    def run_stage(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
+    def run_stage(self, stage: str, batch: StepExperience) -> Findings:
         if stage in self._streaming.readers:
             return self._read_while_generated(stage, batch)
         kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
@@ -62,12 +62,12 @@ class RehearsalDevice:
             self._stream(batch, rows)
         if kind.generates or place.pp == self._plan.placement(stage).layout.pp - 1:
             self._write(kind, batch, rows)
-        return self._facts(batch, rows)
+        return self._findings(batch, rows)
 
-    def refit(self, source: str, target: str) -> Mapping[str, float]:
+    def refit(self, source: str, target: str) -> Findings:
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
         self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
-        return {}
+        return Findings()
 
     def synchronise(self) -> None:
         """Waits until the device has done what it was given."""
@@ -92,7 +92,7 @@ class RehearsalDevice:
         for sending in self._streaming.sending:
             sending.sender.end({number: row for row, number in numbers.items()})
 
-    def _read_while_generated(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
+    def _read_while_generated(self, stage: str, batch: StepExperience) -> Findings:
         """The device is busy from the first message on, and at least for the stage's tail after the last one."""
         kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
         place = placement.layout.coordinates(self._rank - pool.first_rank)
@@ -107,10 +107,10 @@ class RehearsalDevice:
         rows = tuple(sorted((last.delivered or {}).values()))
         if place.pp == placement.layout.pp - 1:
             self._write(kind, batch, rows)
-        return self._facts(batch, rows)
+        return self._findings(batch, rows)
 
-    def _facts(self, batch: StepExperience, rows: tuple[int, ...]) -> Mapping[str, float]:
-        return {"num_tokens": float(sum(self._length(batch, row) for row in rows))}
+    def _findings(self, batch: StepExperience, rows: tuple[int, ...]) -> Findings:
+        return Findings(facts={"num_tokens": float(sum(self._length(batch, row) for row in rows))})
 
     def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
         """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""
