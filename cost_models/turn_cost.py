@@ -33,6 +33,7 @@ from meshwright.cost_models.rounds import (
     pass_of,
     rounds_of,
 )
+from meshwright.cost_models.turn_ends import TurnEnds
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 
@@ -70,9 +71,15 @@ class Overlap(NamedTuple):
         return cls(overcommit=overcommit, max_deferral=max_deferral) if overcommit else cls()
 
     @property
+    def deferral(self) -> int | None:
+        """The turns beyond its first that a sequence may take where the first to end are delivered; None where a turn
+        delivers its own batch."""
+        return self.max_deferral if self.overcommit else None
+
+    @property
     def num_turns(self) -> int:
         """Turns that a sequence may take."""
-        return self.batches_in_flight + (self.max_deferral if self.overcommit else 0)
+        return self.batches_in_flight + (self.deferral or 0)
 
 
 class _Dealt(NamedTuple):
@@ -234,7 +241,7 @@ def _played_bounds(shares: Integers, num_slots: int, overlap: Overlap) -> Intege
         num_rows=num_rows,
         in_flight=in_flight,
         num_turns=num_turns,
-        max_deferral=overlap.max_deferral if overlap.overcommit else None,
+        max_deferral=overlap.deferral,
     )[:, warm_up:]
 
 
@@ -270,46 +277,12 @@ def play(batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Ov
     in_flight = overlap.in_flight(num_rows)
     repeats = -(-(in_flight // num_rows + 1 + num_turns) // len(batches))
     responses, prompts = (np.concatenate(lengths * repeats) for lengths in zip(*batches, strict=True))
-    free, bounds, known = [0] * num_slots, [0], in_flight
-    start = admit(free, responses[:known], 0)
-    delivery = _FirstEnded(num_rows, overlap.max_deferral) if overlap.overcommit else _InOrder(num_rows)
+    free, known, turns = [0] * num_slots, in_flight, TurnEnds(1, num_rows, overlap.deferral)
+    starts = [admit(free, responses[:known], 0)]
     for _ in range(num_turns):
-        bounds.append(delivery.finish(start, start + responses[:known], bounds))
-        start = np.concatenate([start, admit(free, responses[known : known + num_rows], bounds[-1])])
+        new = starts[-1]
+        turns.add(new[None], (new + responses[known - len(new) : known])[None])
+        starts.append(admit(free, responses[known : known + num_rows], int(turns.next()[0])))
         known += num_rows
-    return Played(start, start + responses[:known], prompts[:known], bounds)
-
-
-class _InOrder:
-    """A turn ends when its own batch is complete."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-
-    def finish(self, _start: Integers, end: Integers, bounds: list[int]) -> int:
-        """The round in which the turn ends that starts at `bounds[-1]`."""
-        first = (len(bounds) - 1) * self._num_rows
-        return max(bounds[-1], int(end[first : first + self._num_rows].max()))
-
-
-class _FirstEnded:
-    """A turn ends when a batch's number of undelivered sequences has ended, and every due one.
-
-    A sequence is due in the turn that is `max_deferral` behind the one in which it drew its first token.
-    """
-
-    def __init__(self, num_rows: int, max_deferral: int) -> None:
-        self._num_rows, self._max_deferral = num_rows, max_deferral
-        self._delivered = np.zeros(0, dtype=bool)
-
-    def finish(self, start: Integers, end: Integers, bounds: list[int]) -> int:
-        """The round in which the turn ends that starts at `bounds[-1]`."""
-        self._delivered = np.concatenate([self._delivered, np.zeros(len(start) - len(self._delivered), dtype=bool)])
-        waiting = np.flatnonzero(~self._delivered)
-        ends = end[waiting]
-        last_due = len(bounds) - self._max_deferral
-        due = start[waiting] < bounds[last_due] if last_due > 0 else np.zeros(len(waiting), dtype=bool)
-        chosen = np.lexsort((ends, ~due))[: self._num_rows]
-        self._delivered[waiting[chosen]] = True
-        enough = int(np.partition(ends, self._num_rows - 1)[self._num_rows - 1])
-        return max(bounds[-1], enough, int(ends[due].max(initial=0)))
+    start = np.concatenate(starts)
+    return Played(start, start + responses[:known], prompts[:known], turns.bounds[0].tolist())

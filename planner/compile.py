@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.edges import Handover, handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
@@ -39,9 +40,6 @@ from meshwright.profiles.stages import STAGES, Stage
 Progress = Callable[[float, float], None]
 """Called with the period and the bound, in seconds, of each better plan that the search finds."""
 
-Remodel = Callable[[Facts], CostModel]
-"""The cost model of other facts: needed to say which change of the facts would make a job feasible."""
-
 _LARGE = 4
 """A first plan has pools of this part of all ranks and more."""
 
@@ -61,7 +59,8 @@ def compile_plan(
 ) -> Plan | NoPlan:
     """The fastest plan that fits, or why there is none. Raises BadInput for a pin that is not legal.
 
-    `digests` name inputs other than the facts, such as the measured table behind the model.
+    `digests` name inputs other than the facts, such as the measured table behind the model. `remodel` is needed to say
+    which change of the facts would make a job feasible.
     """
     limits = limits or Limits()
     fixed = parse_pins(pins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Run, Span
+from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Ends, Run, Span, ends_of
 
 Event = dict[str, object]
 
@@ -75,31 +75,29 @@ def _counters(pid: int, began: float, span: Span) -> Iterator[Event]:
 
 def _handovers(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
     """For each receive its send: of several owners' the one that ended last."""
-    sends: dict[tuple[int, str], Span] = {}
+    sends: dict[tuple[int, Ends], Span] = {}
     for span in spans:
         if span.kind == "send":
-            key = span.step, span.instruction.removeprefix("send ")
+            key = span.step, ends_of(span)
             if key not in sends or sends[key].end_seconds < span.end_seconds:
                 sends[key] = span
     for span in spans:
-        key = span.step, span.instruction.removeprefix("receive ")
-        if span.kind == "receive" and key in sends:
-            yield sends[key], span
+        if span.kind == "receive" and (span.step, ends_of(span)) in sends:
+            yield sends[span.step, ends_of(span)], span
 
 
 def _refits(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
     """For each rank that a refit gives weights to, a rank that has them, where these differ."""
     ranks_of: dict[str, set[int]] = {}
-    refits: dict[tuple[int, str], dict[int, Span]] = {}
+    refits: dict[tuple[int, Ends], dict[int, Span]] = {}
     for span in spans:
         if span.kind == "stage":
             ranks_of.setdefault(span.instruction, set()).add(span.rank)
         elif span.kind == "refit":
-            refits.setdefault((span.step, span.instruction), {})[span.rank] = span
-    for (_, name), by_rank in refits.items():
-        source, _, target = name.removeprefix("refit ").partition(" -> ")
-        givers = sorted(ranks_of.get(source, set()) & by_rank.keys())
-        for number, taker in enumerate(sorted(ranks_of.get(target, set()) & by_rank.keys())):
+            refits.setdefault((span.step, ends_of(span)), {})[span.rank] = span
+    for (_, ends), by_rank in refits.items():
+        givers = sorted(ranks_of.get(ends.source, set()) & by_rank.keys())
+        for number, taker in enumerate(sorted(ranks_of.get(ends.target, set()) & by_rank.keys())):
             if givers and givers[number % len(givers)] != taker:
                 yield by_rank[givers[number % len(givers)]], by_rank[taker]
 
@@ -108,7 +106,7 @@ def _arrow(pid: int, began: float, number: str, begin: Span, end: Span) -> Itera
     """A flow from the start of one span to the end of another; `bp` binds it to the slice that encloses it."""
     flow: Mapping[str, object] = {
         "cat": "flow",
-        "name": begin.instruction.removeprefix("send "),
+        "name": str(ends_of(begin)) if begin.kind == "send" else begin.instruction,
         "id": number,
         "pid": pid,
     }

@@ -39,6 +39,12 @@ class RunFailed(MeshwrightError):
     exit_code = 4
 
 
+def require_none(violations: Iterable[str], of: str = "") -> None:
+    """Raises BadInput with the first of the violations, beginning with what they are of; none is asked for after it."""
+    for sentence in violations:
+        raise BadInput(f"{of}: {sentence}" if of else sentence)
+
+
 def suggestion(unknown: str, known: Iterable[str]) -> str:
     """The clause "did you mean X?" for the known names that it begins or is nearest to, or the list of known names."""
     names = sorted(known)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import require_file
@@ -47,6 +47,27 @@ class Span:
     @property
     def seconds(self) -> float:
         return self.end_seconds - self.start_seconds
+
+
+class Ends(NamedTuple):
+    """The stages between which weights or experience go."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}"
+
+
+def instruction_name(kind: str, source: str, target: str) -> str:
+    """The name of an instruction of this kind (refit, send or receive) by which something goes from stage to stage."""
+    return f"{kind} {Ends(source, target)}"
+
+
+def ends_of(span: Span) -> Ends:
+    """The stages that `instruction_name` had of a refit, a send or a receive."""
+    source, _, target = span.instruction.removeprefix(f"{span.kind} ").partition(" -> ")
+    return Ends(source, target)
 
 
 @dataclass(frozen=True, kw_only=True)

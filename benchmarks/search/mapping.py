@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from benchmarks.search.by_hand import WHOLE_BATCHES, synchronous
 from benchmarks.search.unproven import unproven
 from meshwright.cost_models.question import CostModel, Move
+from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import pool_sizes
 from meshwright.planner.plan.steps_ahead import SYNCHRONOUS
 from meshwright.planner.search.assemble import Pick
-from meshwright.planner.search.formulate import refit_name, refit_targets
+from meshwright.planner.search.formulate import refit_targets
 from meshwright.planner.search.frontier import Candidate, frontier
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role

@@ -11,11 +11,11 @@ from itertools import islice
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.edges import Handover, handovers
-from meshwright.planner.plan.evaluate import free_bytes, private_bytes, resident_bytes, tasks
+from meshwright.planner.plan.evaluate import free_bytes, private_bytes, refit_name, resident_bytes, tasks
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.formulate import refit_name, refit_targets
+from meshwright.planner.search.formulate import refit_targets
 from meshwright.planner.search.frontier import Candidate, Frontier, frontiers
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule

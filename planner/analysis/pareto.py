@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import Consequence, Outlook, whatif
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.cluster_sizes import size_settings
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.round_times import Remodel
 from meshwright.planner.solver.result import Limits
 
 

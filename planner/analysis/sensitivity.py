@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.search.recost import illegal_under, recost
-from meshwright.planner.simulation.round_times import Remodel
 from meshwright.profiles.cluster import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 

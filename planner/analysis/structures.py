@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.pins import Pin, parse_pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.round_times import Remodel
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits

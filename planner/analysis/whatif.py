@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.evaluate import free_bytes, items, name_of, ranks_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
@@ -19,7 +20,6 @@ from meshwright.planner.plan.settings import Setting, with_setting
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.recost import illegal_under, recost
 from meshwright.planner.search.refusal import NoPlan
-from meshwright.planner.simulation.round_times import Remodel
 from meshwright.planner.solver.result import Limits
 
 _STEPS = 1000

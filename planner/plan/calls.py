@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+
+Remodel: TypeAlias = Callable[[Facts], CostModel]
+"""The cost model of any facts: who asks what another job would take has one."""
 
 
 @dataclass(frozen=True)

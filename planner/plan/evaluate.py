@@ -77,7 +77,12 @@ def items(plan: Plan) -> tuple[Item, ...]:
 
 def name_of(item: Item) -> str:
     """The name of the task that a placement or a refit is."""
-    return item.stage if isinstance(item, Placement) else f"refit {item.target}"
+    return item.stage if isinstance(item, Placement) else refit_name(item.target)
+
+
+def refit_name(target: str) -> str:
+    """The name of the task that brings the trained weights to a stage's copy."""
+    return f"refit {target}"
 
 
 def ranks_of(plan: Plan, item: Item) -> frozenset[int]:

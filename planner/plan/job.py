@@ -18,7 +18,7 @@ from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, Mixed
 from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
@@ -219,8 +219,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
     by_name = {role.value: spec for role, spec in specs.items()}
     require_possible(by_name, cluster, job.workload, "job")
-    for sentence in position_violations(by_name, job.workload):
-        raise BadInput(f"workload: {sentence}")
+    require_none(position_violations(by_name, job.workload), "workload")
     return Facts(
         models=RoleModels(**by_name),
         cluster=cluster,

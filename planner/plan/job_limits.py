@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.profiles.cluster import AnyCluster, Cluster, Link
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import require_none
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.workload import Workload
@@ -38,8 +38,7 @@ _LONGEST_SECONDS = 3600.0
 
 def require_possible(models: Mapping[str, ModelSpec], cluster: AnyCluster, workload: Workload, what: str) -> None:
     """Raises BadInput, beginning with `what`, for the first number that is beyond all use."""
-    for sentence in (*_of_cluster(cluster), *_of_models(models), *_of_workload(workload)):
-        raise BadInput(f"{what}: {sentence}")
+    require_none((*_of_cluster(cluster), *_of_models(models), *_of_workload(workload)), what)
 
 
 def position_violations(models: Mapping[str, ModelSpec], workload: Workload) -> tuple[str, ...]:

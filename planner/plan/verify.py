@@ -19,7 +19,7 @@ from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import host_share, layout_rules, pool_violations, schedule_rules
 from meshwright.planner.plan.steps_ahead import GENERATE, staleness_of, steps_ahead_violations
-from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE
 
@@ -36,6 +36,11 @@ def verify(plan: Plan) -> tuple[str, ...]:
         if found:
             return found
     return ()
+
+
+def require_valid(plan: Plan) -> None:
+    """Raises BadInput with the first rule that the plan breaks."""
+    require_none(verify(plan), "plan")
 
 
 def _stages_are_complete(plan: Plan) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from meshwright.planner.program.deadlock import circle_of_waits
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import require_none
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 
 Check = Callable[[Program], Iterator[str]]
@@ -24,8 +24,7 @@ def check_program(program: Program) -> tuple[str, ...]:
 
 def require_sound(program: Program) -> None:
     """Raises BadInput with the first fault."""
-    for sentence in check_program(program):
-        raise BadInput(f"program: {sentence}")
+    require_none(check_program(program), "program")
 
 
 def _sends_and_receives_match(program: Program) -> Iterator[str]:

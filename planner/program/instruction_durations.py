@@ -8,7 +8,9 @@ from typing import Protocol
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting
+from meshwright.planner.program.program import MoveWeights
 from meshwright.profiles.stages import STAGES
+from meshwright.profiles.trace import instruction_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Known:
 
 def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
     """Seconds of each refit of the plan, by the name of its instruction."""
-    return {f"refit {refit.source} -> {refit.target}": (refit.cost.total,) for refit in plan.refits}
+    return {instruction_name(MoveWeights.kind, r.source, r.target): (r.cost.total,) for r in plan.refits}
 
 
 @dataclass(frozen=True)

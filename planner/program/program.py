@@ -21,6 +21,7 @@ from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.plan import Placement, Plan, Refit
 from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
+from meshwright.profiles.trace import instruction_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class MoveWeights:
 
     @property
     def name(self) -> str:
-        return f"refit {self.source} -> {self.target}"
+        return instruction_name(self.kind, self.source, self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class Send:
 
     @property
     def name(self) -> str:
-        return f"send {self.producer} -> {self.consumer}"
+        return instruction_name(self.kind, self.producer, self.consumer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class Receive:
 
     @property
     def name(self) -> str:
-        return f"receive {self.producer} -> {self.consumer}"
+        return instruction_name(self.kind, self.producer, self.consumer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.planner.plan.evaluate import items, ranks_of
+from meshwright.planner.plan.evaluate import items, name_of, ranks_of
 from meshwright.planner.plan.plan import Placement, Plan, Refit
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
@@ -49,7 +49,7 @@ def _boxes(plan: Plan) -> Iterator[Box]:
     for item in items(plan):
         if item.end_seconds == item.start_seconds:
             continue
-        name = item.stage if isinstance(item, Placement) else f"refit {item.target}"
+        name = name_of(item)
         span = f"{words.seconds(item.start_seconds)} to {words.seconds(item.end_seconds)}"
         for first, last in words.consecutive(ranks_of(plan, item)):
             yield Box(
@@ -65,7 +65,7 @@ def _boxes(plan: Plan) -> Iterator[Box]:
 
 def _lines(plan: Plan, item: Placement | Refit) -> tuple[str, ...]:
     if isinstance(item, Refit):
-        return (f"refit {item.target}",)
+        return (name_of(item),)
     step = (words.step(item.steps_ahead),) if works_ahead(plan) else ()
     return (item.stage, *step, str(item.layout), words.schedule(item.schedule))
 

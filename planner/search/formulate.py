@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.plan.edges import Handover
-from meshwright.planner.plan.evaluate import refit_readers
+from meshwright.planner.plan.evaluate import refit_name, refit_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.rules import pool_sizes
@@ -58,11 +58,6 @@ class Formulation:
     problem: Problem
     tick_seconds: float
     behind: Behind
-
-
-def refit_name(target: str) -> str:
-    """The name of the task that brings the trained weights to a stage's copy."""
-    return f"refit {target}"
 
 
 def refit_targets() -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
@@ -29,8 +30,6 @@ _MOST_TIMES = 16
 
 _SHORTEST_TAIL = 1 / 64
 """Responses are cut down to this share of their longest, no further: the job would be another one."""
-
-Remodel = Callable[[Facts], CostModel]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,17 @@ linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.question import Call, CostModel
+from meshwright.cost_models.question import Call
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
-
-Remodel = Callable[[Facts], CostModel]
-"""The cost model of other facts."""
 
 Numbers = NDArray[np.float64]
 

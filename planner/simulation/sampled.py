@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.plan.calls import call_in
+from meshwright.planner.plan.calls import Remodel, call_in
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Controllers
 from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
 from meshwright.planner.simulation.controlled import Controlled
 from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths
-from meshwright.planner.simulation.round_times import Remodel, round_times
+from meshwright.planner.simulation.round_times import round_times
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.instruction_durations import Durations, Planned
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.simulation.simulate import simulate as simulation
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import remodel, require_number, require_valid
+from meshwright.runtime.api.given import remodel, require_number
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 _MOST_SEED = 2**32 - 1

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report as drawn
 from meshwright.planner.report.sweep import sweep
@@ -14,7 +15,6 @@ from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run
-from meshwright.runtime.api.given import require_valid
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 Played: TypeAlias = Run | Rehearsal | Simulation

@@ -7,9 +7,7 @@ import os
 from typing import TypeAlias
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.verify import verify
-from meshwright.planner.simulation.round_times import Remodel
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
@@ -22,12 +20,6 @@ _MOST_GAP = 0.99
 def remodel(table: Table | None) -> Remodel:
     """The cost model of any facts, with a table where there is one."""
     return lambda facts: cost_model(facts.cluster, facts.workload, facts.precision, table)
-
-
-def require_valid(plan: Plan) -> None:
-    """Raises BadInput with the first rule that the plan breaks."""
-    for sentence in verify(plan):
-        raise BadInput(f"plan: {sentence}")
 
 
 def require_number(name: str, value: float | None, *, least: float, most: float = math.inf) -> None:

@@ -9,8 +9,9 @@ from meshwright.planner.analysis.correct_table import Calibration, read_run
 from meshwright.planner.analysis.correct_table import calibrate as calibrated
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import Pathname, require_number, require_valid
+from meshwright.runtime.api.given import Pathname, require_number
 
 
 def profile(

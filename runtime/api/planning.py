@@ -24,11 +24,12 @@ from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.pins import forbidden
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import limits_of, remodel, require_number, require_valid
+from meshwright.runtime.api.given import limits_of, remodel, require_number
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is searched for, how many of the searches are done, and how many there will be."""

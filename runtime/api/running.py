@@ -8,10 +8,11 @@ from pathlib import Path
 
 from meshwright.planner.plan.job import Job, read_job, require_job
 from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
-from meshwright.runtime.api.given import Pathname, require_number, require_valid
+from meshwright.runtime.api.given import Pathname, require_number
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.record import RunSummary

@@ -22,6 +22,7 @@ from meshwright.runtime.generation.scoring import ChunkScorer
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import even_share, micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.outcome import Findings
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.training.copies import WeightCopy
 from meshwright.runtime.training.learning import Learning, minibatches, training_loss
@@ -76,25 +77,26 @@ class Actions:
         if self._generating:
             self._generating.begin(self._control.setting(turn))
 
-    def run(self, stage: str, batch: StepExperience) -> dict[str, float]:
-        """Runs a stage that this rank belongs to; returns what is worth recording of it."""
+    def run(self, stage: str, batch: StepExperience) -> Findings:
+        """Runs a stage that this rank belongs to."""
         if self._turn < self._steps.start and batch.step in self._done:
-            return {"num_restored_rows": float(len(batch.experience.rows(STAGE_BY_NAME[stage].writes[0])))}
+            restored = batch.experience.rows(STAGE_BY_NAME[stage].writes[0])
+            return Findings(facts={"num_restored_rows": float(len(restored))})
         with self._host_memory.reloaded(stage) as moved:
-            facts = self._run(STAGE_BY_NAME[stage], batch)
-        return facts | moved
+            findings = self._run(STAGE_BY_NAME[stage], batch)
+        return findings.with_facts(moved)
 
-    def _run(self, kind: Stage, batch: StepExperience) -> dict[str, float]:
+    def _run(self, kind: Stage, batch: StepExperience) -> Findings:
         if kind.generates:
             assert self._generating is not None
-            return self._generating.run(batch)
+            return Findings(facts=self._generating.run(batch))
         if kind.role in TRAIN_STAGE:
             self._copies[kind.name].version.require(kind.name, batch.step)
         if kind.trains:
-            return self._train(kind, batch)
+            return Findings(metrics=self._train(kind, batch))
         if kind.name in self._chunked and not batch.held_out:
-            return self._score_chunks(kind, batch)
-        return self._forward(kind, batch)
+            return Findings(facts=self._score_chunks(kind, batch))
+        return Findings(facts=self._forward(kind, batch))
 
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)

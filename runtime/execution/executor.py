@@ -13,7 +13,7 @@ from meshwright.planner.program.program import Instruction, MoveWeights, Program
 from meshwright.profiles.trace import Span
 from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.records.outcome import Findings, Outcome
 
 
 class RankDevice(Protocol):
@@ -23,12 +23,12 @@ class RankDevice(Protocol):
         """A turn begins."""
         ...
 
-    def run_stage(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
-        """Runs a stage that this rank belongs to; returns what is worth recording of it."""
+    def run_stage(self, stage: str, batch: StepExperience) -> Findings:
+        """Runs a stage that this rank belongs to."""
         ...
 
-    def refit(self, source: str, target: str) -> Mapping[str, float]:
-        """Takes this rank's part in giving the source's weights to the target; returns what is worth recording."""
+    def refit(self, source: str, target: str) -> Findings:
+        """Takes this rank's part in giving the source's weights to the target."""
         ...
 
     def synchronise(self) -> None:
@@ -73,7 +73,7 @@ class Executor:
         for instruction in instructions:
             step = turn + instruction.steps_ahead
             start = self._now()
-            facts = self._do(instruction, program, step)
+            findings = self._do(instruction, program, step)
             spans.append(
                 Span(
                     step=step,
@@ -83,19 +83,18 @@ class Executor:
                     start_seconds=start,
                     end_seconds=self._now(),
                     clock=self._clock,
-                    facts={name: value for name, value in facts.items() if _is_of_the_machine(name)},
+                    facts=findings.facts,
                 )
             )
             if isinstance(instruction, RunStage):
-                learned = {name: value for name, value in facts.items() if not _is_of_the_machine(name)}
-                metrics[instruction.stage] = learned
+                metrics[instruction.stage] = findings.metrics
         return Outcome(turn=turn, spans=tuple(spans), metrics=metrics)
 
     def flush(self) -> None:
         """Waits until everything sent has arrived."""
         self._exchange.flush()
 
-    def _do(self, instruction: Instruction, program: Program, step: int) -> Mapping[str, float]:
+    def _do(self, instruction: Instruction, program: Program, step: int) -> Findings:
         match instruction:
             case MoveWeights(source=source, target=target):
                 return self._device.refit(source, target)
@@ -103,16 +102,15 @@ class Executor:
                 return self._device.run_stage(stage, self._batch_of(step))
             case Send():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
-                return {"num_bytes": float(self._exchange.send(instruction, batch.experience, channel, step))}
+                return _moved(self._exchange.send(instruction, batch.experience, channel, step))
             case Receive():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
-                return {"num_bytes": float(self._exchange.receive(instruction, batch.experience, channel, step))}
+                return _moved(self._exchange.receive(instruction, batch.experience, channel, step))
 
     def _now(self) -> float:
         self._device.synchronise()
         return self._time() - self._began
 
 
-def _is_of_the_machine(fact: str) -> bool:
-    """Whether a fact is of what a device did, and not of what was learned."""
-    return fact.startswith("num_") or fact.endswith(("_seconds", "_bytes"))
+def _moved(num_bytes: int) -> Findings:
+    return Findings(facts={"num_bytes": float(num_bytes)})

@@ -9,6 +9,7 @@ from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.outcome import Findings
 from meshwright.runtime.training.refit import RefitCopy
 
 
@@ -40,23 +41,23 @@ class MegatronDevice:
         self._measures = host.on_cuda() or turn == self._steps.start
         self._actions.begin(turn)
 
-    def run_stage(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
+    def run_stage(self, stage: str, batch: StepExperience) -> Findings:
         """Runs a stage; weights that others take are settled before it and given after it, if a turn follows."""
         taken = [refit for (source, _), refit in self._refits.items() if source == stage]
         for refit in taken:
             refit.settle()
         with self._peak() as facts:
-            done = self._actions.run(stage, batch)
+            findings = self._actions.run(stage, batch)
         if self._turn + 1 in self._steps:
             for refit in taken:
                 refit.give()
-        return {**done, **facts}
+        return findings.with_facts(facts)
 
-    def refit(self, source: str, target: str) -> Mapping[str, float]:
+    def refit(self, source: str, target: str) -> Findings:
         """Takes this rank's part in copying the weights of `source` into `target`."""
         with self._peak() as facts:
             self._refits[source, target].run()
-        return facts
+        return Findings(facts=facts)
 
     @contextmanager
     def _peak(self) -> Iterator[dict[str, float]]:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import TRAIN_STAGE, Role
@@ -90,8 +90,8 @@ def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path,
         config = directory / asked.job.models.source(role).path / "config.json"
         if not config.is_file():
             raise BadInput(f"{config}, with which the {role.value} of this run began, is gone; put it back to export.")
-        for sentence in layout_violations(Layout(pp=num_ranks), plan.facts.models.spec(role)):
-            raise BadInput(f"--ranks {num_ranks}: {sentence}")
+        layout = Layout(pp=num_ranks)
+        require_none(layout_violations(layout, plan.facts.models.spec(role)), f"--ranks {num_ranks}")
     try:
         launch(
             _write,

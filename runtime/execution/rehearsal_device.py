@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
 
 import torch
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.instruction_durations import Durations
+from meshwright.planner.program.program import MoveWeights
 from meshwright.planner.simulation.sampled import draw_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage, values_of
+from meshwright.profiles.trace import instruction_name
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
 from meshwright.runtime.messages.experience import share
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.outcome import Findings
 
 
 class RehearsalDevice:
@@ -49,7 +51,7 @@ class RehearsalDevice:
         """A turn begins."""
         self._turn = turn
 
-    def run_stage(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
+    def run_stage(self, stage: str, batch: StepExperience) -> Findings:
         """Meets the stage's ranks, is busy for as long as it takes, and writes zeros of the right sizes.
 
         Raises RunFailed where the stage lacks rows of what it reads.
@@ -65,13 +67,13 @@ class RehearsalDevice:
             self._stream(batch, rows)
         if kind.generates or place.pp == self._plan.placement(stage).layout.pp - 1:
             self._write(kind, batch, rows)
-        return self._facts(batch, rows)
+        return self._findings(batch, rows)
 
-    def refit(self, source: str, target: str) -> Mapping[str, float]:
+    def refit(self, source: str, target: str) -> Findings:
         """Meets the ranks of both stages and is busy for as long as the weights would be on their way."""
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
-        self._occupy(f"refit {source} -> {target}", max(self._turn, 0), tuple(sorted(ranks)), 0)
-        return {}
+        self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
+        return Findings()
 
     def synchronise(self) -> None:
         """Waits until the device has done what it was given."""
@@ -96,7 +98,7 @@ class RehearsalDevice:
         for sending in self._streaming.sending:
             sending.sender.end({number: row for row, number in numbers.items()})
 
-    def _read_while_generated(self, stage: str, batch: StepExperience) -> Mapping[str, float]:
+    def _read_while_generated(self, stage: str, batch: StepExperience) -> Findings:
         """The device is busy from the first message on, and at least for the stage's tail after the last one."""
         kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
         place = placement.layout.coordinates(self._rank - pool.first_rank)
@@ -111,10 +113,10 @@ class RehearsalDevice:
         rows = tuple(sorted((last.delivered or {}).values()))
         if place.pp == placement.layout.pp - 1:
             self._write(kind, batch, rows)
-        return self._facts(batch, rows)
+        return self._findings(batch, rows)
 
-    def _facts(self, batch: StepExperience, rows: tuple[int, ...]) -> Mapping[str, float]:
-        return {"num_tokens": float(sum(self._length(batch, row) for row in rows))}
+    def _findings(self, batch: StepExperience, rows: tuple[int, ...]) -> Findings:
+        return Findings(facts={"num_tokens": float(sum(self._length(batch, row) for row in rows))})
 
     def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
         """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""

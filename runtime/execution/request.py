@@ -7,18 +7,17 @@ from pathlib import Path
 
 from meshwright.planner.plan.job import Job, require_job
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.verify import verify
+from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import lower
 from meshwright.profiles.documents import digest
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, require_none
 from meshwright.runtime.device import host
 from meshwright.runtime.execution.resume import latest_step
 from meshwright.runtime.execution.resume_rules import changes
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.launch.joining import Seat
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.messages.chunk_transport import streaming_violations
 from meshwright.runtime.model.model_check import require_weights
 from meshwright.runtime.model.model_shard import expert_violations
 from meshwright.runtime.records.lock import require_free
@@ -63,13 +62,9 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
     for placement in plan.placements:
-        for sentence in expert_violations(plan.facts.models.spec(placement.role)):
-            raise BadInput(f"plan: {placement.stage}: {sentence}")
-    for sentence in verify(plan):
-        raise BadInput(f"plan: {sentence}")
+        require_none(expert_violations(plan.facts.models.spec(placement.role)), f"plan: {placement.stage}")
+    require_valid(plan)
     require_sound(lower(plan))
-    for sentence in streaming_violations(plan):
-        raise BadInput(f"plan: {sentence}")
     require_job(plan.facts, request.job, request.directory)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
         raise BadInput(

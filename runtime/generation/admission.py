@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.deferral import held_back
+from meshwright.planner.simulation.flight import Delivery, Everything, FirstEnded, WholeStep
 from meshwright.planner.simulation.pace import Pace
 from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Prompt, Response
-from meshwright.runtime.generation.turn_rules import Delivery, Everything, FirstEnded, WholeStep
 from meshwright.runtime.messages.experience import share
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.slots import SlotGroup
+from meshwright.runtime.generation.slots import LiveGroup
 from meshwright.runtime.model.model_shard import Decoder
 
 _ROWS = 8
@@ -39,7 +39,7 @@ class Replayed:
     """Decode steps with a recording for every shape they have met."""
 
     def __init__(
-        self, step: DecodeStep, model: Decoder, groups: Iterable[SlotGroup], record: Recorder | None = None
+        self, step: DecodeStep, model: Decoder, groups: Iterable[LiveGroup], record: Recorder | None = None
     ) -> None:
         """Rows are added to a step in the free slots of its group; by default `record` makes CUDA graphs."""
         self._step, self._model = step, model

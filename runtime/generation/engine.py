@@ -9,22 +9,22 @@ on its way, and sequences in flight keep their tokens, keys and values while the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.planner.simulation.flight import Delivery, Everything, Flight
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.generation.chunking import Listener
 from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep, Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.sampling import Sampling, uniforms
-from meshwright.runtime.generation.slots import LiveSequence, Prompt, Response, SlotGroup, cut_slots, packs
+from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Prompt, Response, packs
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
-from meshwright.runtime.generation.turn_rules import Delivery, Everything, Flight
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
 from meshwright.runtime.model.kv_cache import SlotCache
@@ -69,7 +69,7 @@ class Generator:
         self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings)
         self._sampling, self._seed = Sampling(temperature=temperature, top_k=top_k, top_p=top_p), seed
         self._device, self._dtype = parameter.device, parameter.dtype
-        self._flight = Flight(cut_slots(num_slots, min(mesh.layout.pp, num_slots)))
+        self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.cut(num_slots, mesh.layout.pp))
         self._cache = SlotCache(
             num_layers=len(model.decoder.layers),
             num_slots=num_slots,
@@ -98,7 +98,7 @@ class Generator:
     def in_flight(self) -> tuple[Prompt, ...]:
         """The prompts admitted and not delivered: ended, live, then waiting ones."""
         ended = [response.prompt for response in self._flight.ended]
-        return (*ended, *self._flight.unfinished_prompts())
+        return (*ended, *(sequence.prompt for _, sequence in self._slots()), *self._flight.waiting)
 
     def kept(self) -> InFlight:
         """What is in flight between two turns."""
@@ -113,11 +113,9 @@ class Generator:
 
     def resume(self, kept: InFlight) -> None:
         """Takes over what a generator of the same kind had in flight."""
-        flight = self._flight
-        flight.turn, flight.ended = kept.turn, list(kept.ended)
-        flight.waiting.extend(kept.waiting)
-        for group, live in zip(flight.groups, kept.live, strict=True):
+        for group, live in zip(self._flight.groups, kept.live, strict=True):
             group.live = list(live)
+        self._flight.resume(kept.turn, kept.waiting, kept.ended)
         for (slot, _), (keys, values) in zip(self._slots(), kept.cached, strict=True):
             self._cache.write(slot, keys, values)
 
@@ -150,24 +148,21 @@ class Generator:
         if self._recomputes_cache and version != self._cached_version:
             self._recompute()
         self._cached_version = version
-        self._flight.begin(admitted, least_rounds)
-        rotation = itertools.cycle(self._flight.groups)
-        delivered = self._flight.deliver(delivery)
-        while delivered is None:
-            group = next(rotation)
-            if self._learn(group, version, stream) or self._flight.num_rounds == least_rounds:
-                delivered = self._flight.deliver(delivery)
-            if delivered is None:
-                self._advance(group)
-                self._flight.num_rounds += group is self._flight.groups[-1]
-        self._settle(rotation, version, stream)
+        delivered = self._flight.play(
+            admitted,
+            delivery,
+            learn=lambda group: self._learn(group, version, stream),
+            advance=self._advance,
+            least_rounds=least_rounds,
+        )
+        self._relay.flush()
         self._lockstep.finish()
         return delivered
 
-    def _learn(self, group: SlotGroup, version: int, stream: Listener | None) -> bool:
-        """Records the tokens that the group was being advanced by; whether a sequence ended with them."""
+    def _learn(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
+        """Records the tokens that the group was being advanced by; what ended with them."""
         if group.first_slot not in self._drawn:
-            return False
+            return ()
         drawn = self._drawn.pop(group.first_slot)
         if drawn is None:
             drawn = self._relay.receive_drawn(len(group.live))
@@ -175,19 +170,13 @@ class Generator:
         responses, moves = group.record(map(int, tokens), logprobs, version=version, finish=self._stopping.finish)
         for move in moves:
             self._cache.move(move.source, move.target, move.num_tokens)
-        self._flight.ended += responses
         if stream is not None:
             stream.tell(group.live, responses)
-        return bool(responses)
+        return responses
 
-    def _settle(self, rotation: Iterator[SlotGroup], version: int, stream: Listener | None) -> None:
-        """Records what is still on its way from the last stage, in the order in which it was sent."""
-        for group in itertools.islice(rotation, len(self._flight.groups)):
-            self._learn(group, version, stream)
-        self._relay.flush()
-
-    def _advance(self, group: SlotGroup) -> None:
-        """One token for every live sequence of the group and the first token of every admitted one."""
+    def _advance(self, group: LiveGroup) -> int:
+        """One token for every live sequence of the group and the first token of every admitted one, of which there are
+        so many."""
         continuing = list(group.live)
         admitted = group.admit(self._flight.waiting, self._flight.turn)
         drawn = []
@@ -196,12 +185,12 @@ class Generator:
                 drawn.append(self.decode(group.first_slot, continuing))
             if admitted:
                 drawn.append(self.prefill(group.first_slot + len(continuing), admitted))
-        if not drawn:
-            return
-        tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
-        if tokens is not None:
-            self._relay.send_drawn(tokens)
-        self._drawn[group.first_slot] = tokens
+        if drawn:
+            tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
+            if tokens is not None:
+                self._relay.send_drawn(tokens)
+            self._drawn[group.first_slot] = tokens
+        return len(admitted)
 
     @torch.no_grad()
     def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:

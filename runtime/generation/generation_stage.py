@@ -74,8 +74,8 @@ class Generating:
             sending.sender.send(TokenChunk(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
 
     def run(self, batch: StepExperience) -> dict[str, float]:
-        """Draws responses with the weights that are here until this replica's rows are there; returns what is worth
-        recording.
+        """Draws responses with the weights that are here until this replica's rows are there; returns facts of what was
+        drawn.
 
         Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
         """

@@ -1,19 +1,18 @@
-"""Which sequence sits in which slot: admission, progress and release, in plain Python.
+"""Prompts, the sequences in the slots and their responses: admission, progress and release, in plain Python.
 
-A group is a contiguous run of slots whose live sequences advance together, one token a round. Every rank of a replica
-keeps the same groups by recording the same sampled tokens, so that no message is needed to agree on admission.
+Every rank of a replica keeps the same groups of slots by recording the same sampled tokens, so that no message is
+needed to agree on admission.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from meshwright.planner.simulation.compaction import compaction
+from meshwright.planner.simulation.slot_groups import SlotGroup, SlotMove
 
 if TYPE_CHECKING:
     from meshwright.runtime.generation.stopping import DecodedText
@@ -81,37 +80,21 @@ class LiveSequence:
     """Kept where stop strings are watched for; made again from the tokens where it is missing."""
 
     @property
+    def step(self) -> int:
+        return self.prompt.step
+
+    @property
     def num_cached(self) -> int:
         """Tokens whose keys and values are in the cache: all but the last one drawn."""
         return len(self.prompt.tokens) + len(self.tokens) - 1
 
 
-@dataclass(frozen=True)
-class SlotMove:
-    """The sequence in slot `source` goes to slot `target`, with its first `num_tokens` cached tokens."""
-
-    source: int
-    target: int
-    num_tokens: int
-
-
-class SlotGroup:
-    """Slots [first_slot, first_slot + num_slots); the live sequences occupy the first of them."""
-
-    def __init__(self, first_slot: int, num_slots: int) -> None:
-        self.first_slot = first_slot
-        self.num_slots = num_slots
-        self.live: list[LiveSequence] = []
-
-    @property
-    def num_free(self) -> int:
-        """Slots without a live sequence."""
-        return self.num_slots - len(self.live)
+class LiveGroup(SlotGroup[LiveSequence]):
+    """A group whose sequences have their tokens."""
 
     def admit(self, waiting: deque[Prompt], turn: int = 0) -> Sequence[LiveSequence]:
         """Moves prompts from the front of `waiting` into free slots and returns their sequences, in slot order."""
-        count = min(self.num_free, len(waiting))
-        admitted = [LiveSequence(prompt=waiting.popleft(), first_turn=turn) for _ in range(count)]
+        admitted = [LiveSequence(prompt=prompt, first_turn=turn) for prompt in self._next(waiting)]
         self.live.extend(admitted)
         return admitted
 
@@ -137,16 +120,8 @@ class SlotGroup:
         if not any(finished):
             return [], []
         responses = [_response(s, f) for s, f in zip(self.live, finished, strict=True) if f]
-        return responses, self._compact([f is not None for f in finished])
-
-    def _compact(self, ended: Sequence[bool]) -> list[SlotMove]:
-        """Fills each freed slot, so that live sequences stay contiguous, the longer ones before the shorter."""
-        moves = []
-        for source, target in compaction([sequence.num_cached for sequence in self.live], ended):
-            self.live[target] = self.live[source]
-            moves.append(SlotMove(self.first_slot + source, self.first_slot + target, self.live[target].num_cached))
-        del self.live[ended.count(False) :]
-        return moves
+        cached = [sequence.num_cached for sequence in self.live]
+        return responses, self._compact(cached, [f is not None for f in finished])
 
 
 def packs(rows: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
@@ -168,12 +143,6 @@ def packs(rows: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int
                 pack, left = [], most
     if pack:
         yield pack
-
-
-def cut_slots(num_slots: int, num_groups: int) -> list[SlotGroup]:
-    """`num_slots` slots as `num_groups` contiguous groups of nearly equal size."""
-    bounds = [num_slots * i // num_groups for i in range(num_groups + 1)]
-    return [SlotGroup(a, b - a) for a, b in itertools.pairwise(bounds)]
 
 
 def _response(sequence: LiveSequence, finish: Finish) -> Response:

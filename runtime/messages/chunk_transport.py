@@ -13,9 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.program import Stream, lower
-from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE
 from meshwright.runtime.messages.transport import Transport, packed, unpacked
 
 
@@ -166,19 +164,6 @@ class Streaming:
             for replica in replicas:
                 if transport.rank in replica:
                     self.readers[stream.consumer] = ChunkReader(stream.owners, replica, transport, channel)
-
-
-def streaming_violations(plan: Plan) -> tuple[str, ...]:
-    """What cannot be streamed: a stage whose weights are trained between two chunks of one response."""
-    schedule = plan.placement(GENERATE).schedule
-    if schedule.batches_in_flight == 1 and not schedule.overcommit:
-        return ()
-    return tuple(
-        f"{p.stage}: chunk_tokens={p.schedule.chunk_tokens} while {GENERATE} keeps sequences in flight from turn to "
-        f"turn, and {TRAIN_STAGE[p.role]} changes the weights between their chunks; use chunk_tokens=0."
-        for p in plan.placements
-        if p.schedule.chunk_tokens and STAGE_BY_NAME[p.stage].role in TRAIN_STAGE
-    )
 
 
 def _replicas(plan: Plan, stream: Stream) -> list[tuple[int, ...]]:

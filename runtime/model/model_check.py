@@ -10,7 +10,7 @@ from pathlib import Path
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import read_text
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.runtime.model.hf_mapping import StoredTensor, parameters_of_stage, recipe, starts_from_nothing
@@ -29,8 +29,8 @@ def require_weights(plan: Plan, job: Job, directory: Path) -> None:
     `directory` is where the job's relative paths start.
     """
     for role in Role:
-        for sentence in weight_violations(plan.facts.models.spec(role), directory / job.models.source(role).path):
-            raise BadInput(f"{role.value}: {sentence}")
+        path = directory / job.models.source(role).path
+        require_none(weight_violations(plan.facts.models.spec(role), path), role.value)
 
 
 def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:

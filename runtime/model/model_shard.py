@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor, nn
 
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import require_none
 from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
 from meshwright.profiles.layout import Layout, layers_of_chunks, layers_of_stages, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
@@ -201,8 +201,7 @@ def build_model(
     A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that does
     not divide the model, and for experts of a family that is not built.
     """
-    for sentence in (*layout_violations(mesh.layout, spec), *expert_violations(spec)):
-        raise BadInput(sentence)
+    require_none((*layout_violations(mesh.layout, spec), *expert_violations(spec)))
     host.install()
     if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
         # The one part of megatron's global state that sequence parallelism cannot do without: scratch memory.

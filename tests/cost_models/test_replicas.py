@@ -32,7 +32,7 @@ def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, over
         num_rows=num_rows,
         in_flight=in_flight,
         num_turns=num_turns,
-        max_deferral=overlap.max_deferral if overlap.overcommit else None,
+        max_deferral=overlap.deferral,
     )
     for responses, bounds in zip(drawn, found.tolist(), strict=True):
         batches = _batches(responses, num_rows)

@@ -1,7 +1,6 @@
 """Generation that runs on from turn to turn: batches in flight, and overcommitted prompts."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,59 +13,10 @@ from meshwright.cost_models.rounds import Batch, batches_of, rounds_of
 from meshwright.cost_models.turn_cost import Overlap, Turns, play, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 
 BATCHES = [Overlap(batches_in_flight=b) for b in (1, 2, 3, 5)]
 OVERCOMMITS = [Overlap(overcommit=extra, max_deferral=d) for extra in (8, 24, 64) for d in (1, 2, 3)]
-
-
-def played_by_hand(lengths: Sequence[int], num_rows: int, num_slots: int, num_turns: int, how: Overlap) -> list[int]:
-    """Round after round: the rounds between which the turns lie."""
-    waiting = deque(range(how.in_flight(num_rows)))
-    num_known = len(waiting)
-    left: dict[int, int] = {}  # tokens still to draw, of the sequences in slots
-    first_turn: dict[int, int] = {}
-    ended: list[int] = []  # not yet delivered, in order of their end
-    now, bounds = 0, [0]
-
-    def complete(turn: int) -> list[int] | None:
-        """What the turn delivers, once it can end."""
-        if not how.overcommit:
-            mine = [row for row in ended if row // num_rows == turn]
-            return mine if len(mine) == num_rows else None
-        due = [row for row, first in first_turn.items() if first + how.max_deferral <= turn]
-        if len(ended) < num_rows or not set(due) <= set(ended):
-            return None
-        return [*due, *(row for row in ended if row not in due)][:num_rows]
-
-    for turn in range(num_turns):
-        while (delivered := complete(turn)) is None:
-            while waiting and len(left) < num_slots:
-                row = waiting.popleft()
-                left[row], first_turn[row] = lengths[row], turn
-            left = {row: tokens - 1 for row, tokens in left.items()}
-            now += 1
-            ended += [row for row, tokens in left.items() if not tokens]
-            left = {row: tokens for row, tokens in left.items() if tokens}
-        ended = [row for row in ended if row not in delivered]
-        first_turn = {row: first for row, first in first_turn.items() if row not in delivered}
-        waiting.extend(range(num_known, num_known + num_rows))
-        num_known += num_rows
-        bounds.append(now)
-    return bounds
-
-
-@pytest.mark.parametrize("num_slots", [2, 5, 8, 12, 100])
-@pytest.mark.parametrize(
-    "overlap", [Overlap(batches_in_flight=2), Overlap(batches_in_flight=3), *OVERCOMMITS[:3]], ids=str
-)
-def test_turns_end_when_playing_round_after_round_ends_them(overlap: Overlap, num_slots: int) -> None:
-    short = Workload(batch_size=16, prompt=LengthSpec(max=4, fixed=4), response=LengthSpec(max=60, median=12, p99=55))
-    batches = batches_of(short, 8)
-    lengths = [int(length) for batch in batches * 4 for length in batch.responses]
-    found = play(batches, num_slots, 12, overlap)
-    assert found.bounds == played_by_hand(lengths, 8, num_slots, 12, overlap)
 
 
 @pytest.mark.parametrize("num_slots", [64, 200])

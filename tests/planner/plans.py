@@ -7,7 +7,7 @@ from collections import Counter
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.evaluate import refit_readers
+from meshwright.planner.plan.evaluate import refit_name, refit_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Scope, StepsAhead
@@ -74,11 +74,11 @@ def _order(draw: random.Random, ahead: StepsAhead) -> tuple[str, ...]:
     before = {
         stage.name: {
             *(name for name in graph.predecessors(stage.name) if ahead[name] == ahead[stage.name]),
-            *(f"refit {other.name}" for other in STAGES if stage.name in refit_readers(other.name)),
+            *(refit_name(other.name) for other in STAGES if stage.name in refit_readers(other.name)),
         }
         for stage in STAGES
     }
-    before |= {f"refit {stage.name}": set() for stage in STAGES}
+    before |= {refit_name(stage.name): set() for stage in STAGES}
     order: list[str] = []
     while before:
         ready = sorted(name for name, needed in before.items() if needed <= set(order))

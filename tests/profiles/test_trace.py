@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import Span, read_spans, write_spans
+from meshwright.profiles.trace import Ends, Span, ends_of, instruction_name, read_spans, write_spans
 
 
 def span(rank: int, clock: str = "measured") -> Span:
@@ -31,6 +31,15 @@ def test_a_turn_before_the_first_step_that_only_works_ahead_leaves_spans(tmp_pat
     before = replace(span(0), step=-1)
     write_spans(tmp_path / "trace.jsonl", [before])
     assert read_spans(tmp_path / "trace.jsonl") == (before,)
+
+
+@pytest.mark.parametrize("kind", ["refit", "send", "receive"])
+def test_the_name_of_what_goes_from_stage_to_stage_tells_both(kind: str) -> None:
+    name = instruction_name(kind, "actor_train", "actor_generate")
+    assert name == f"{kind} actor_train -> actor_generate"
+    ends = ends_of(replace(span(0), kind=kind, instruction=name))
+    assert ends == Ends("actor_train", "actor_generate")
+    assert str(ends) == "actor_train -> actor_generate"
 
 
 @pytest.mark.parametrize("text", ['{"step": 1, "instr', '{"step": 1}', "7"])

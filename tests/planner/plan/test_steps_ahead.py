@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.evaluate import items, ranks_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, max_deferral, patterns, scopes, staleness_of
+from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, max_deferral, patterns, scopes, staleness_of
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, takes_part
@@ -127,10 +127,21 @@ def test_the_critic_reads_no_chunks_of_sequences_that_run_on() -> None:
 
 
 def test_a_critic_that_streams_from_sequences_that_run_on_is_told() -> None:
+    assert told_of_chunks("critic_value", batches_in_flight=2)
+    assert told_of_chunks("critic_value", overcommit=8)
+
+
+def test_a_stage_may_stream_from_what_runs_on_if_nothing_trains_it_and_the_critic_from_what_does_not() -> None:
+    assert not told_of_chunks("ref_logprob", batches_in_flight=2)
+    assert not told_of_chunks("critic_value", batches_in_flight=1)
+
+
+def told_of_chunks(stage: str, **generation: int) -> bool:
+    """Whether the verifier says that a stage that streams has weights that change between chunks."""
     plan = random_plan(3, ahead=SYNCHRONOUS)
-    changed = {"actor_generate": {"batches_in_flight": 2}, "critic_value": {"chunk_tokens": 8}}
+    changed = {GENERATE: generation, stage: {"chunk_tokens": 8}}
     placements = tuple(
         p.model_copy(update={"schedule": replace(p.schedule, **changed.get(p.stage, {}))}) for p in plan.placements
     )
-    found = verify(plan.model_copy(update={"placements": placements}))
-    assert any(sentence.startswith("critic_value: chunk_tokens=8, and its weights change") for sentence in found)
+    sentences = verify(plan.model_copy(update={"placements": placements}))
+    return any(sentence.startswith(f"{stage}: chunk_tokens=8, and its weights change") for sentence in sentences)

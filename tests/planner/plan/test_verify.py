@@ -12,7 +12,8 @@ from meshwright.cost_models.cost import Cost, Term
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.verify import verify
+from meshwright.planner.plan.verify import require_valid, verify
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
@@ -171,6 +172,14 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
 def test_a_broken_rule_is_told(plan: Plan, breakage: Callable[[Plan], Plan], sentence: str) -> None:
     told = verify(breakage(plan))
     assert any(line.startswith(sentence) for line in told), told
+
+
+def test_a_plan_is_required_to_be_valid_by_the_first_rule_that_it_breaks(plan: Plan) -> None:
+    require_valid(plan)
+    broken = changed(plan, "critic_value", steps_ahead=1)
+    with pytest.raises(BadInput) as error:
+        require_valid(broken)
+    assert str(error.value) == f"plan: {verify(broken)[0]}"
 
 
 def test_stages_at_once_on_one_rank_are_told(plan: Plan) -> None:

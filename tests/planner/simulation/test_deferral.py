@@ -11,10 +11,11 @@ import pytest
 
 from meshwright.planner.program.controllers import Controllers, OvercommitTuner, StepObservation
 from meshwright.planner.simulation.deferral import held_back, steps_to_grow
-from meshwright.planner.simulation.flight import Drawn, FirstEnded, Flight, Turn
+from meshwright.planner.simulation.flight import FirstEnded
+from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
 from tests.planner.simulation.test_controlled import controlled
-from tests.planner.simulation.test_flight import TIMES
 from tests.planner.simulation.test_sampled import carrying_over
+from tests.planner.simulation.test_simulated_flight import TIMES
 
 ROWS, DEFERRAL, MEAN = 48, 8, 64.0
 
@@ -28,7 +29,7 @@ def lengths(num_steps: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[n
 
 
 def play(num_steps: int, most: int, *, grows: bool, seed: int = 0) -> list[Turn]:
-    drawn, flight = lengths(2 * num_steps, seed), Flight(2 * ROWS, 1, TIMES)
+    drawn, flight = lengths(2 * num_steps, seed), SimulatedFlight(2 * ROWS, 1, TIMES)
     arriving = (
         Drawn(step=step, row=row, prompt_tokens=8, response_tokens=int(tokens))
         for step, of_step in enumerate(drawn)

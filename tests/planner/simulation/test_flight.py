@@ -1,193 +1,112 @@
-"""Sequences from turn to turn: the runtime's own bookkeeping delivers the same ones, and none is lost or starves."""
+"""How a turn ends: what it waits for, what it delivers first, and that the cost model's turns end as these do."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
 
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.flight import Drawn, FirstEnded, Flight, Turn, WholeStep
-from meshwright.planner.simulation.generated import generation_seconds
-from meshwright.planner.simulation.round_times import Grid, RoundTimes
-from meshwright.runtime.generation import slots, turn_rules
-
-_AXES = np.array([1.0, 1024.0]), np.array([1.0, 10_000.0])
-TIMES = RoundTimes(
-    prefill=Grid(*_AXES, np.array([[3.0, 5.0], [40.0, 90.0]])), round_=Grid(*_AXES, np.array([[1.0, 2.0], [5.0, 9.0]]))
-)
-
-ROWS, DEFERRAL = 8, 3
+from meshwright.cost_models.rounds import Batch
+from meshwright.cost_models.turn_cost import Overlap, play
+from meshwright.planner.simulation.flight import Everything, FirstEnded, Flight, WholeStep
+from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, SimulatedGroup
+from meshwright.profiles.errors import BadInput
+from tests.planner.simulation.test_simulated_flight import TIMES
 
 
-def batch(seed: int, step: int) -> list[Drawn]:
-    """Long-tailed responses."""
-    draw = random.Random(f"{seed} {step}")
-    return [
-        Drawn(
-            step=step, row=row, prompt_tokens=draw.randint(1, 9), response_tokens=min(90, int(draw.paretovariate(0.7)))
-        )
-        for row in range(ROWS)
-    ]
+def sequence(row: int, *, step: int = 0, first_turn: int = 0) -> Drawn:
+    return Drawn(step=step, row=row, prompt_tokens=1, response_tokens=1, first_turn=first_turn)
 
 
-def admissions(seed: int, ahead: int, num_turns: int) -> Iterator[list[Drawn]]:
-    """The new prompts of each turn, when `ahead` are in flight beyond a batch."""
-    arriving = itertools.chain.from_iterable(batch(seed, step) for step in itertools.count())
-    yield list(itertools.islice(arriving, ROWS + ahead))
-    for _ in range(num_turns - 1):
-        yield list(itertools.islice(arriving, ROWS))
-
-
-def play(
-    seed: int,
-    num_slots: int,
-    num_stages: int,
+def flight(
     *,
-    batches: int = 1,
-    extra: int = 0,
-    least_rounds: int = 0,
-    num_turns: int,
-) -> list[Turn]:
-    flight = Flight(num_slots, num_stages, TIMES)
-    return [
-        flight.play(admitted, FirstEnded(ROWS, DEFERRAL) if extra else WholeStep(step), least_rounds)
-        for step, admitted in enumerate(admissions(seed, extra or (batches - 1) * ROWS, num_turns))
-    ]
+    ended: Iterable[Drawn] = (),
+    live: Iterable[Drawn] = (),
+    waiting: Iterable[Drawn] = (),
+    turn: int = 0,
+) -> Flight[Drawn, SimulatedGroup, Drawn]:
+    """In the middle of a turn."""
+    group = SimulatedGroup(0, 8)
+    group.live.extend(live)
+    found: Flight[Drawn, SimulatedGroup, Drawn] = Flight([group])
+    found.resume(turn, waiting, ended)
+    return found
 
 
-class RuntimesFlight:
-    """The runtime's slots, flight and delivery, with tokens that nothing has computed: its generator's turn."""
-
-    def __init__(self, num_slots: int, num_stages: int) -> None:
-        self._flight = turn_rules.Flight(slots.cut_slots(num_slots, min(num_stages, num_slots)))
-        self._drawn: set[int] = set()
-
-    def turn(
-        self, admitted: Sequence[slots.Prompt], delivery: turn_rules.Delivery, least_rounds: int
-    ) -> tuple[slots.Response, ...]:
-        self._flight.begin(admitted, least_rounds)
-        rotation = itertools.cycle(self._flight.groups)
-        delivered = self._flight.deliver(delivery)
-        while delivered is None:
-            group = next(rotation)
-            if self._learn(group) or self._flight.num_rounds == least_rounds:
-                delivered = self._flight.deliver(delivery)
-            if delivered is None:
-                group.admit(self._flight.waiting, self._flight.turn)
-                if group.live:
-                    self._drawn.add(group.first_slot)
-                self._flight.num_rounds += group is self._flight.groups[-1]
-        for group in itertools.islice(rotation, len(self._flight.groups)):
-            self._learn(group)
-        return delivered
-
-    def _learn(self, group: slots.SlotGroup) -> bool:
-        if group.first_slot not in self._drawn:
-            return False
-        self._drawn.remove(group.first_slot)
-        count = len(group.live)
-        responses, _ = group.record([0] * count, [0.0] * count, version=self._flight.turn, finish=_by_length)
-        self._flight.ended += responses
-        return bool(responses)
+def rows(delivered: Sequence[Drawn] | None) -> list[int] | None:
+    return None if delivered is None else [one.row for one in delivered]
 
 
-def _by_length(sequence: slots.LiveSequence) -> slots.Finish | None:
-    return slots.Finish.LENGTH if len(sequence.tokens) == sequence.prompt.max_response else None
+def test_a_synchronous_turn_waits_for_everything() -> None:
+    assert Everything()(flight(ended=[sequence(0)], live=[sequence(1)])) is None
+    assert rows(Everything()(flight(ended=[sequence(1), sequence(0)]))) == [1, 0]
 
 
-def prompt_of(one: Drawn) -> slots.Prompt:
-    tokens = (0,) * one.prompt_tokens
-    return slots.Prompt(row=one.row, draw=0, tokens=tokens, step=one.step, max_response=one.response_tokens)
+def test_a_turn_for_a_step_waits_for_no_later_step() -> None:
+    found = flight(ended=[sequence(3, step=1), sequence(0)], live=[sequence(4, step=1)])
+    assert rows(WholeStep(0)(found)) == [0]
+    assert WholeStep(1)(found) is None
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
-@pytest.mark.parametrize("num_slots", [2, 5, 8, 24])
-@pytest.mark.parametrize(("batches", "extra"), [(2, 0), (4, 0), (1, 2), (1, 8)])
-@pytest.mark.parametrize("least_rounds", [0, 7, 40])
-def test_it_delivers_what_the_runtime_delivers_token_by_token(
-    num_stages: int, num_slots: int, batches: int, extra: int, least_rounds: int
-) -> None:
-    ours = play(num_slots, num_slots, num_stages, batches=batches, extra=extra, least_rounds=least_rounds, num_turns=25)
-    theirs = RuntimesFlight(num_slots, num_stages)
-    for step, admitted in enumerate(admissions(num_slots, extra or (batches - 1) * ROWS, 25)):
-        delivery = turn_rules.FirstEnded(ROWS, DEFERRAL) if extra else turn_rules.WholeStep(step)
-        responses = theirs.turn([prompt_of(one) for one in admitted], delivery, least_rounds)
-        assert [(one.step, one.row) for one in ours[step].delivered] == [(r.step, r.row) for r in responses]
-        assert [one.tokens_by_turn() for one in ours[step].delivered] == [Counter(r.versions) for r in responses]
+def test_a_prompt_that_waits_for_a_slot_holds_its_step_back() -> None:
+    assert WholeStep(0)(flight(ended=[sequence(0)], waiting=[sequence(1)])) is None
 
 
-@pytest.mark.parametrize("least_rounds", [0, 20])
-@pytest.mark.parametrize(("batches", "extra"), [(2, 0), (4, 0), (1, 2), (1, 8)])
-def test_over_many_turns_no_sequence_is_lost_delivered_twice_or_starves(
-    batches: int, extra: int, least_rounds: int
-) -> None:
-    played = play(7, 6, 2, batches=batches, extra=extra, least_rounds=least_rounds, num_turns=500)
-    delivered = [(one.step, one.row) for turn in played for one in turn.delivered]
-    assert max(Counter(delivered).values()) == 1
-    assert [len(turn.delivered) for turn in played] == [ROWS] * 500
-    ahead = extra or (batches - 1) * ROWS
-    admitted = [(one.step, one.row) for some in admissions(7, ahead, 500) for one in some]
-    missing = set(admitted) - set(delivered)
-    assert set(delivered) <= set(admitted)
-    assert len(missing) == ahead
-    assert min(step for step, _ in missing) >= 500 - DEFERRAL - -(-ahead // ROWS)
-    for number, turn in enumerate(played):
-        for one in turn.delivered:
-            assert number - one.first_turn <= (DEFERRAL if extra else batches - 1)
-            assert sum(one.tokens_by_turn().values()) == one.response_tokens
+def test_what_is_delivered_leaves_the_flight_in_order_and_what_is_not_stays() -> None:
+    found = flight(ended=[sequence(3, step=1), sequence(2), sequence(0)])
+    delivered = found.play((), WholeStep(0), learn=lambda _: (), advance=lambda _: 0)
+    assert (rows(delivered), rows(found.ended), found.turn) == ([0, 2], [3], 1)
 
 
-def test_a_batch_alone_takes_what_it_takes_without_carrying_over() -> None:
-    for step in range(10):
-        alone = batch(3, step)
-        turn = Flight(5, 1, TIMES).play(alone, WholeStep(step))
-        prompts, responses = (
-            np.array([getattr(one, name) for one in alone]) for name in ("prompt_tokens", "response_tokens")
-        )
-        assert turn.seconds == pytest.approx(generation_seconds(prompts, responses, 5, 1, TIMES))
+def test_those_that_ended_first_are_delivered_first_but_due_ones_before_them() -> None:
+    ended = [sequence(5, first_turn=3), sequence(6, first_turn=3), sequence(7, first_turn=2)]
+    assert rows(FirstEnded(2, max_deferral=1)(flight(ended=ended, turn=3))) == [7, 5]
 
 
-def test_live_sequences_are_counted_over_the_rounds_of_a_turn() -> None:
-    # Rounds 1-2 have two sequences, rounds 3-6 the longer one.
-    both = [Drawn(step=0, row=row, prompt_tokens=1, response_tokens=tokens) for row, tokens in enumerate((2, 6))]
-    assert Flight(2, 1, TIMES).play(both, WholeStep(0)).live == pytest.approx(8 / 6)
+@pytest.mark.parametrize(("max_deferral", "delivered"), [(1, None), (2, [0, 1])])
+def test_a_turn_does_not_end_before_a_due_sequence_has(max_deferral: int, delivered: list[int] | None) -> None:
+    ended = [sequence(row, first_turn=3) for row in range(4)]
+    found = flight(ended=ended, live=[sequence(9, first_turn=2)], turn=3)
+    assert rows(FirstEnded(2, max_deferral)(found)) == delivered
 
 
-def test_what_is_under_way_makes_the_next_turn_shorter() -> None:
-    # One response of 9 tokens in each batch of two: in its own turn it has 8 to go when the short one has ended.
-    def batches(step: int) -> list[Drawn]:
-        return [Drawn(step=step, row=row, prompt_tokens=1, response_tokens=tokens) for row, tokens in enumerate((1, 9))]
-
-    flight = Flight(4, 1, TIMES)
-    lone = flight.play([*batches(0), *batches(1)], WholeStep(0))
-    following = flight.play(batches(2), WholeStep(1))
-    assert following.seconds == 0
-    assert {one.step for one in following.delivered} == {1}
-    assert lone.seconds > 0
+def test_the_last_turns_deliver_what_is_left() -> None:
+    assert rows(FirstEnded(4, max_deferral=1)(flight(ended=[sequence(0)], turn=9))) == [0]
+    assert rows(FirstEnded(4, max_deferral=1)(flight(turn=9))) == []
 
 
-@pytest.mark.parametrize("least_rounds", [0, 12])
-@pytest.mark.parametrize("num_stages", [1, 3])
-def test_responses_that_begin_together_end_in_every_second_turn_unless_turns_keep_a_pace(
-    least_rounds: int, num_stages: int
-) -> None:
-    flight, length = Flight(2 * ROWS, num_stages, TIMES), 24
-
-    def batch_of(step: int) -> list[Drawn]:
-        return [Drawn(step=step, row=row, prompt_tokens=1, response_tokens=length) for row in range(ROWS)]
-
-    rounds = []
-    for step in range(10):
-        flight.play([*(batch_of(0) if step == 0 else ()), *batch_of(step + 1)], WholeStep(step), least_rounds)
-        rounds.append(flight.num_rounds)
-    assert rounds == ([24] + [12] * 9 if least_rounds else [24, 0] * 5)
+def test_more_due_sequences_than_a_batch_holds_get_a_sentence() -> None:
+    with pytest.raises(BadInput, match="3 sequences are due in one turn that delivers 2"):
+        FirstEnded(2, max_deferral=1)(flight(ended=[sequence(row) for row in range(3)], turn=1))
 
 
-def test_a_turn_goes_on_for_its_pace_only_while_something_is_left_to_draw() -> None:
-    flight = Flight(8, 1, TIMES)
-    flight.play([Drawn(step=0, row=0, prompt_tokens=1, response_tokens=3)], WholeStep(0), 90)
-    assert flight.num_rounds == 3
+NUM_ROWS, NUM_TURNS = 8, 12
+OVERLAPS = [
+    *(Overlap(batches_in_flight=batches) for batches in (1, 2, 3)),
+    *(Overlap(overcommit=extra, max_deferral=turns) for extra in (1, 4, 8) for turns in (1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("num_slots", [2, 5, 8, 12, 100])
+@pytest.mark.parametrize("overlap", OVERLAPS, ids=str)
+def test_the_cost_model_ends_turns_in_the_rounds_in_which_a_flight_ends_them(overlap: Overlap, num_slots: int) -> None:
+    """It plays them as arithmetic on the rounds in which sequences start and end, without slots that are filled."""
+    draw = random.Random(f"{overlap} {num_slots}")
+    lengths = [min(60, int(draw.paretovariate(0.7))) for _ in range((NUM_TURNS + 3) * NUM_ROWS)]
+    batches = np.array(lengths).reshape(-1, NUM_ROWS)
+    played = play(tuple(Batch(rows, rows) for rows in batches), num_slots, NUM_TURNS, overlap)
+
+    arriving = (
+        Drawn(step=step, row=row, prompt_tokens=1, response_tokens=int(tokens))
+        for step, rows in enumerate(batches)
+        for row, tokens in enumerate(rows)
+    )
+    simulated, num_rounds = SimulatedFlight(num_slots, 1, TIMES), []
+    for turn in range(NUM_TURNS):
+        admitted = list(islice(arriving, NUM_ROWS if turn else overlap.in_flight(NUM_ROWS)))
+        simulated.play(admitted, FirstEnded(NUM_ROWS, overlap.max_deferral) if overlap.overcommit else WholeStep(turn))
+        num_rounds.append(simulated.num_rounds)
+    assert played.bounds == [0, *accumulate(num_rounds)]

@@ -10,7 +10,8 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
-from meshwright.runtime.commands.given_table import remodel, table_in
+from meshwright.runtime.api.given import remodel
+from meshwright.runtime.commands.given_table import table_in
 from tests.runtime.measured import measured_table
 
 

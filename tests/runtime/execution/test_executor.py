@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.planner.program.program import Program, Receive, RunStage, Send
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.outcome import Findings, Outcome
 
 
 class Heard:
@@ -18,9 +19,9 @@ class Heard:
     def begin(self, _turn: int) -> None:
         self.asked.append("begin")
 
-    def run_stage(self, stage: str, _batch: StepExperience) -> dict[str, float]:
+    def run_stage(self, stage: str, _batch: StepExperience) -> Findings:
         self.asked.append(stage)
-        return {}
+        return Findings(facts={"tokens": 7.0}, metrics={"num_wonders": 1.0})
 
     def synchronise(self) -> None:
         return None
@@ -30,10 +31,11 @@ class Heard:
 
     def receive(self, instruction: Receive, _experience: object, channel: int, _step: int) -> int:
         self.asked.append(f"receive {instruction.consumer} on {channel}")
-        return 0
+        return 40
 
 
-def test_room_is_made_for_what_a_turn_receives_and_for_nothing_else_before_a_stage_runs() -> None:
+def executed() -> tuple[list[str], Outcome]:
+    """What rank 1 was asked in a turn of a program, and what is left of it."""
     names = {"producer": "reward_score", "fields": ("scores",)}
     sends = [Send(**names, consumer=name, ranks=(0,), targets=(1,)) for name in ("critic_train", "actor_train")]
     receives = [
@@ -48,11 +50,21 @@ def test_room_is_made_for_what_a_turn_receives_and_for_nothing_else_before_a_sta
     executor = Executor(
         heard, heard, lambda step: StepExperience(step=step, rows=range(1)), rank=1, began=0.0, clock="measured"
     )
-    executor.execute(program, 0, range(1))
-    assert heard.asked == [
+    return heard.asked, executor.execute(program, 0, range(1))
+
+
+def test_room_is_made_for_what_a_turn_receives_and_for_nothing_else_before_a_stage_runs() -> None:
+    asked, _ = executed()
+    assert asked == [
         "begin",
         "expect critic_train on 0",
         "critic_value",
         "receive critic_train on 0",
         "critic_train",
     ]
+
+
+def test_what_was_done_goes_to_the_spans_and_what_was_learned_to_the_metrics_whatever_it_is_called() -> None:
+    _, outcome = executed()
+    assert outcome.metrics == {stage: {"num_wonders": 1.0} for stage in ("critic_value", "critic_train")}
+    assert [dict(span.facts) for span in outcome.spans] == [{"tokens": 7.0}, {"num_bytes": 40.0}, {"tokens": 7.0}]

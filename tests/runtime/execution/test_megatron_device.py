@@ -9,6 +9,7 @@ import pytest
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.outcome import Findings
 from meshwright.runtime.training.refit import RefitCopy
 
 
@@ -21,9 +22,9 @@ class Heard:
     def begin(self, turn: int) -> None:
         self.asked.append(f"turn {turn}")
 
-    def run(self, stage: str, _batch: StepExperience) -> dict[str, float]:
+    def run(self, stage: str, _batch: StepExperience) -> Findings:
         self.asked.append(stage)
-        return {}
+        return Findings(facts={"num_tokens": 7.0}, metrics={"loss": 0.5})
 
     def settle(self) -> None:
         self.asked.append("settle")
@@ -43,3 +44,12 @@ def test_weights_are_settled_before_they_are_trained_and_given_after_it_if_a_tur
     for stage in ("critic_train", "actor_train"):
         device.run_stage(stage, StepExperience(step=turn, rows=range(1)))
     assert heard.asked == [f"turn {turn}", "critic_train", "settle", "actor_train", *given]
+
+
+def test_what_was_learned_passes_through_the_device_beside_what_it_counts() -> None:
+    heard: Any = Heard()
+    device = MegatronDevice(cast(Actions, heard), {}, bytes_before=0, steps=range(3, 6))
+    device.begin(3)
+    findings = device.run_stage("actor_train", StepExperience(step=3, rows=range(1)))
+    assert findings.metrics == {"loss": 0.5}
+    assert list(findings.facts) == ["num_tokens", "memory_bytes"]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.simulation.flight import Everything, FirstEnded, WholeStep
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS
 from meshwright.runtime.generation.admission import Admission, shared
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Finish, Prompt, Response
-from meshwright.runtime.generation.turn_rules import Everything, FirstEnded, WholeStep
 from meshwright.runtime.model.end_tokens import ResponseEnds
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.runtime.generation.chunking import Chunk, Chunker
-from meshwright.runtime.generation.slots import Finish, Prompt, SlotGroup
+from meshwright.runtime.generation.slots import Finish, LiveGroup, Prompt
 from meshwright.runtime.generation.stopping import Stopping
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 5))
 def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_slots: int, chunk_tokens: int) -> None:
     waiting = deque(Prompt(row=n % 2, step=n // 2, draw=n, tokens=(1,), max_response=k) for n, k in enumerate(lengths))
-    group, found = SlotGroup(0, num_slots), []
+    group, found = LiveGroup(0, num_slots), []
     told: dict[int, list[Chunk]] = {}
 
     def read(chunks: Sequence[Chunk]) -> None:
@@ -41,7 +41,7 @@ def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_s
 def test_chunks_that_become_whole_together_are_handed_over_together() -> None:
     handed: list[list[int]] = []
     stream = Chunker(2, lambda chunks: handed.append([chunk.prompt.row for chunk in chunks]))
-    group = SlotGroup(0, 3)
+    group = LiveGroup(0, 3)
     group.admit(deque(Prompt(row=row, draw=row, tokens=(1,)) for row in range(3)))
     for _ in range(3):
         group.record([5, 5, 5], [0.0] * 3, version=0, finish=lambda _: None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation.cuda_graphs import Recorder, Replayed, Work, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.slots import cut_slots
+from meshwright.runtime.generation.slots import LiveGroup
 from meshwright.runtime.model.kv_cache import SlotCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -20,7 +20,7 @@ from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 
 MAX_TOKENS = 600
-GROUPS = cut_slots(24, 2)
+GROUPS = LiveGroup.cut(24, 2)
 STEPS = ((0, (3, 1, 4, 1, 5)), (12, (250, 0, 7)), (0, (4, 2, 5, 2, 6, 9)), (12, (258, 255)), (0, tuple(range(11))))
 """First slot and cached tokens of each row, step by step: shapes are rounded alike, and past the rows of a group."""
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from meshwright.planner.simulation.flight import FirstEnded, WholeStep
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Finish, Prompt, Response
-from meshwright.runtime.generation.turn_rules import FirstEnded, WholeStep
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.chunking import Chunk, Chunker
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.scoring import ChunkScorer
 from meshwright.runtime.generation.slots import Prompt, Response
-from meshwright.runtime.generation.turn_rules import FirstEnded
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights

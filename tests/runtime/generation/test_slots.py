@@ -4,11 +4,10 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, SlotGroup, cut_slots
+from meshwright.runtime.generation.slots import Finish, LiveGroup, LiveSequence, Prompt
 from meshwright.runtime.generation.stopping import Stopping
 from meshwright.runtime.model.row_bands import bands
 
@@ -25,14 +24,14 @@ def ending_after(max_response: int) -> Callable[[LiveSequence], Finish | None]:
 
 def test_free_slots_are_filled_from_the_front_of_the_queue() -> None:
     waiting = prompts(5)
-    group = SlotGroup(first_slot=2, num_slots=3)
+    group = LiveGroup(first_slot=2, num_slots=3)
     assert [s.prompt.row for s in group.admit(waiting)] == [0, 1, 2]
     assert [p.row for p in waiting] == [3, 4]
     assert group.admit(waiting) == []
 
 
 def test_the_last_live_sequence_moves_into_a_freed_slot_with_what_it_has_cached() -> None:
-    group = SlotGroup(first_slot=4, num_slots=3)
+    group = LiveGroup(first_slot=4, num_slots=3)
     group.admit(prompts(3))
     # Row 0 ends; row 2 (3 prompt tokens, 1 drawn and not yet cached) moves from slot 6 to slot 4.
     responses, moves = group.record([EOS, 5, 6], [-1.0, -2.0, -3.0], version=0, finish=ending_after(9))
@@ -41,14 +40,14 @@ def test_the_last_live_sequence_moves_into_a_freed_slot_with_what_it_has_cached(
     assert [s.prompt.row for s in group.live] == [2, 1]
 
 
-def of_lengths(*lengths: int) -> SlotGroup:
+def of_lengths(*lengths: int) -> LiveGroup:
     """A group of sequences with so many cached tokens each, once the next token is drawn."""
-    group = SlotGroup(first_slot=0, num_slots=len(lengths))
+    group = LiveGroup(first_slot=0, num_slots=len(lengths))
     group.admit(deque(Prompt(row=row, draw=row, tokens=(1,) * length) for row, length in enumerate(lengths)))
     return group
 
 
-def without_first(group: SlotGroup) -> list[tuple[int, int, int]]:
+def without_first(group: LiveGroup) -> list[tuple[int, int, int]]:
     """The moves when the first sequence ends: source, target, tokens."""
     tokens = [EOS, *[5] * (len(group.live) - 1)]
     _, moves = group.record(tokens, [0.0] * len(tokens), version=0, finish=ending_after(9))
@@ -71,7 +70,7 @@ def test_a_slot_that_is_freed_behind_all_others_needs_no_move() -> None:
 
 def test_bands_of_slots_that_are_refilled_read_little_more_than_the_rows() -> None:
     """With the last sequence in every freed slot they would read 1.6 times as much."""
-    draw, group, read, own = random.Random(0), SlotGroup(first_slot=0, num_slots=128), 0, 0
+    draw, group, read, own = random.Random(0), LiveGroup(first_slot=0, num_slots=128), 0, 0
     for turn in range(40):
         group.admit(deque(Prompt(row=row, draw=row, tokens=(1,) * draw.randint(6, 16)) for row in range(16)), turn)
         for _ in range(30):
@@ -84,7 +83,7 @@ def test_bands_of_slots_that_are_refilled_read_little_more_than_the_rows() -> No
 
 
 def test_a_response_that_reaches_the_limit_ends_by_length() -> None:
-    group = SlotGroup(first_slot=0, num_slots=1)
+    group = LiveGroup(first_slot=0, num_slots=1)
     group.admit(prompts(1))
     assert group.record([7], [0.0], version=0, finish=ending_after(2)) == ([], [])
     responses, _ = group.record([7], [0.0], version=0, finish=ending_after(2))
@@ -92,7 +91,7 @@ def test_a_response_that_reaches_the_limit_ends_by_length() -> None:
 
 
 def test_a_prompt_may_ask_for_less_than_the_limit_but_not_for_more() -> None:
-    group = SlotGroup(first_slot=0, num_slots=2)
+    group = LiveGroup(first_slot=0, num_slots=2)
     group.admit(deque(Prompt(row=n, draw=n, tokens=(1,), max_response=n) for n in (1, 9)))
     responses, _ = group.record([7, 7], [0.0, 0.0], version=0, finish=ending_after(2))
     assert [response.row for response in responses] == [1]
@@ -101,7 +100,7 @@ def test_a_prompt_may_ask_for_less_than_the_limit_but_not_for_more() -> None:
 
 
 def test_every_token_carries_the_version_that_drew_it() -> None:
-    group = SlotGroup(first_slot=0, num_slots=1)
+    group = LiveGroup(first_slot=0, num_slots=1)
     group.admit(prompts(1), turn=4)
     for version in (3, 3, 5):
         responses, _ = group.record([7], [0.0], version=version, finish=ending_after(3))
@@ -110,7 +109,7 @@ def test_every_token_carries_the_version_that_drew_it() -> None:
 
 
 def test_the_end_token_at_the_limit_counts_as_an_end() -> None:
-    group = SlotGroup(first_slot=0, num_slots=1)
+    group = LiveGroup(first_slot=0, num_slots=1)
     group.admit(prompts(1))
     responses, _ = group.record([EOS], [0.0], version=0, finish=ending_after(1))
     assert responses[0].finish is Finish.EOS
@@ -119,7 +118,7 @@ def test_the_end_token_at_the_limit_counts_as_an_end() -> None:
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 5))
 def test_every_prompt_gets_exactly_its_own_tokens_whatever_the_slots(lengths: list[int], num_slots: int) -> None:
     waiting = prompts(len(lengths))
-    group = SlotGroup(first_slot=0, num_slots=num_slots)
+    group = LiveGroup(first_slot=0, num_slots=num_slots)
     slot_of: dict[int, int] = {}
     found = []
     while waiting or group.live:
@@ -138,10 +137,3 @@ def test_every_prompt_gets_exactly_its_own_tokens_whatever_the_slots(lengths: li
     assert sorted(r.row for r in found) == list(range(len(lengths)))
     for response in found:
         assert response.tokens == (response.row + 1,) * (lengths[response.row] - 1) + (EOS,)
-
-
-@pytest.mark.parametrize(("num_slots", "num_groups", "sizes"), [(7, 3, [2, 2, 3]), (4, 1, [4]), (2, 2, [1, 1])])
-def test_slots_are_cut_into_contiguous_groups(num_slots: int, num_groups: int, sizes: list[int]) -> None:
-    groups = cut_slots(num_slots, num_groups)
-    assert [g.num_slots for g in groups] == sizes
-    assert [g.first_slot for g in groups] == [sum(sizes[:i]) for i in range(num_groups)]

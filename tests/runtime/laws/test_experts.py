@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from meshwright.planner.search.space import choices
+from meshwright.planner.simulation.flight import Everything, FirstEnded
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.generation.slots import Response
-from meshwright.runtime.generation.turn_rules import Everything, FirstEnded
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights

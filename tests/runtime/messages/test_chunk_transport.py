@@ -5,17 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.messages.chunk_transport import (
-    ChunkMessage,
-    ChunkReader,
-    ChunkSender,
-    TokenChunk,
-    streaming_violations,
-)
+from meshwright.runtime.messages.chunk_transport import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
 from meshwright.runtime.messages.transport import Transport
-from tests.planner.jobs import small_facts
-from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 
 OWNERS, REPLICA = (0, 1), (2, 3)
@@ -81,19 +72,3 @@ def test_a_sequence_goes_to_one_replica() -> None:
     _, _, one, other = run_on_ranks(4, shares)
     assert one == [(0, 0), (2, 2), (4, 4)]
     assert other == [(1, 1), (3, 3), (5, 5)]
-
-
-def test_a_model_that_is_trained_between_the_chunks_of_a_response_cannot_stream() -> None:
-    facts = small_facts(ranks_per_node=2).model_copy(update={"staleness": 1})
-    chunked = Schedule(chunk_tokens=32)
-    where = {
-        "other": Where("0:1"),
-        "actor_generate": Where("0:1", schedule=Schedule(generation_slots=8, batches_in_flight=2)),
-        "critic_value": Where("1:1", schedule=chunked),
-        "ref_logprob": Where("1:1", schedule=chunked),
-    }
-    with pytest.raises(AssertionError, match="its weights change between the chunks"):  # what the verifier says
-        plan_by_hand(facts, where)
-    assert streaming_violations(plan_by_hand(facts, where | {"critic_value": Where("1:1")})) == ()
-    waiting = where | {"actor_generate": Where("0:1", schedule=Schedule(generation_slots=8))}
-    assert streaming_violations(plan_by_hand(facts, waiting)) == ()

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.profiles.errors import BadInput
+from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response, SlotGroup
-from meshwright.runtime.generation.turn_rules import Everything, FirstEnded, Flight, WholeStep
+from meshwright.runtime.generation.slots import LiveSequence, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from tests.runtime.checkpoints import write_checkpoint
@@ -24,72 +23,6 @@ from tests.runtime.ranks import run_on_ranks
 
 NUM_TURNS, BATCH, OVERCOMMIT = 500, 8, 5
 LONGEST = 60
-
-
-def response(row: int, *, step: int = 0, first_turn: int = 0) -> Response:
-    prompt = Prompt(row=row, draw=row, tokens=(1,), step=step)
-    return Response(
-        prompt=prompt, tokens=(2,), logprobs=(0.0,), versions=(0,), finish=Finish.LENGTH, first_turn=first_turn
-    )
-
-
-def flight(*, ended: Sequence[Response] = (), live: Sequence[LiveSequence] = (), turn: int = 0) -> Flight:
-    group = SlotGroup(0, 8)
-    group.live.extend(live)
-    found = Flight([group])
-    found.ended.extend(ended)
-    found.turn = turn
-    return found
-
-
-def rows(delivered: Sequence[Response] | None) -> list[int] | None:
-    return None if delivered is None else [r.row for r in delivered]
-
-
-def test_a_synchronous_turn_waits_for_everything() -> None:
-    waits = flight(ended=[response(0)], live=[LiveSequence(prompt=response(1).prompt)])
-    assert waits.deliver(Everything()) is None
-    assert rows(flight(ended=[response(1), response(0)]).deliver(Everything())) == [0, 1]
-
-
-def test_a_turn_for_a_step_leaves_later_steps_in_flight() -> None:
-    found = flight(
-        ended=[response(3, step=1), response(0)], live=[LiveSequence(prompt=response(4, step=1).prompt)], turn=0
-    )
-    assert rows(found.deliver(WholeStep(0))) == [0]
-    assert found.deliver(WholeStep(1)) is None
-    assert rows(found.ended) == [3]
-
-
-def test_a_prompt_that_waits_for_a_slot_holds_its_step_back() -> None:
-    found = flight(ended=[response(0)])
-    found.begin([response(1).prompt])
-    assert found.deliver(WholeStep(0)) is None
-
-
-def test_those_that_ended_first_are_delivered_first_but_due_ones_before_them() -> None:
-    ended = [response(5, first_turn=3), response(6, first_turn=3), response(7, first_turn=2)]
-    found = flight(ended=ended, turn=3)
-    assert rows(found.deliver(FirstEnded(2, max_deferral=1))) == [5, 7]
-    assert rows(found.ended) == [6]
-
-
-def test_a_turn_does_not_end_before_a_due_sequence_has() -> None:
-    late = LiveSequence(prompt=response(9).prompt, first_turn=2)
-    found = flight(ended=[response(row, first_turn=3) for row in range(4)], live=[late], turn=3)
-    assert found.deliver(FirstEnded(2, max_deferral=1)) is None
-    assert rows(found.deliver(FirstEnded(2, max_deferral=2))) == [0, 1]
-
-
-def test_the_last_turns_deliver_what_is_left() -> None:
-    assert rows(flight(ended=[response(0)], turn=9).deliver(FirstEnded(4, max_deferral=1))) == [0]
-    assert rows(flight(turn=9).deliver(FirstEnded(4, max_deferral=1))) == []
-
-
-def test_more_due_sequences_than_a_batch_holds_get_a_sentence() -> None:
-    found = flight(ended=[response(row) for row in range(3)], turn=1)
-    with pytest.raises(BadInput, match="3 sequences are due in one turn that delivers 2"):
-        found.deliver(FirstEnded(2, max_deferral=1))
 
 
 class Counting(Generator):

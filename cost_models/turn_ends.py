@@ -1,0 +1,59 @@
+"""When the turns of a generation end, from the rounds in which its sequences start and end.
+
+The rules are those by which a flight ends its turns (`planner.simulation.flight`), who meets its sequences as they end;
+where all ends are known they are arithmetic, and that of many replicas is that of arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost_models.rounds import Integers
+
+
+class TurnEnds:
+    """The turns of replicas that have as many sequences each, of which a turn delivers `num_rows`.
+
+    Without `max_deferral` a turn ends when its own batch is complete. With it, as for overcommit, a turn ends when so
+    many undelivered sequences have ended, and every one that is due: those that started `max_deferral` turns ago or
+    earlier.
+    """
+
+    def __init__(self, num_replicas: int, num_rows: int, max_deferral: int | None) -> None:
+        self._num_rows, self._max_deferral = num_rows, max_deferral
+        self._bounds = [np.zeros(num_replicas, dtype=np.int64)]
+        self._start = self._end = np.zeros((num_replicas, 0), dtype=np.int64)
+        self._replicas = np.arange(num_replicas)[:, None]
+
+    @property
+    def bounds(self) -> Integers:
+        """The rounds between which the turns lie, [replica, 1 + turns]."""
+        return np.stack(self._bounds, axis=1)
+
+    def add(self, start: Integers, end: Integers) -> None:
+        """Sequences that were admitted, in the order of their arrival, [replica, sequence]."""
+        self._start, self._end = (np.concatenate(both, axis=1) for both in ((self._start, start), (self._end, end)))
+
+    def next(self) -> Integers:
+        """Ends the turn that began in the last of `bounds`, and delivers; the rounds in which it ends, [replica]."""
+        ended = self._in_order() if self._max_deferral is None else self._first_ended(self._max_deferral)
+        self._bounds.append(np.maximum(self._bounds[-1], ended))
+        return self._bounds[-1]
+
+    def _in_order(self) -> Integers:
+        """Delivers those that came first; the rounds in which the last of them end."""
+        ended: Integers = self._end[:, : self._num_rows].max(axis=1)
+        self._start, self._end = self._start[:, self._num_rows :], self._end[:, self._num_rows :]
+        return ended
+
+    def _first_ended(self, max_deferral: int) -> Integers:
+        """Delivers those that are due and the first others to end; the rounds in which so many have ended, and those
+        that were due."""
+        after = len(self._bounds) - max_deferral
+        due = self._start < (self._bounds[after][:, None] if after > 0 else 0)
+        enough = np.partition(self._end, self._num_rows - 1, axis=1)[:, self._num_rows - 1]
+        ended: Integers = np.maximum(enough, np.where(due, self._end, 0).max(axis=1))
+        left = np.lexsort((self._end, ~due), axis=1)[:, self._num_rows :]
+        left.sort(axis=1)
+        self._start, self._end = self._start[self._replicas, left], self._end[self._replicas, left]
+        return ended

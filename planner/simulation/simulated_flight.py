@@ -1,0 +1,226 @@
+"""A replica's sequences from turn to turn, without their tokens: when each is admitted, ends and is delivered.
+
+The rules are `flight`'s and so the runtime's. Passes in which nothing begins or ends are taken together.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from meshwright.planner.simulation.flight import Delivery, Flight
+from meshwright.planner.simulation.round_times import RoundTimes
+from meshwright.planner.simulation.slot_groups import SlotGroup
+
+_MOST_PASSES = 256
+"""Passes are costed together at their middle, so many at most."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Drawn:
+    """One prompt and its response: their tokens, and what has come of it. `step` is that of its prompt batch."""
+
+    step: int
+    row: int
+    prompt_tokens: int
+    response_tokens: int
+    first_turn: int = -1
+    first_pass: int = 0
+    drawn: list[int] = field(default_factory=list)
+    """Tokens that were there at the end of each turn since the first."""
+
+    @property
+    def last_pass(self) -> int:
+        """The pass of its group that draws its last token."""
+        return self.first_pass + self.response_tokens - 1
+
+    def tokens_by_turn(self) -> dict[int, int]:
+        """How many tokens each turn drew, of a response that has ended."""
+        totals = [0, *self.drawn, self.response_tokens]
+        parts = {self.first_turn + i: after - before for i, (before, after) in enumerate(pairwise(totals))}
+        return {turn: tokens for turn, tokens in parts.items() if tokens}
+
+
+class SimulatedGroup(SlotGroup[Drawn]):
+    """A group that knows in which of its passes the next sequence ends."""
+
+    def __init__(self, first_slot: int, num_slots: int) -> None:
+        super().__init__(first_slot, num_slots)
+        self.num_passes = 0
+        self._has_drawn = False
+        self._next_end, self._reach = 0, 0
+
+    @property
+    def num_passes_left(self) -> int:
+        """Passes until the next sequence ends."""
+        return self._next_end - self.num_passes
+
+    @property
+    def context(self) -> int:
+        """Cached tokens of the longest live sequence in the next pass."""
+        return self._reach + self.num_passes
+
+    def learn(self) -> list[Drawn]:
+        """Takes out the sequences that ended in the last pass, in the order of their slots."""
+        if not self._has_drawn:
+            return []
+        self._has_drawn = False
+        if self.num_passes < self._next_end:
+            return []
+        has_ended = [one.last_pass == self.num_passes for one in self.live]
+        ended = [one for one, is_over in zip(self.live, has_ended, strict=True) if is_over]
+        self._compact([one.prompt_tokens + self.num_passes - one.first_pass for one in self.live], has_ended)
+        self._look_ahead()
+        return ended
+
+    def _look_ahead(self) -> None:
+        if self.live:
+            self._next_end = min(one.last_pass for one in self.live)
+            self._reach = max(one.prompt_tokens - one.first_pass for one in self.live)
+
+    def advance(self, waiting: deque[Drawn], turn: int) -> list[Drawn]:
+        """One pass: a token for each live sequence, and the first one for what is admitted into the free slots."""
+        admitted = self._next(waiting)
+        self.live += admitted
+        self.skip(1)
+        for one in admitted:
+            one.first_turn, one.first_pass = turn, self.num_passes
+        if admitted:
+            self._look_ahead()
+        return admitted
+
+    def skip(self, num_passes: int) -> None:
+        """Passes in which nothing begins."""
+        if self.live and num_passes:
+            self.num_passes += num_passes
+            self._has_drawn = True
+
+
+_Flight: TypeAlias = Flight[Drawn, SimulatedGroup, Drawn]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a turn delivered, in order of step and row; how long it took; the sequences in flight on average over its
+    rounds."""
+
+    delivered: tuple[Drawn, ...]
+    seconds: float
+    live: float
+
+
+class SimulatedFlight:
+    """The sequences of one replica that have been admitted and not delivered, in simulated time."""
+
+    def __init__(self, num_slots: int, num_stages: int, times: RoundTimes) -> None:
+        self._flight: _Flight = Flight(SimulatedGroup.cut(num_slots, num_stages))
+        self._num_stages, self._times = num_stages, times
+
+    @property
+    def num_rounds(self) -> int:
+        """Of the last turn."""
+        return self._flight.num_rounds
+
+    def play(self, admitted: Collection[Drawn], delivery: Delivery, least_rounds: int = 0) -> Turn:
+        """The next turn, as `Flight.play` has it."""
+        work = _Work(self._flight, self._num_stages)
+        delivered = self._flight.play(
+            admitted,
+            delivery,
+            learn=SimulatedGroup.learn,
+            advance=work.advance,
+            skip=work.skip,
+            least_rounds=least_rounds,
+        )
+        work.end()
+        for group in self._flight.groups:
+            for one in group.live:
+                one.drawn.append(group.num_passes - one.first_pass + 1)
+        return Turn(delivered=delivered, seconds=work.seconds(self._times), live=work.live)
+
+
+class _Work:
+    """What a turn does: rounds of so many sequences with so many cached tokens, and prompts that are prefilled."""
+
+    def __init__(self, flight: _Flight, num_stages: int) -> None:
+        self._flight, self._num_groups, self._num_stages = flight, len(flight.groups), num_stages
+        self._num_advanced, self._rows, self._context = 0, 0, 0  # of this round
+        self._decodes: list[tuple[float, float, float]] = []  # rounds, rows, cached tokens
+        self._first: list[Drawn] = []
+        self._refills: list[tuple[int, float]] = []  # rows, mean tokens
+        self._num_rounds, self._row_rounds = 0.0, 0.0
+
+    def advance(self, group: SimulatedGroup) -> int:
+        """One pass of the group, how many sequences it admitted."""
+        self._num_advanced += 1
+        self._rows += len(group.live)
+        self._context = max(self._context, group.context if group.live else 0)
+        admitted = group.advance(self._flight.waiting, self._flight.turn)
+        self._admit(admitted)
+        if self._num_advanced == self._num_groups:
+            self.end()
+        return len(admitted)
+
+    def skip(self, most: int | None) -> int:
+        """All passes until a sequence ends, at most `most` where there is a number."""
+        busy = [group for group in self._flight.groups if group.live]
+        skipped = min(group.num_passes_left for group in busy)
+        if most is not None:
+            skipped = min(skipped, most)
+        left, rows = skipped, sum(len(group.live) for group in busy)
+        while left:
+            passes = min(left, _MOST_PASSES)
+            self._decode(passes, rows, max(group.context for group in busy) + (passes - 1) / 2)
+            for group in busy:
+                group.skip(passes)
+            left -= passes
+        return skipped
+
+    def end(self) -> None:
+        """A round is over, and with it a turn that ends in its middle: it was a part of one."""
+        if self._num_advanced:
+            rows = self._rows * self._num_groups / self._num_advanced
+            self._decode(self._num_advanced / self._num_groups, rows, self._context)
+        self._num_advanced, self._rows, self._context = 0, 0, 0
+
+    def _admit(self, admitted: Sequence[Drawn]) -> None:
+        """Prompts that a group prefills in one pass; those of a turn's first round fill the pipeline together."""
+        self._row_rounds += len(admitted)
+        if not self._num_rounds:
+            self._first += admitted
+        elif admitted:
+            self._refills.append((len(admitted), _mean_prompt(admitted)))
+
+    def _decode(self, rounds: float, rows: float, context: float) -> None:
+        self._num_rounds += rounds
+        self._row_rounds += rounds * rows
+        if rounds and rows:
+            self._decodes.append((rounds, rows, context))
+
+    @property
+    def live(self) -> float:
+        return self._row_rounds / self._num_rounds if self._num_rounds else 0.0
+
+    def seconds(self, times: RoundTimes) -> float:
+        """A later prompt is in the way of one group only, so the grid is asked as if every group had as many."""
+        total = 0.0
+        if self._decodes:
+            rounds, rows, contexts = np.array(self._decodes).T
+            total += float((rounds * times.round_(rows, contexts)).sum())
+        if self._first:
+            rows, tokens = np.array([[len(self._first)], [_mean_prompt(self._first)]])
+            total += float(times.prefill(rows, tokens).sum())
+        if self._refills:
+            rows, tokens = np.array(self._refills).T
+            total += float(times.prefill(rows * self._num_groups, tokens).sum()) / self._num_stages
+        return total
+
+
+def _mean_prompt(admitted: Sequence[Drawn]) -> float:
+    return statistics.fmean(one.prompt_tokens for one in admitted)
