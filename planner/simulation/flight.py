@@ -48,46 +48,43 @@ class Drawn:
         return {turn: tokens for turn, tokens in parts.items() if tokens}
 
 
-Delivery: TypeAlias = "Callable[[Flight], Sequence[Drawn] | None]"
+Delivery: TypeAlias = "Callable[[SimulatedFlight], Sequence[Drawn] | None]"
 """What to deliver of the sequences that have ended; None while the turn has to go on."""
 
 
-@dataclass(frozen=True)
-class WholeStep:
+def whole_step(step: int) -> Delivery:
     """The turn ends when every admitted sequence of prompt batch `step` has ended, and delivers those."""
 
-    step: int
-
-    def __call__(self, flight: Flight) -> Sequence[Drawn] | None:
-        if flight.num_unfinished[self.step]:
+    def choose(flight: SimulatedFlight) -> Sequence[Drawn] | None:
+        if flight.num_unfinished[step]:
             return None
-        return [one for one in flight.ended if one.step == self.step]
+        return [one for one in flight.ended if one.step == step]
+
+    return choose
 
 
-@dataclass(frozen=True)
-class FirstEnded:
+def first_ended(count: int, max_deferral: int) -> Delivery:
     """The turn delivers `count` sequences: those that are due, then those that ended first.
 
     A sequence is due `max_deferral` turns after the one that drew its first token, and the turn does not end before
     every due sequence has.
     """
 
-    count: int
-    max_deferral: int
-
-    def __call__(self, flight: Flight) -> Sequence[Drawn] | None:
-        started_by = flight.turn - self.max_deferral
+    def choose(flight: SimulatedFlight) -> Sequence[Drawn] | None:
+        started_by = flight.turn - max_deferral
         if any(number for turn, number in flight.num_live.items() if turn <= started_by):
             return None
-        if len(flight.ended) < self.count and flight.num_unfinished.total():
+        if len(flight.ended) < count and flight.num_unfinished.total():
             return None
         due = [one for one in flight.ended if one.first_turn <= started_by]
         others = [one for one in flight.ended if one.first_turn > started_by]
-        assert len(due) <= self.count, "no more is overcommitted than a batch has"
-        return (*due, *others)[: self.count]
+        assert len(due) <= count, "no more is overcommitted than a batch has"
+        return (*due, *others)[:count]
+
+    return choose
 
 
-class Group:
+class SimulatedGroup:
     """Slots whose live sequences advance together, a token for each in a pass; the live ones occupy the first slots."""
 
     def __init__(self, num_slots: int) -> None:
@@ -160,13 +157,13 @@ class Turn:
     live: float
 
 
-class Flight:
+class SimulatedFlight:
     """The sequences of one replica that have been admitted and not delivered."""
 
     def __init__(self, num_slots: int, num_stages: int, times: RoundTimes) -> None:
         num_groups = min(num_stages, num_slots)
         bounds = [num_slots * i // num_groups for i in range(num_groups + 1)]
-        self.groups = tuple(Group(b - a) for a, b in pairwise(bounds))
+        self.groups = tuple(SimulatedGroup(b - a) for a, b in pairwise(bounds))
         self.waiting: deque[Drawn] = deque()
         self.ended: list[Drawn] = []
         """In the order in which they ended."""
@@ -229,7 +226,7 @@ class Flight:
         self.num_rounds += 1
         return None
 
-    def _learn(self, group: Group) -> bool:
+    def _learn(self, group: SimulatedGroup) -> bool:
         """Whether a sequence of the group has ended."""
         ended = group.learn()
         self.ended += ended

@@ -19,7 +19,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.program import version_of_generation
 from meshwright.planner.simulation.deferral import held_back
-from meshwright.planner.simulation.flight import Delivery, Drawn, FirstEnded, Flight, Turn, WholeStep
+from meshwright.planner.simulation.flight import Delivery, Drawn, SimulatedFlight, Turn, first_ended, whole_step
 from meshwright.planner.simulation.pace import Pace
 from meshwright.planner.simulation.round_times import RoundTimes
 
@@ -86,7 +86,7 @@ class CarriedOver:
         self._per_step = plan.facts.workload.batch_size // layout.dp
         self._batches_ahead = (schedule.batches_in_flight - 1) * self._per_step
         self._num_admitted = 0  # of each replica
-        self._flights = [Flight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
+        self._flights = [SimulatedFlight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
         self._paces = [Pace(plan) for _ in range(layout.dp)]
         self._recomputing = sum(t.amount for t in placement.cost.terms if t.name == RECOMPUTATION)
         """Seconds in every turn but the first, which finds nothing in flight; as the plan counts them."""
@@ -98,7 +98,7 @@ class CarriedOver:
         return self._played[step]
 
     def _play(self, step: int) -> Generated:
-        delivery: Delivery = FirstEnded(self._per_step, self._max_deferral) if self._overcommits else WholeStep(step)
+        delivery = first_ended(self._per_step, self._max_deferral) if self._overcommits else whole_step(step)
         admitted = self._admitted(step)
         turns = [self._turn(replica, admitted, delivery) for replica in range(self._num_replicas)]
         delivered = [one for turn in turns for one in turn.delivered]

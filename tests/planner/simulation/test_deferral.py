@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.planner.program.controllers import Controllers, OvercommitTuner, StepObservation
 from meshwright.planner.simulation.deferral import held_back, steps_to_grow
-from meshwright.planner.simulation.flight import Drawn, FirstEnded, Flight, Turn
+from meshwright.planner.simulation.flight import Drawn, SimulatedFlight, Turn, first_ended
 from tests.planner.simulation.test_controlled import controlled
 from tests.planner.simulation.test_flight import TIMES
 from tests.planner.simulation.test_sampled import carrying_over
@@ -28,7 +28,7 @@ def lengths(num_steps: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[n
 
 
 def play(num_steps: int, most: int, *, grows: bool, seed: int = 0) -> list[Turn]:
-    drawn, flight = lengths(2 * num_steps, seed), Flight(2 * ROWS, 1, TIMES)
+    drawn, flight = lengths(2 * num_steps, seed), SimulatedFlight(2 * ROWS, 1, TIMES)
     arriving = (
         Drawn(step=step, row=row, prompt_tokens=8, response_tokens=int(tokens))
         for step, of_step in enumerate(drawn)
@@ -39,7 +39,7 @@ def play(num_steps: int, most: int, *, grows: bool, seed: int = 0) -> list[Turn]
         ahead = held_back(step, admitted - step * ROWS, most, ROWS) if grows else most
         new = list(itertools.islice(arriving, max(0, (step + 1) * ROWS + ahead - admitted)))
         admitted += len(new)
-        turns.append(flight.play(new, FirstEnded(ROWS, DEFERRAL)))
+        turns.append(flight.play(new, first_ended(ROWS, DEFERRAL)))
     return turns
 
 

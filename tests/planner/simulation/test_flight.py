@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.flight import Drawn, FirstEnded, Flight, Turn, WholeStep
+from meshwright.planner.simulation.flight import Drawn, SimulatedFlight, Turn, first_ended, whole_step
 from meshwright.planner.simulation.generated import generation_seconds
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.runtime.generation import slots, turn_rules
@@ -52,9 +52,9 @@ def play(
     least_rounds: int = 0,
     num_turns: int,
 ) -> list[Turn]:
-    flight = Flight(num_slots, num_stages, TIMES)
+    flight = SimulatedFlight(num_slots, num_stages, TIMES)
     return [
-        flight.play(admitted, FirstEnded(ROWS, DEFERRAL) if extra else WholeStep(step), least_rounds)
+        flight.play(admitted, first_ended(ROWS, DEFERRAL) if extra else whole_step(step), least_rounds)
         for step, admitted in enumerate(admissions(seed, extra or (batches - 1) * ROWS, num_turns))
     ]
 
@@ -144,7 +144,7 @@ def test_over_many_turns_no_sequence_is_lost_delivered_twice_or_starves(
 def test_a_batch_alone_takes_what_it_takes_without_carrying_over() -> None:
     for step in range(10):
         alone = batch(3, step)
-        turn = Flight(5, 1, TIMES).play(alone, WholeStep(step))
+        turn = SimulatedFlight(5, 1, TIMES).play(alone, whole_step(step))
         prompts, responses = (
             np.array([getattr(one, name) for one in alone]) for name in ("prompt_tokens", "response_tokens")
         )
@@ -154,7 +154,7 @@ def test_a_batch_alone_takes_what_it_takes_without_carrying_over() -> None:
 def test_live_sequences_are_counted_over_the_rounds_of_a_turn() -> None:
     # Rounds 1-2 have two sequences, rounds 3-6 the longer one.
     both = [Drawn(step=0, row=row, prompt_tokens=1, response_tokens=tokens) for row, tokens in enumerate((2, 6))]
-    assert Flight(2, 1, TIMES).play(both, WholeStep(0)).live == pytest.approx(8 / 6)
+    assert SimulatedFlight(2, 1, TIMES).play(both, whole_step(0)).live == pytest.approx(8 / 6)
 
 
 def test_what_is_under_way_makes_the_next_turn_shorter() -> None:
@@ -162,9 +162,9 @@ def test_what_is_under_way_makes_the_next_turn_shorter() -> None:
     def batches(step: int) -> list[Drawn]:
         return [Drawn(step=step, row=row, prompt_tokens=1, response_tokens=tokens) for row, tokens in enumerate((1, 9))]
 
-    flight = Flight(4, 1, TIMES)
-    lone = flight.play([*batches(0), *batches(1)], WholeStep(0))
-    following = flight.play(batches(2), WholeStep(1))
+    flight = SimulatedFlight(4, 1, TIMES)
+    lone = flight.play([*batches(0), *batches(1)], whole_step(0))
+    following = flight.play(batches(2), whole_step(1))
     assert following.seconds == 0
     assert {one.step for one in following.delivered} == {1}
     assert lone.seconds > 0
@@ -175,19 +175,19 @@ def test_what_is_under_way_makes_the_next_turn_shorter() -> None:
 def test_responses_that_begin_together_end_in_every_second_turn_unless_turns_keep_a_pace(
     least_rounds: int, num_stages: int
 ) -> None:
-    flight, length = Flight(2 * ROWS, num_stages, TIMES), 24
+    flight, length = SimulatedFlight(2 * ROWS, num_stages, TIMES), 24
 
     def batch_of(step: int) -> list[Drawn]:
         return [Drawn(step=step, row=row, prompt_tokens=1, response_tokens=length) for row in range(ROWS)]
 
     rounds = []
     for step in range(10):
-        flight.play([*(batch_of(0) if step == 0 else ()), *batch_of(step + 1)], WholeStep(step), least_rounds)
+        flight.play([*(batch_of(0) if step == 0 else ()), *batch_of(step + 1)], whole_step(step), least_rounds)
         rounds.append(flight.num_rounds)
     assert rounds == ([24] + [12] * 9 if least_rounds else [24, 0] * 5)
 
 
 def test_a_turn_goes_on_for_its_pace_only_while_something_is_left_to_draw() -> None:
-    flight = Flight(8, 1, TIMES)
-    flight.play([Drawn(step=0, row=0, prompt_tokens=1, response_tokens=3)], WholeStep(0), 90)
+    flight = SimulatedFlight(8, 1, TIMES)
+    flight.play([Drawn(step=0, row=0, prompt_tokens=1, response_tokens=3)], whole_step(0), 90)
     assert flight.num_rounds == 3
