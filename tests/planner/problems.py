@@ -16,6 +16,17 @@ def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int
     return replace(problem, calls=kept, anywhere=True)
 
 
+def everywhere(problem: Problem) -> Problem:
+    """The same problem with every aligned block as a place of its own."""
+    if not problem.anywhere:
+        return problem
+    calls = tuple(
+        CallOptions(call.name, tuple(o.at(first) for o in call.options for first in problem.blocks(o.place.num_ranks)))
+        for call in problem.calls
+    )
+    return replace(problem, anywhere=False, calls=calls)
+
+
 def _first_of_each(options: Iterable[Option]) -> Iterator[Option]:
     """The options, moved to rank 0, each once; of two with copies of different sizes the first stays."""
     shared: dict[Place, int] = {}

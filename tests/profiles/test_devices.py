@@ -1,13 +1,6 @@
 import pytest
 
-from meshwright.profiles.devices import (
-    cpu_device,
-    device_named,
-    device_names,
-    local_cluster,
-    network_named,
-    network_names,
-)
+from meshwright.profiles.devices import cpu_device, device_named, device_names, local_cluster, network_named
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 
@@ -43,7 +36,6 @@ def test_an_unknown_name_comes_with_a_suggestion() -> None:
         network_named("ib-ndr")
     with pytest.raises(BadInput, match="device 'abacus' is not known; known: a100-40gb, "):
         device_named("abacus")
-    assert all(network_named(name).bytes_per_second > 0 for name in network_names())
 
 
 def test_this_machine_is_the_same_cluster_twice() -> None:

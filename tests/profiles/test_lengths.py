@@ -15,7 +15,7 @@ def test_a_fixed_length_is_one_bin() -> None:
 
 def test_a_log_normal_keeps_its_median_and_is_cut_at_max() -> None:
     lengths = LengthSpec(max=300, median=100, p99=400).resolve()
-    assert lengths.quantile(0.5) == pytest.approx(100, rel=0.03)
+    assert lengths.strata(101)[50] == pytest.approx(100, rel=0.03)
     assert lengths.maximum == 300
     assert sum(lengths.probabilities) == pytest.approx(1)
     assert 100 < lengths.mean < 300
@@ -26,9 +26,9 @@ def test_a_histogram_is_normalised_and_sorted_and_drops_empty_bins() -> None:
     assert lengths == Histogram((2, 4, 5), (0.375, 0.125, 0.5))
 
 
-def test_quantiles_and_survival_agree() -> None:
-    assert [SKEWED.quantile(q) for q in (0.0, 0.5, 0.51, 0.8, 1.0)] == [1, 1, 2, 2, 10]
-    assert [SKEWED.survival(n) for n in (0, 1, 2, 10)] == pytest.approx([1.0, 0.5, 0.2, 0.0])
+def test_strata_are_as_many_of_each_length_as_it_is_likely() -> None:
+    assert SKEWED.strata(10) == (1,) * 5 + (2,) * 3 + (10,) * 2
+    assert SKEWED.strata(1) == (1,)
 
 
 def test_the_expected_maximum_of_one_draw_is_the_mean_and_grows_towards_the_longest() -> None:

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.edges import handovers
@@ -17,7 +18,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontier, frontiers
 from meshwright.planner.search.space import check_pins
@@ -30,6 +30,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from tests.planner.jobs import RandomModel, small_facts
+from tests.planner.problems import everywhere
 
 TRAIN = STAGE_BY_NAME["actor_train"]
 
@@ -137,6 +138,6 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     pins = parse_pins(pinned_but(facts, "actor_logprob", "actor_train"))
     scope = next(scope for ahead in patterns(0) for scope in scopes(ahead, 0))
     found = frontiers(facts, model, pins, scope=scope)
-    problem = formulate(facts, model, found, handovers(facts, model)).problem.everywhere()
+    problem = everywhere(formulate(facts, model, found, handovers(facts, model)).problem)
     assert any(c.layout.vpp == 2 for f in found for kept in f.candidates.values() for c in kept)
     assert solve(problem, Limits()).objective == best_makespan(problem)

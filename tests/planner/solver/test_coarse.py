@@ -6,12 +6,12 @@ import functools
 
 import pytest
 
-from meshwright.planner.search.brute_force import best_makespan
+from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.alike import alike
 from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.coarse import around, coarsened, possible
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
-from tests.planner.problems import random_blocks
+from tests.planner.problems import everywhere, random_blocks
 
 SEEDS = range(20)
 
@@ -28,7 +28,7 @@ def least(seed: int) -> float:
 
 
 def best(problem: Problem) -> float:
-    found = best_makespan(problem.everywhere()) if all(call.options for call in problem.calls) else None
+    found = best_makespan(everywhere(problem)) if all(call.options for call in problem.calls) else None
     return float("inf") if found is None else found
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.planner.search.brute_force import best_makespan
+from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.greedy import WORST, Greedy
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
 from meshwright.planner.solver.prospects import Prospects

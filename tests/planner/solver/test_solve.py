@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.search.brute_force import least_memory as least_memory_by_brute_force
+from benchmarks.search.brute_force import best_makespan
+from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
 from meshwright.planner.solver import block_search, coarse
 from meshwright.planner.solver.alike import Alike
 from meshwright.planner.solver.problem import (
@@ -23,7 +23,7 @@ from meshwright.planner.solver.problem import (
 )
 from meshwright.planner.solver.result import Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
-from tests.planner.problems import random_blocks, random_problem
+from tests.planner.problems import everywhere, random_blocks, random_problem
 
 SHAPES = ({"num_ranks": 4, "num_calls": 4, "num_options": 3}, {"num_ranks": 8, "num_calls": 3, "num_options": 3})
 
@@ -42,16 +42,16 @@ def check(asked: Problem, result: Result) -> None:
     picked = picked_options(asked, result.answer)
     order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
     assert max(ends_of(asked, picked, order).values()) == result.objective
-    assert max(asked.everywhere().memory(picked)) <= asked.device_blocks
+    assert max(everywhere(asked).memory(picked)) <= asked.device_blocks
     for name, option in picked.items():
-        assert option in asked.everywhere().options(name)
+        assert option in everywhere(asked).options(name)
 
 
 @pytest.mark.parametrize("seed", range(320))
 def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     result = solve(asked, Limits())
-    assert result.objective == best_makespan(asked.everywhere())
+    assert result.objective == best_makespan(everywhere(asked))
     assert result.status == ("infeasible" if result.answer is None else "optimal")
     check(asked, result)
 
@@ -72,7 +72,7 @@ def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> N
 @pytest.mark.parametrize("seed", range(64))
 def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int) -> None:
     asked = problem(seed)
-    best = best_makespan(asked.everywhere())
+    best = best_makespan(everywhere(asked))
     if best is None:
         assert solve(asked, Limits(most=asked.horizon)).answer is None
         return
@@ -84,7 +84,7 @@ def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int
 @pytest.mark.parametrize("seed", range(16))
 def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
-    assert least_memory(asked, Limits()) == least_memory_by_brute_force(asked.everywhere())
+    assert least_memory(asked, Limits()) == least_memory_by_brute_force(everywhere(asked))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -92,7 +92,7 @@ def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed
     """On more ranks and calls than can be tried one by one."""
     asked = random_blocks(seed, num_ranks=16, num_calls=5, num_options=4)
     result = solve(asked, Limits())
-    assert result.objective == solve(asked.everywhere(), Limits()).objective
+    assert result.objective == solve(everywhere(asked), Limits()).objective
     check(asked, result)
 
 
