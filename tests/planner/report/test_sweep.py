@@ -71,14 +71,6 @@ def test_a_plot_of_single_values_is_refused() -> None:
         sweep(answers("cluster.nodes=4"))
 
 
-def test_sizes_are_whole_nodes_or_parts_of_one() -> None:
-    cluster = small_facts(nodes=2, ranks_per_node=4).cluster
-    found = size_settings(cluster, [1, 4, 16])
-    assert [(s["cluster.nodes"], s["cluster.ranks_per_node"]) for s in found] == [(1, 1), (1, 4), (4, 4)]
-    with pytest.raises(BadInput, match="--sizes 6 is not a number of whole nodes of 4 ranks; use 4 or 8"):
-        size_settings(cluster, [6])
-
-
 def test_the_job_on_other_numbers_of_ranks_has_a_point_for_each_and_its_speed_up() -> None:
     facts = small_facts(ranks_per_node=1, batch_size=4, memory_bytes=2**34)
     plan = random_plan(0, facts, model_of(facts))
