@@ -12,9 +12,9 @@ import pytest
 from meshwright.planner.program.controllers import Controllers, OvercommitTuner, StepObservation
 from meshwright.planner.simulation.deferral import held_back, steps_to_grow
 from meshwright.planner.simulation.flight import Drawn, SimulatedFlight, Turn, first_ended
+from tests.planner.drawn import carrying_over
 from tests.planner.simulation.test_controlled import controlled
 from tests.planner.simulation.test_flight import TIMES
-from tests.planner.simulation.test_sampled import carrying_over
 
 ROWS, DEFERRAL, MEAN = 48, 8, 64.0
 
