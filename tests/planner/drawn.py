@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -35,10 +36,11 @@ def plan_of(seed: int, response: LengthSpec, deferral: int = 0) -> Plan:
     return random_plan(seed, facts, model_of(facts), deferral=deferral)
 
 
-def carrying_over(overcommits: bool) -> list[Plan]:
+@functools.cache
+def carrying_over(overcommits: bool) -> tuple[Plan, ...]:
     """Plans whose sequences outlive a turn."""
     plans = (plan_of(seed, LONG_TAIL, deferral=2) for seed in range(100))
-    found = list(itertools.islice((plan for plan in plans if carries_over(plan, overcommits)), 6))
+    found = tuple(itertools.islice((plan for plan in plans if carries_over(plan, overcommits)), 6))
     assert len(found) == 6
     return found
 

@@ -20,11 +20,9 @@ def program(*, streams: bool = False, steps_ahead: int = 0) -> Program:
     send = Send(**HANDOVER, ranks=(0, 1), targets=(2,), steps_ahead=steps_ahead)
     scoring = RunStage(stage="reward_score", ranks=(2,))
     receive = Receive(**HANDOVER, ranks=(2,), owners=(0, 1))
-    order: tuple[Instruction, ...] = (
-        (generate, send, scoring, receive) if streams else (generate, send, receive, scoring)
-    )
+    behind: tuple[Instruction, ...] = (scoring, receive) if streams else (receive, scoring)
     stream = Stream(producer="actor_generate", consumer="reward_score", chunk_tokens=8, owners=(0, 1), targets=(2,))
-    return Program(order, (stream,) if streams else ())
+    return Program((generate, send, *behind), (stream,) if streams else ())
 
 
 def played(

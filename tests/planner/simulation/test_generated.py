@@ -60,9 +60,8 @@ def test_alone_every_step_delivers_its_own_sequences_on_every_replica(seed: int)
 def test_every_sequence_is_delivered_once_and_none_is_made_up(overcommits: bool) -> None:
     """Of 12 steps: what was delivered is what was drawn but for what is still in flight, and a token has one age."""
     for plan in carrying_over(overcommits)[:2]:
-        turns = CarriedOver(
-            plan, lengths_of, TIMES, 1.0, lambda _: plan.placement("actor_generate").schedule.overcommit
-        )
+        extra = plan.placement("actor_generate").schedule.overcommit
+        turns = CarriedOver(plan, lengths_of, TIMES, 1.0, lambda _, extra=extra: extra)
         found = [turns.of_step(step) for step in range(12)]
         assert all(len(step.responses) == 16 for step in found)
         assert all(sum(step.tokens_by_staleness.values()) == step.responses.sum() for step in found)

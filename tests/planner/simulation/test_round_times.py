@@ -36,10 +36,8 @@ def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(la
 
 
 def test_more_rows_and_more_cached_tokens_never_take_less() -> None:
-    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
-    times = round_times(
-        facts, call_of(facts, stage, Choice(Layout(), Schedule(generation_slots=8)), deferral=0), model_of
-    )
+    facts, choice = small_facts(), Choice(Layout(), Schedule(generation_slots=8))
+    times = round_times(facts, call_of(facts, STAGE_BY_NAME["actor_generate"], choice, deferral=0), model_of)
     for grid in (times.prefill, times.round_):
         assert grid.rows.tolist() == [1, 2, 4, 8, 16]
         assert (np.diff(grid.seconds, axis=0) >= 0).all()
