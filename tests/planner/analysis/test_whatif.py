@@ -11,8 +11,6 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import parse_settings, with_setting
-from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import recost
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
@@ -41,15 +39,6 @@ def test_a_setting_that_changes_nothing_makes_no_difference(plan: Plan) -> None:
     assert found.answers[0].difference == found.baseline.minus(found.baseline)
     assert found.answers[0].fits
     assert found.notes == ()
-
-
-def test_costing_again_by_the_same_model_gives_the_plan_back(plan: Plan) -> None:
-    again = recost(plan, plan.facts, model_of(plan.facts))
-    assert again.placements == plan.placements
-    assert again.refits == plan.refits
-    assert again.edges == plan.edges
-    assert again.period_seconds == plan.period_seconds
-    assert verify(again) == ()
 
 
 def test_shorter_responses_make_shorter_steps_and_ranges_make_rows(plan: Plan) -> None:
