@@ -3,7 +3,6 @@ import pytest
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import Histogram, LengthSpec
-from meshwright.profiles.workload import Workload
 
 SKEWED = Histogram((1, 2, 10), (0.5, 0.3, 0.2))
 
@@ -53,12 +52,6 @@ def test_a_sum_of_lengths_adds_their_means() -> None:
     assert sum(both.probabilities) == pytest.approx(1)
 
 
-def test_a_workload_adds_prompt_and_response() -> None:
-    workload = Workload(batch_size=2, prompt=LengthSpec(max=4, fixed=3), response=LengthSpec(max=9, median=3, p99=8))
-    assert workload.max_tokens == 13
-    assert workload.mean_tokens == pytest.approx(workload.sequence_lengths.mean)
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -75,15 +68,6 @@ def test_a_wrong_distribution_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadInput) as error:
         parse(LengthSpec, text, "lengths")
     assert says in str(error.value)
-
-
-def test_a_changed_copy_forgets_the_old_lengths() -> None:
-    """A copy used to keep the histogram that had been resolved before the change."""
-    workload = Workload(batch_size=2, prompt=LengthSpec(max=4, fixed=3), response=LengthSpec(max=9, fixed=9))
-    assert workload.sequence_lengths.mean == 12
-    changed = workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})
-    assert changed.sequence_lengths.mean == 4
-    assert changed == workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})
 
 
 @pytest.mark.parametrize("mean", [1.0, 7.25, 20.0, 60.0, 96.0])
