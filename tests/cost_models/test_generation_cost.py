@@ -4,7 +4,9 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.generation_cost import work_of
 from meshwright.cost_models.question import Call
+from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow, rounds_of
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -65,3 +67,25 @@ def test_generating_without_slots_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match="generation_slots=0 generates nothing; use 1 or more"):
         AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate"))
+
+
+def test_groups_take_turns_and_a_pipeline_waits_for_those_that_are_dry() -> None:
+    """10 rounds of 8 sequences are 4 passes of 2 in a pipeline of 4 stages, and so are those of 2 sequences of 1."""
+    nothing = Prefill(0, 0, 0)
+    for live, rows in ((8, 2), (2, 1)):
+        rounds = Rounds(10, (RoundWindow(10, live, 100),), nothing, nothing)
+        ((_, load),) = work_of(rounds, 8, 4).loads
+        assert load.passes == [(40, rows, 1, 100)]
+        assert (load.number, load.mean_rows, load.mean_tokens) == (40, rows, rows)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_every_token_is_decoded_or_prefilled_in_some_pass(long_tail: Workload, slots: int, pp: int) -> None:
+    rounds = rounds_of(long_tail, 16, slots)
+    work = work_of(rounds, slots, pp)
+    decoding = dict(work.loads)[Body.DECODE]
+    decoded = sum(number * rows for number, rows, _, _ in decoding.passes)
+    assert decoded >= sum(window.rounds * window.live for window in rounds.windows) - 1e-6
+    assert work.drawn == rounds.drawn
+    assert work.visits == rounds.visits * min(pp, slots)
