@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import StagePart
-from meshwright.cost_models.pipeline import GRADIENT_BYTES
 from meshwright.cost_models.question import Call
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import TRAIN_STAGE
+
+_GRADIENT_BYTES = 4
+"""Megatron's DistributedDataParallel keeps and reduces gradients in fp32 (`grad_reduce_in_fp32`)."""
 
 _MOMENT_BYTES = 8
 """Adam's two fp32 moments per parameter."""
@@ -34,7 +36,7 @@ def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
     """
     tally = Tally()
     if call.stage.trains:
-        tally.add("gradients", part.num_params * GRADIENT_BYTES)
+        tally.add("gradients", part.num_params * _GRADIENT_BYTES)
         num_params, sharers = part.replicated_params(call.layout.ep), call.layout.dp * call.layout.cp
         if element_bytes < _MAIN_WEIGHT_BYTES:
             tally.add("main weights", num_params * _MAIN_WEIGHT_BYTES / sharers)

@@ -41,19 +41,6 @@ class Histogram:
     def maximum(self) -> int:
         return self.tokens[-1]
 
-    def quantile(self, probability: float) -> int:
-        """The smallest length whose cumulative probability reaches `probability`."""
-        total = 0.0
-        for length, p in zip(self.tokens, self.probabilities, strict=True):
-            total += p
-            if total >= probability - 1e-12:
-                return length
-        return self.tokens[-1]
-
-    def survival(self, length: int) -> float:
-        """The probability of being longer than `length`."""
-        return math.fsum(p for t, p in zip(self.tokens, self.probabilities, strict=True) if t > length)
-
     def strata(self, count: int) -> tuple[int, ...]:
         """The lengths of a typical sample of `count`, ascending: one from the middle of each equally likely part."""
         reached = np.minimum(count, np.floor(self._cumulative * count + 0.5 + 1e-9)).astype(int)

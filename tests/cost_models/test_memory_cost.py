@@ -8,9 +8,8 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.schedule import Offload
+from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import STAGES
 from meshwright.profiles.workload import Workload
 
@@ -181,21 +180,6 @@ def test_the_host_has_room_for_the_largest_part_of_a_pipeline(ask: Callable[...,
     assert ask("ref_logprob", "pp2", offload=Offload.WEIGHTS).host.total == 2 * half
 
 
-@pytest.mark.parametrize(
-    ("stage", "what", "says"),
-    [
-        ("critic_value", Offload.WEIGHTS, "critic_value: offload=weights is for roles that are not trained; use none"),
-        ("actor_train", Offload.WEIGHTS, "actor_train: offload=weights is for roles that are not trained"),
-        ("ref_logprob", Offload.OPTIMIZER, "ref_logprob: offload=optimizer is for stages that train; use none"),
-    ],
-)
-def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
-    ask: Callable[..., Memory], stage: str, what: Offload, says: str
-) -> None:
-    with pytest.raises(BadInput, match=says):
-        ask(stage, offload=what)
-
-
 def test_a_stage_that_streams_keeps_keys_and_values_and_works_on_a_chunk(
     ask: Callable[..., Memory], long_tail: Workload
 ) -> None:
@@ -204,3 +188,17 @@ def test_a_stage_that_streams_keeps_keys_and_values_and_works_on_a_chunk(
     assert chunked["working set"] == whole["working set"] * 1024 / long_tail.max_tokens
     assert "kv cache" not in whole
     assert "kv cache" not in {term.name for term in ask("ref_logprob", chunk_tokens=64).resident.terms}
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE])  # the first stage is the fullest
+def test_an_interleaved_pipeline_holds_more_activations_and_the_same_weights(
+    ask: Callable[..., Memory], fixed: Workload, recompute: Recompute
+) -> None:
+    layouts = ("tp2,pp4,dp2,sp", *(f"tp2,pp4,dp2,vpp{vpp},sp" for vpp in (2, 4, 8)))
+    plain, *cut = (ask("actor_train", layout, 1, recompute, workload=fixed) for layout in layouts)
+    for number, memory in zip((2, 4, 8), cut, strict=True):
+        assert memory.resident == plain.resident
+        ratio = terms(memory)["activations"] / terms(plain)["activations"]
+        assert ratio == pytest.approx(1 + 3 / (4 * number))
+        others = [{name: b for name, b in terms(m).items() if name != "activations"} for m in (memory, plain)]
+        assert others[0] == others[1]

@@ -9,6 +9,7 @@ from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
@@ -88,6 +89,13 @@ def mixed_facts(*, memory_bytes: tuple[int, int] = (2**30, 2**30), speed: float 
     parts = (first.cluster, second.cluster.model_copy(update={"device": fast}))
     between = Link(seconds=1e-4, bytes_per_second=1e9)
     return first.model_copy(update={"cluster": MixedCluster.model_validate({"parts": parts, "between": between})})
+
+
+def mixture_facts(facts: Facts) -> Facts:
+    """The same with an actor and a reference of four experts, of which a token passes two."""
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
+    update = {role: replace(getattr(facts.models, role), experts=experts) for role in ("actor", "ref")}
+    return facts.model_copy(update={"models": facts.models.model_copy(update=update)})
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.fidelity.serving import MeasuredEngine, Serving
 from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.serving import MeasuredEngine, Serving
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.pretraining import Iteration, iteration_seconds
+from benchmarks.fidelity.pretraining import Iteration, iteration_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout
