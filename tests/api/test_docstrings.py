@@ -1,8 +1,9 @@
-"""The examples in the docstrings are what happens."""
+"""The examples in the docstrings and on the page about them are what happens."""
 
 from __future__ import annotations
 
 import doctest
+import inspect
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,14 @@ def test_every_example_gives_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> N
     told = {name: getattr(api, name).__doc__ for name in api.__all__}
     assert [name for name, text in told.items() if failures(name, dict(names), text)] == []
     assert sum(">>>" in (text or "") for text in told.values()) >= 8
+
+
+def test_the_example_of_the_page_gives_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert failures("docs/api.md", {}, (ROOT / "docs" / "api.md").read_text()) == 0
+
+
+def test_the_page_names_every_function() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    unnamed = [name for name in api.__all__ if inspect.isfunction(getattr(api, name)) and f"`{name}`" not in text]
+    assert unnamed == ["read_plan", "write_plan", "write_table"]

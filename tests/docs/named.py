@@ -65,7 +65,7 @@ def _python_files() -> tuple[Path, ...]:
 
 def _modules(code: str) -> Iterator[str]:
     for run, imported in _MODULE.findall(code):
-        path = ROOT / (run or imported).removeprefix("meshwright.").replace(".", "/")
+        path = ROOT / "src" / (run or imported).replace(".", "/") if imported else ROOT / run.replace(".", "/")
         is_module, is_package = path.with_suffix(".py").exists(), path.is_dir()
         if not is_module and not (path / "__main__.py").exists() and not (imported and is_package):
             yield run or imported
