@@ -22,12 +22,13 @@ from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.workload import Workload
 
 _FP32_BYTES = 4
+"""Of an element of what is always in fp32, whatever the model computes in."""
 
 _LOGSUMEXP_BYTES = 4
 """What flash attention keeps per head and token besides its output (Dao et al., arXiv:2205.14135, section 3.1)."""
 
 _LOGIT_CHUNK_ELEMENTS = 2**25
-"""Logits that are in fp32 at once when tokens are scored: `runtime.logprobs.CHUNK_ELEMENTS`."""
+"""Logits that are in fp32 at once when tokens are scored: `runtime.model.logprobs.CHUNK_ELEMENTS`."""
 
 _LOGIT_CHUNK_COPIES = 4
 """fp32 tensors of a chunk alive at once: logits or their logarithms, exponentials, a product, a gradient."""

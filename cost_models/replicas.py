@@ -1,7 +1,7 @@
 """Many replicas' turns of a generation, played side by side: when each turn of each replica ends.
 
-The rules are those of `play` in `cost_models.turns`, which plays one replica and knows more of it: sequences take the
-slot that is free first in their order of arrival, and a turn ends by what it delivers. All replicas have as many
+The rules are those of `play` in `cost_models.turn_cost`, which plays one replica and knows more of it: sequences take
+the slot that is free first in their order of arrival, and a turn ends by what it delivers. All replicas have as many
 sequences, so that a turn of all of them is one of arrays.
 """
 

@@ -21,6 +21,8 @@ from meshwright.planner.simulation.round_times import Remodel
 from meshwright.planner.solver.result import Limits
 
 _STEPS = 1000
+"""Steps whose GPU-hours and price are told."""
+
 _HOUR = 3600.0
 _TOLERANCE = 1e-6
 """Relative: a baseline that differs more from the plan is told."""
