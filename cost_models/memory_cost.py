@@ -22,6 +22,7 @@ from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.workload import Workload
 
 _FP32_BYTES = 4
+"""Of an element of what is always in fp32, whatever the model computes in."""
 
 _LOGSUMEXP_BYTES = 4
 """What flash attention keeps per head and token besides its output (Dao et al., arXiv:2205.14135, section 3.1)."""

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 
 _NUM_BINS = 64
+"""Of a log-normal, equally likely: the mean comes out 0.4 % low where p99 is 4 times the median, 3.3 % where 16."""
 
 _BISECTIONS = 60
 """Halvings after which a factor is as exact as a float."""

@@ -1,8 +1,8 @@
 """Seconds of an inference engine: a static batch, and continuous batching in its steady state.
 
-The passes are those of `generation`; this file says which passes a request or a round is made of. In the steady state
-of n live sequences of r tokens each, a round draws n tokens and n/r prompts arrive in it (Little's law), so that a
-round lasts one decode of n rows and the prefill of n/r prompts (Yu et al., Orca, OSDI 2022, section 4). A prompt that
+The passes are those of `generation_cost`; this file says which passes a request or a round is made of. In the steady
+state of n live sequences of r tokens each, a round draws n tokens and n/r prompts arrive in it (Little's law), so that
+a round lasts one decode of n rows and the prefill of n/r prompts (Yu et al., Orca, OSDI 2022, section 4). A prompt that
 was answered before is read from the cache and not computed (Zheng et al., SGLang, arXiv:2312.07104, section 3).
 """
 

@@ -23,6 +23,8 @@ from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 
 _STEPS = 1000
+"""Steps whose GPU-hours and price are told."""
+
 _HOUR = 3600.0
 _TOLERANCE = 1e-6
 """Relative: a baseline that differs more from the plan is told."""

@@ -38,6 +38,8 @@ CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
 
 class ModelSource(Document):
+    """Where a model is."""
+
     path: str = Field(
         description="Hugging Face directory, or a config.json when only planning; relative to the job file"
     )
@@ -185,7 +187,6 @@ class Facts(Document):
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
-
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
 
     @model_serializer(mode="wrap")

@@ -34,6 +34,8 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
 
 BLOCK_BYTES = 2**20
+"""Of a block of memory: fine beside any device, and sums of blocks stay small whole numbers."""
+
 _TICKS_PER_STEP = 10**6
 """Ticks in about one step: the bound is then good to a few millionths."""
 
