@@ -9,7 +9,7 @@ from meshwright.profiles.aiconfigurator import knows
 from meshwright.profiles.cluster import AnyCluster, MixedCluster
 from meshwright.profiles.partial import begun
 from meshwright.profiles.table import Table, write_table
-from meshwright.runtime.api.operators import import_operators
+from meshwright.runtime.api.importing import import_operators
 
 
 def import_table(job: Path | None, device: str | None, output: Path, *, fresh: bool = False) -> Table:

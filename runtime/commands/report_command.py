@@ -14,10 +14,10 @@ from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run
 from meshwright.runtime.api.clocks import simulate
-from meshwright.runtime.api.documents import read_run
 from meshwright.runtime.api.drawing import report as drawn
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.api.planning import whatif
+from meshwright.runtime.api.reading import read_run
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import PlanPath, Profile, Seed, Steps, timeline_at
 from meshwright.runtime.commands.sizes_option import parse_sizes

@@ -53,11 +53,11 @@ from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, Ru
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
 from meshwright.runtime.api.clocks import rehearse, simulate
-from meshwright.runtime.api.documents import read_job, read_plan, read_run, read_table, resolve, write_plan, write_table
 from meshwright.runtime.api.drawing import plot, report, timeline
+from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
-from meshwright.runtime.api.operators import import_operators
 from meshwright.runtime.api.planning import explain, plan, structures, whatif
+from meshwright.runtime.api.reading import read_job, read_plan, read_run, read_table, resolve, write_plan, write_table
 from meshwright.runtime.api.running import export_models, export_scripts, run
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
