@@ -27,6 +27,8 @@ class Queued(Protocol):
 
 
 class Begun(Queued, Protocol):
+    """A sequence of which a token has been drawn."""
+
     @property
     def first_turn(self) -> int:
         """The turn in which its first token was drawn."""

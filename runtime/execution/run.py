@@ -98,17 +98,7 @@ class RankRun:
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
         # Messages of an evaluation must not be taken for those that wait for a later turn.
-        self._executor, self._evaluator = (
-            Executor(
-                computing,
-                ExperienceTransport(messages),
-                self._batch_of,
-                rank=dist.get_rank(),
-                began=self.began,
-                clock="measured",
-            )
-            for messages in (transport, evaluating)
-        )
+        self._executor, self._evaluator = (self._following(computing, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None
         """Updates that the newest checkpoint has seen."""
         self._saved_at = time.monotonic()
@@ -117,16 +107,30 @@ class RankRun:
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
         """When the last turn did, or what came between it and the next."""
+        self.recorder = self._recorder(request)
+
+    def _following(self, device: MegatronDevice, messages: Transport) -> Executor:
+        """What follows programs on this rank's device."""
+        return Executor(
+            device,
+            ExperienceTransport(messages),
+            self._batch_of,
+            rank=dist.get_rank(),
+            began=self.began,
+            clock="measured",
+        )
+
+    def _recorder(self, request: RunRequest) -> Recorder:
+        """What writes the run down; notes say what is to be known of its data, and what a resume changes."""
         asked, is_writer = request.asked(self.data), dist.get_rank() == 0
-        notes = (*self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ()))
-        self.recorder = Recorder(
-            plan,
+        return Recorder(
+            request.plan,
             request.out,
             request.steps,
             is_writer=is_writer,
             asked=asked,
             ends=self.data.ends,
-            notes=notes,
+            notes=(*self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
         )
 
     def turn(self, turn: int) -> StepExperience:

@@ -75,7 +75,7 @@ class Gathering(DynamicRendezvousHandler):
         return RendezvousInfo(found.store, order[found.rank], found.world_size, meeting)
 
     def num_nodes_waiting(self) -> int:
-        """Asked by the agent while the ranks work. No node may join later; RunFailed when one has fallen silent."""
+        """Asked by the agent while the ranks work; no node may join later. Raises RunFailed when one falls silent."""
         if self.watch and self.watch.is_cut_off():
             raise RunFailed(_have_left(self.rendezvous))
         if self.watch and self.watch.silent:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.house.modules import PACKAGES, Function, modules
 
-_SHAPE = re.compile(r"\[[^\]]+\]")
+_SHAPE = re.compile(r"\[[^\]]*\]")
 
 _NO_MISTAKE = ("AssertionError", "NotImplementedError")
 """Of ours, and not what a caller is told of."""

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from meshwright.profiles.trace import Span, write_spans
 from tests.runtime.command import Call
 
 
@@ -42,75 +39,6 @@ def test_a_plan_of_another_schema_version_is_refused(call: Call, plan: Path) -> 
     outcome = call("verify", edited_plan(plan, lambda document: document.update(schema_version=99)))
     assert outcome.code == 2
     assert "schema_version=99" in outcome.err
-
-
-def test_a_simulation_is_labelled_and_near_the_plan(call: Call, plan: Path) -> None:
-    outcome = call("simulate", plan, "--steps", "5", "--seed", "3")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith("SIMULATED 5 steps with sampled durations")
-    answer = json.loads(call("simulate", plan, "--durations", "planned", "--json").out)
-    assert answer["steps"]["mean"] == pytest.approx(json.loads(plan.read_text())["period_seconds"])
-
-
-def test_several_clocks_are_shown_side_by_side(call: Call, plan: Path, tmp_path: Path) -> None:
-    measured = Span(
-        step=0,
-        instruction="actor_train",
-        kind="stage",
-        rank=0,
-        start_seconds=0.0,
-        end_seconds=1.0,
-        clock="measured",
-    )
-    write_spans(tmp_path / "trace.jsonl", [measured])
-    timeline = tmp_path / "timeline.json"
-    outcome = call("simulate", plan, "--steps", "2", "--trace", timeline, "--beside", tmp_path / "trace.jsonl")
-    assert outcome.code == 0
-    events = json.loads(timeline.read_text())["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
-        "SIMULATED",
-        f"measured {tmp_path.name}",
-    ]
-
-
-def test_a_trace_that_was_cut_short_is_refused(call: Call, plan: Path, tmp_path: Path) -> None:
-    (tmp_path / "trace.jsonl").write_text('{"step": 1, "inst')
-    outcome = call("simulate", plan, "--beside", tmp_path / "trace.jsonl")
-    assert outcome.code == 2
-    assert "line 1 is not a span" in outcome.err
-
-
-def test_a_plan_that_breaks_a_rule_is_not_simulated(call: Call, plan: Path) -> None:
-    outcome = call("simulate", edited_plan(plan, lambda document: document.update(period_seconds=1e6)))
-    assert outcome.code == 2
-    assert "period_seconds is 1e+06" in outcome.err
-
-
-def test_a_what_if_is_a_difference_against_the_plan(call: Call, plan: Path) -> None:
-    answer = json.loads(call("whatif", plan, "--set", "workload.response.p99=12,24", "--price", "3", "--json").out)
-    shorter, same = answer["answers"]
-    assert shorter["difference"]["step_seconds"] < 0
-    assert shorter["outlook"]["money"] == pytest.approx(3 * shorter["outlook"]["gpu_hours"])
-    assert same["difference"]["step_seconds"] == 0
-    shown = call("whatif", plan, "--set", "workload.response.p99=12")
-    assert shown.code == 0
-    assert "the same placements costed again" in shown.out
-
-
-def test_a_what_if_of_an_unknown_field_exits_2_with_the_nearest_name(call: Call, plan: Path) -> None:
-    outcome = call("whatif", plan, "--set", "cluster.node=4")
-    assert outcome.code == 2
-    assert "did you mean cluster.nodes" in outcome.err
-
-
-@pytest.mark.slow
-def test_a_rehearsal_says_so_and_shows_the_simulated_clock_beside(call: Call, plan: Path, tmp_path: Path) -> None:
-    timeline = tmp_path / "timeline.json"
-    outcome = call("rehearse", plan, "--steps", "1", "--speed", "0.5", "--trace", timeline)
-    assert outcome.code == 0
-    assert outcome.out.startswith("REHEARSAL of 1 steps with planned durations at speed 0.5: 2 processes")
-    events = json.loads(timeline.read_text())["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["SIMULATED", "REHEARSED"]
 
 
 def test_the_command_line_starts_without_torch_and_without_a_solver() -> None:
