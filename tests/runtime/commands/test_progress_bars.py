@@ -1,4 +1,4 @@
-"""Bars are told of what is searched, and stand on standard error alone."""
+"""Bars are shown on standard error while there is something to count, one kind of searches at a time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ import pytest
 from meshwright.runtime.commands.progress_bars import progress_bars
 
 
-def test_what_is_told_changes_nothing_of_the_answer_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+def shown(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that a terminal was sent."""
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    return captured.err.split("\r")
+
+
+def test_nothing_is_shown_where_nothing_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress_bars():
+        pass
+    assert shown(capfd) == [""]
+
+
+def test_a_bar_is_gone_when_the_next_kind_of_searches_begins(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the stream for a terminal
     with progress_bars() as tell:
         for done in range(3):
-            tell("searching without each choice", done, 2)
-        tell("planning other sizes", 1, 1)
-    assert capsys.readouterr().out == ""
-
-
-def search_that_fails() -> None:
-    with progress_bars() as tell:
-        tell("searching", 0, 1)
-        raise KeyError("gone")
-
-
-def test_an_error_inside_passes_and_leaves_no_bar_running() -> None:
-    with pytest.raises(KeyError, match="gone"):
-        search_that_fails()
-    with progress_bars() as tell:
-        tell("searching", 1, 1)
+            tell("one kind", done, 2)
+        tell("another kind", 0, 1)
+    lines = shown(capfd)
+    assert any("one kind" in line and "100%" in line for line in lines)
+    assert any("another kind" in line and "0%" in line for line in lines)
+    assert not any("one kind" in line and "another kind" in line for line in lines)
+    assert lines[-1].endswith("\x1b[2K")  # the last bar is wiped away
