@@ -10,6 +10,7 @@ from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.measured import MeasuredShard, TableModel, corrected
 from meshwright.cost_models.mixed import MixedModel
+from meshwright.cost_models.once import Once
 from meshwright.cost_models.peaks import Peaks, with_peaks
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
@@ -29,10 +30,11 @@ class BlendedModel(TableModel):
             return corrected(blended, table, shape_of(model, tp))
 
         super().__init__(table, cluster, workload, precision, shard_of)
+        self._measured_memories: Once[Call, Memory] = Once()
         self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}
 
     def memory(self, call: Call) -> Memory:
-        return self._once(("measured memory", call), lambda: self._memory(call))
+        return self._measured_memories.of(call, lambda: self._memory(call))
 
     def _memory(self, call: Call) -> Memory:
         key = (call.model, call.layout.tp)
