@@ -6,9 +6,9 @@ rounds of generation, times of a shard) is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias
 
 from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
@@ -19,7 +19,7 @@ from meshwright.cost_models.generation_cost import Generation, Work, work_of
 from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, interleaved, micro_batches
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.question import Call, Move, Once
 from meshwright.cost_models.roofline import least_rank_seconds
 from meshwright.cost_models.streaming_cost import (
     STREAMING_STAGES,
@@ -36,12 +36,13 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.schedule import Offload
+from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
-T = TypeVar("T")
+ChunksOf: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
+"""Chunks of so many rows, of so many tokens each."""
 
 
 class AnalyticModel:
@@ -71,7 +72,21 @@ class AnalyticModel:
         peers = self._framework.peer_reductions
         self._network = Network(cluster, self._efficiency, table.collectives if table else (), peer_reductions=peers)
         self._turns = Turns(workload)
-        self._known: dict[Hashable, object] = {}
+        self._costs: Once[Call, Cost] = Once()
+        self._tails: Once[Call, float] = Once()
+        self._memories: Once[Call, Memory] = Once()
+        self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
+        self._without_chunks: Once[Layout, Layout] = Once()
+        self._offloads: Once[tuple[str, ModelSpec, Layout, Offload], Cost] = Once()
+        self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
+        self._works: Once[tuple[int, int, Overlap, int], Work] = Once()
+        self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
+        self._updates: Once[tuple[ModelSpec, Layout], Cost] = Once()
+        self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
+        self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
+        self._layout_groups: Once[Layout, Groups] = Once()
+        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int], tuple[Shard, AnalyticShard]] = Once()
+        self._batches: Once[tuple[int, int, int], tuple[MicroBatches, ...]] = Once()
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         """By its arithmetic, where all times are equations; some devices reach more than their datasheet's peak."""
@@ -83,16 +98,16 @@ class AnalyticModel:
 
     def seconds(self, call: Call) -> Cost:
         """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""
-        return self._once(("seconds", call), lambda: self._seconds(call))
+        return self._costs.of(call, lambda: self._seconds(call))
 
     def tail_seconds(self, call: Call) -> float:
         """Seconds of the stage that remain after the last token was drawn (Yan et al., OPPO, arXiv:2509.25762)."""
         if not call.schedule.chunk_tokens:
             return self.seconds(call).total
-        return min(self.seconds(call).total, self._once(("tail", call), lambda: self._tail_seconds(call)))
+        return min(self.seconds(call).total, self._tails.of(call, lambda: self._tail_seconds(call)))
 
     def memory(self, call: Call) -> Memory:
-        return self._once(("memory", call), lambda: self._layout_memory(call).memory(call))
+        return self._memories.of(call, lambda: self._layout_memory(call).memory(call))
 
     def _layout_memory(self, call: Call) -> LayoutMemory:
         """The same for every schedule of a layout."""
@@ -100,7 +115,7 @@ class AnalyticModel:
         def make() -> LayoutMemory:
             return LayoutMemory(call, call.model.shard(call.layout.tp), self._workload, self._size)
 
-        return self._once(("memory", call.stage.name, call.model, call.layout), make)
+        return self._layout_memories.of((call.stage.name, call.model, call.layout), make)
 
     def move_seconds(self, move: Move) -> Cost:
         return transfer.move_seconds(move, self._cluster, self._efficiency, self._size)
@@ -118,7 +133,7 @@ class AnalyticModel:
 
     def _interleaved_seconds(self, call: Call) -> Cost:
         """All that does not depend on the number of chunks is asked of the plain pipeline."""
-        layout = self._once(("plain", call.layout), lambda: replace(call.layout, vpp=1))
+        layout = self._without_chunks.of(call.layout, lambda: replace(call.layout, vpp=1))
         num_batches = -(-self._rows(call) // call.schedule.micro_batch_size)
         return interleaved(self.seconds(replace(call, layout=layout)), call.layout, num_batches)
 
@@ -129,8 +144,10 @@ class AnalyticModel:
 
     def _offload_seconds(self, call: Call) -> Cost:
         """The same for every schedule of a layout that offloads the same."""
-        key = ("offload", call.stage.name, call.model, call.layout, call.schedule.offload)
-        return self._once(key, lambda: transfer.offload_seconds(call, self._cluster, self._efficiency, self._size))
+        key = call.stage.name, call.model, call.layout, call.schedule.offload
+        return self._offloads.of(
+            key, lambda: transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
+        )
 
     def _generation_seconds(self, call: Call) -> Cost:
         num_rows, slots = -(-self._workload.batch_size // call.layout.dp), call.schedule.generation_slots
@@ -142,8 +159,8 @@ class AnalyticModel:
         def work() -> Work:
             return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp)
 
-        generation = self._once((call.model, call.layout), lambda: self._generation(call))
-        cost = generation.seconds(self._once(("work", num_rows, num_slots, overlap, pp), work))
+        generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
+        cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp), work))
         carried = min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (call.recomputes_cache and carried):
             return cost
@@ -188,11 +205,11 @@ class AnalyticModel:
         updates = workload.num_minibatches * workload.num_epochs if trains else 1
         num_rows = self._rows(call)
         kind = call.stage.name, call.model, call.layout, schedule.recompute
-        pipeline = self._once(kind, lambda: self._pipeline(call, self._part_of_shard(call)))
+        pipeline = self._pipelines.of(kind, lambda: self._pipeline(call, self._part_of_shard(call)))
         once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size, call.layout.cp))
         if not trains:
             return once
-        update = self._once(("update", call.model, call.layout), lambda: pipeline.update_seconds().scaled(updates))
+        update = self._updates.of((call.model, call.layout), lambda: pipeline.update_seconds().scaled(updates))
         return once.scaled(updates) + update
 
     def _streamed_seconds(self, call: Call) -> Cost:
@@ -203,9 +220,7 @@ class AnalyticModel:
                 f"{stage.name}: chunk_tokens={schedule.chunk_tokens} is for {', '.join(STREAMING_STAGES)}; use 0."
             )
         num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
-        prompts = self._once(
-            ("prompts", num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size)
-        )
+        prompts = self._prompts.of((num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size))
         return self._chunked(call, prompts, all_chunks)
 
     def _tail_seconds(self, call: Call) -> float:
@@ -215,11 +230,11 @@ class AnalyticModel:
         self,
         call: Call,
         prompts: tuple[MicroBatches, ...],
-        chunks_of: Callable[[Workload, int, int], tuple[Chunks, ...]],
+        chunks_of: ChunksOf,
     ) -> Cost:
         """Seconds of these prompts and of some of the chunks that follow them."""
         num_rows, width = -(-self._workload.batch_size // call.layout.dp), call.schedule.chunk_tokens
-        chunks = self._once((chunks_of, num_rows, width), lambda: chunks_of(self._workload, num_rows, width))
+        chunks = self._chunks.of((chunks_of, num_rows, width), lambda: chunks_of(self._workload, num_rows, width))
         passes = passes_of(prompts, chunks, call.schedule.micro_batch_size)
         return self._pipeline(call, ChunkShard(*self._shards(call), passes.contexts)).seconds(passes.batches)
 
@@ -235,11 +250,11 @@ class AnalyticModel:
         )
 
     def _groups(self, layout: Layout) -> Groups:
-        return self._once(("groups", layout), lambda: groups_of(layout, self._cluster))
+        return self._layout_groups.of(layout, lambda: groups_of(layout, self._cluster))
 
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
         layout = call.layout
-        return self._once(
+        return self._shard_pairs.of(
             (call.model, layout.tp, layout.sp, layout.ep),
             lambda: self._make_shards(call.model, layout.tp, layout.sp, layout.ep),
         )
@@ -263,18 +278,11 @@ class AnalyticModel:
 
     def _micro_batches(self, num_rows: int, micro_batch_size: int, cp: int) -> tuple[MicroBatches, ...]:
         if cp > 1:
-            return self._once(
-                ("parts", num_rows, micro_batch_size, cp),
+            return self._batches.of(
+                (num_rows, micro_batch_size, cp),
                 lambda: parts(self._micro_batches(num_rows, micro_batch_size, 1), cp),
             )
-        return self._once(
-            ("micro-batches", num_rows, micro_batch_size),
+        return self._batches.of(
+            (num_rows, micro_batch_size, 1),
             lambda: micro_batches(self._workload.sequence_lengths, num_rows, micro_batch_size),
         )
-
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = make()
-        found: T = known  # type: ignore[assignment]
-        return found

@@ -15,7 +15,7 @@ from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_truste
 from meshwright.cost_models.measured import MeasuredShard
 from meshwright.cost_models.mixed import MixedModel
 from meshwright.cost_models.peaks import Peaks, with_peaks
-from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.cost_models.question import Call, CostModel, Move, Once
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.model_shape import ModelSpec
@@ -40,13 +40,14 @@ class BlendedModel(AnalyticModel):
         table.require(cluster, precision)
         super().__init__(cluster, workload, precision, table=table, shard_of=shard_of)
         self._table = table
+        self._measured_memories: Once[Call, Memory] = Once()
         self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}
         if table.corrects(Traffic.COLLECTIVE):
             peers = self._framework.peer_reductions
             self._network = _CorrectedNetwork(cluster, self._efficiency, table, peer_reductions=peers)
 
     def memory(self, call: Call) -> Memory:
-        return self._once(("measured memory", call), lambda: self._memory(call))
+        return self._measured_memories.of(call, lambda: self._memory(call))
 
     def move_seconds(self, move: Move) -> Cost:
         return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)

@@ -5,9 +5,10 @@ A question carries only facts and one choice; a model answers it without knowing
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.profiles.layout import Layout
@@ -111,3 +112,23 @@ class CostModel(Protocol):
     def handover_seconds(self, num_bytes: float) -> Cost:
         """Seconds to hand experience of this size from one pool to another."""
         ...
+
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class Once(Generic[K, T]):
+    """The answers to one question, by what they depend on. An answer is never None."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[K, T] = {}
+
+    def of(self, key: K, make: Callable[[], T]) -> T:
+        """What `make` answered when this key was first asked about."""
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = make()
+        return known

@@ -143,15 +143,16 @@ class MixedCluster(Document):
         return self.parts[self.part_of(rank)].device.usable_bytes
 
 
-def _kind_of(value: Any) -> str:
-    """Which of the two a document is: only the mixed one has parts of its own."""
+def one_or_mixed(value: Any, one: type[Document], mixed: type[Document]) -> str:
+    """The name of the one of two documents that a value is, read or made: only the mixed one has parts of its own."""
     if isinstance(value, dict):
-        return MixedCluster.__name__ if "parts" in value else Cluster.__name__
+        return mixed.__name__ if "parts" in value else one.__name__
     return type(value).__name__
 
 
 AnyCluster: TypeAlias = Annotated[
-    Annotated[Cluster, Tag("Cluster")] | Annotated[MixedCluster, Tag("MixedCluster")], Discriminator(_kind_of)
+    Annotated[Cluster, Tag("Cluster")] | Annotated[MixedCluster, Tag("MixedCluster")],
+    Discriminator(lambda value: one_or_mixed(value, Cluster, MixedCluster)),
 ]
 """A cluster of one kind of node or of several."""
 

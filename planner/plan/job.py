@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, m
 from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
 from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
 from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, MixedCluster
+from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, MixedCluster, one_or_mixed
 from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
@@ -139,9 +139,7 @@ class Evaluation(Document):
 
 
 def _spec_of(value: Any) -> str:
-    if isinstance(value, dict):
-        return MixedSpec.__name__ if "parts" in value else ClusterSpec.__name__
-    return type(value).__name__ if isinstance(value, Document) else "Name"
+    return one_or_mixed(value, ClusterSpec, MixedSpec) if isinstance(value, dict | Document) else "Name"
 
 
 _AnySpec: TypeAlias = Annotated[

@@ -1,11 +1,13 @@
 """Questions that are equal are found again, whatever made them, and others are told apart."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
 
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.question import Call, Once
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -52,3 +54,18 @@ def test_what_the_hash_leaves_out_still_tells_questions_apart(call: Callable[...
     assert len({plain, *others}) == 4
     assert replace(plain, stage=STAGE_BY_NAME["actor_train"]) != plain
     assert replace(plain, layout=Layout(dp=2)) != plain
+
+
+def test_an_answer_is_computed_once_for_each_key() -> None:
+    squares: Once[int, int] = Once()
+    computed: list[int] = []
+
+    def square(number: int) -> int:
+        def make() -> int:
+            computed.append(number)
+            return number * number
+
+        return squares.of(number, make)
+
+    assert [square(number) for number in (3, 0, 3, 0)] == [9, 0, 9, 0]
+    assert computed == [3, 0]

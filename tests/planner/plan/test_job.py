@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import ClusterSpec, Facts, Job, Models, ModelSource, require_job, resolve
+from meshwright.planner.plan.job import ClusterSpec, Facts, Job, MixedSpec, Models, ModelSource, require_job, resolve
 from meshwright.profiles.cluster import Cluster, Device, Link
 from meshwright.profiles.devices import cpu_links, local_cluster
+from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
@@ -70,6 +71,21 @@ def job(tmp_path: Path) -> Job:
         models=Models(actor=source, critic=source, ref=source, reward=source),
         workload=Workload(batch_size=8, prompt=LENGTHS, response=LENGTHS),
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind"),
+    [
+        ("a100-80gb", str),
+        ({"device": "a100-80gb", "nodes": 2}, ClusterSpec),
+        ({"parts": [{"device": "a100-80gb"}, {"device": "l40s"}]}, MixedSpec),
+    ],
+)
+def test_a_cluster_is_a_name_or_of_one_kind_of_node_or_where_it_has_parts_of_several(
+    cluster: object, kind: type[object], job: Job
+) -> None:
+    written = job.model_dump(mode="json") | {"cluster": cluster}
+    assert isinstance(parse(Job, json.dumps(written), "job").cluster, kind)
 
 
 def others(facts: Facts) -> dict[str, object]:
