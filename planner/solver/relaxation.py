@@ -19,6 +19,13 @@ _SAFETY = 1e-5
 """Relative to a bound: an option is only dropped when rounding in the linear program cannot be the reason."""
 
 
+_ANSWERS = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
+"""What GLOP says when it knows."""
+
+_OTHERWISE = "use_preprocessing: false"
+"""How it is asked again."""
+
+
 @dataclass(frozen=True)
 class Relaxed:
     """The optimum, and by index of variable its value and its reduced cost."""
@@ -56,9 +63,19 @@ class Relaxation:
         self._solver.Objective().SetMinimization()
 
     def solve(self) -> Relaxed | None:
-        """The optimum, or None when there is no answer."""
-        if self._solver.Solve() != pywraplp.Solver.OPTIMAL:
+        """The optimum, or None when there is no answer.
+
+        GLOP sometimes gives up for numerical trouble: it is asked again otherwise, and then nothing is known.
+        """
+        status = self._solver.Solve()
+        if status not in _ANSWERS:
+            self._solver.SetSolverSpecificParametersAsString(_OTHERWISE)
+            status = self._solver.Solve()
+            self._solver.SetSolverSpecificParametersAsString("")
+        if status == pywraplp.Solver.INFEASIBLE:
             return None
+        if status != pywraplp.Solver.OPTIMAL:
+            return Relaxed(optimum=0.0, values=[0.0] * len(self._variables), reduced_costs=[0.0] * len(self._variables))
         return Relaxed(
             optimum=self._solver.Objective().Value(),
             values=[variable.solution_value() for variable in self._variables],

@@ -65,7 +65,8 @@ def _python_files() -> tuple[Path, ...]:
 
 def _modules(code: str) -> Iterator[str]:
     for run, imported in _MODULE.findall(code):
-        path = ROOT / "src" / (run or imported).replace(".", "/") if imported else ROOT / run.replace(".", "/")
+        name = (run or imported).replace(".", "/")
+        path = ROOT / "src" / name if name.startswith("meshwright") else ROOT / name
         is_module, is_package = path.with_suffix(".py").exists(), path.is_dir()
         if not is_module and not (path / "__main__.py").exists() and not (imported and is_package):
             yield run or imported

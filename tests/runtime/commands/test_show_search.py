@@ -51,7 +51,7 @@ def test_what_a_choice_buys_is_found_and_proven(capsys: pytest.CaptureFixture[st
         stage="actor_train", choice="dp2", instead="tp2", period_seconds=3.0, delta_seconds=0.5, proven_seconds=0.25
     )
     none = replace(one, choice="0:2", instead="no plan", period_seconds=None, delta_seconds=None, proven_seconds=None)
-    text = shown(capsys, why().with_runners_up((), (one, none)))
+    text = shown(capsys, replace(why(), runners_up=(one, none)))
     assert "actor_train dp2 tp2 - +0.500 +0.250" in text
     assert "actor_train 0:2 no plan - - -" in text
 
@@ -64,7 +64,7 @@ def test_a_size_without_a_plan_says_why(capsys: pytest.CaptureFixture[str]) -> N
     missing = SizePoint(
         num_ranks=3, outlook=None, is_on_front_of_gpus=False, is_on_front_of_money=False, broken=("no whole node.",)
     )
-    text = shown(capsys, why().with_sizes((there, missing)))
+    text = shown(capsys, replace(why(), sizes=(there, missing)))
     assert "8 2.000 1,000 4.4 - GPUs" in text
     assert "3 - - - - no plan" in text
     assert "3 ranks: no whole node." in text
