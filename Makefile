@@ -4,7 +4,7 @@ INSTALLED := .venv/installed
 TINY := examples/tiny
 BUILD := $(TINY)/build
 
-.PHONY: help install demo check lint types contracts test clean
+.PHONY: help install demo check lint types contracts test picture clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ contracts: $(INSTALLED) ## imports go one way
 
 test: $(INSTALLED) ## all tests, slow ones included
 	$(BIN)/pytest
+
+picture: $(INSTALLED) ## draw the imports in docs/architecture.md anew
+	$(BIN)/python docs/picture.py
 
 clean: ## remove what make made
 	rm -rf .venv $(BUILD) .mypy_cache .ruff_cache .pytest_cache .hypothesis

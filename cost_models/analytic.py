@@ -1,16 +1,58 @@
-"""A cost model that needs no measurement: datasheets, efficiencies and equations."""
+"""The whole of a stage's cost by equation: a shard's times, the collectives and the schedule put together.
+
+It needs no measurement: datasheets and efficiencies are enough. Everything that a question leaves fixed (length strata,
+rounds of generation, times of a shard) is computed once.
+"""
 
 from __future__ import annotations
 
-from meshwright.cost_models.stage_cost import StageModel
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from meshwright.cost_models import transfer
+from meshwright.cost_models.collectives import Groups, Network, groups_of
+from meshwright.cost_models.compute import AnalyticShard, Shard
+from meshwright.cost_models.context import ContextShard, parts
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.generation_cost import Generation, Work, work_of
+from meshwright.cost_models.memory_cost import LayoutMemory
+from meshwright.cost_models.pipeline import MicroBatches, Pipeline, interleaved, micro_batches
+from meshwright.cost_models.precision import element_bytes
+from meshwright.cost_models.question import Call, Move, Once
+from meshwright.cost_models.roofline import least_rank_seconds
+from meshwright.cost_models.streaming_cost import (
+    STREAMING_STAGES,
+    Chunks,
+    ChunkShard,
+    all_chunks,
+    last_chunks,
+    passes_of,
+)
+from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.efficiency import Efficiency
-from meshwright.profiles.frameworks import Framework
+from meshwright.profiles.efficiency import Efficiency, efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import Framework, framework_named
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.stages import Stage
+from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
+ChunksOf: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
+"""Chunks of so many rows, of so many tokens each."""
 
-class AnalyticModel(StageModel):
-    """Every term is analytic."""
+
+class AnalyticModel:
+    """A cost model for one cluster, workload and precision, of this project's runtime unless told of another.
+
+    `shard_of` may replace the analytic times of a shard, `efficiency` the constants of the device's family.
+    """
+
+    memory_grows = True
+    seconds_grow = True
 
     def __init__(
         self,
@@ -18,7 +60,229 @@ class AnalyticModel(StageModel):
         workload: Workload,
         precision: str,
         *,
+        table: Table | None = None,
+        shard_of: Callable[[ModelSpec, int, AnalyticShard], Shard] | None = None,
         framework: Framework | None = None,
         efficiency: Efficiency | None = None,
     ) -> None:
-        super().__init__(cluster, workload, precision, framework=framework, efficiency=efficiency)
+        self._cluster, self._workload, self._precision = cluster, workload, precision
+        self._size = element_bytes(precision)
+        self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
+        self._shard_of, self._framework = shard_of, framework or framework_named("runtime")
+        peers = self._framework.peer_reductions
+        self._network = Network(cluster, self._efficiency, table.collectives if table else (), peer_reductions=peers)
+        self._turns = Turns(workload)
+        self._costs: Once[Call, Cost] = Once()
+        self._tails: Once[Call, float] = Once()
+        self._memories: Once[Call, Memory] = Once()
+        self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
+        self._without_chunks: Once[Layout, Layout] = Once()
+        self._offloads: Once[tuple[str, ModelSpec, Layout, Offload], Cost] = Once()
+        self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
+        self._works: Once[tuple[int, int, Overlap, int], Work] = Once()
+        self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
+        self._updates: Once[tuple[ModelSpec, Layout], Cost] = Once()
+        self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
+        self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
+        self._layout_groups: Once[Layout, Groups] = Once()
+        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int], tuple[Shard, AnalyticShard]] = Once()
+        self._batches: Once[tuple[int, int, int], tuple[MicroBatches, ...]] = Once()
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """By its arithmetic, where all times are equations; some devices reach more than their datasheet's peak."""
+        del part
+        if not self.seconds_grow:
+            return 0.0
+        least = least_rank_seconds(stage, model, self._cluster, self._workload, self._precision)
+        return least / num_ranks / max(1.0, self._efficiency.gemm.flops)
+
+    def seconds(self, call: Call) -> Cost:
+        """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""
+        return self._costs.of(call, lambda: self._seconds(call))
+
+    def tail_seconds(self, call: Call) -> float:
+        """Seconds of the stage that remain after the last token was drawn (Yan et al., OPPO, arXiv:2509.25762)."""
+        if not call.schedule.chunk_tokens:
+            return self.seconds(call).total
+        return min(self.seconds(call).total, self._tails.of(call, lambda: self._tail_seconds(call)))
+
+    def memory(self, call: Call) -> Memory:
+        return self._memories.of(call, lambda: self._layout_memory(call).memory(call))
+
+    def _layout_memory(self, call: Call) -> LayoutMemory:
+        """The same for every schedule of a layout."""
+
+        def make() -> LayoutMemory:
+            return LayoutMemory(call, call.model.shard(call.layout.tp), self._workload, self._size)
+
+        return self._layout_memories.of((call.stage.name, call.model, call.layout), make)
+
+    def move_seconds(self, move: Move) -> Cost:
+        return transfer.move_seconds(move, self._cluster, self._efficiency, self._size)
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
+
+    def _seconds(self, call: Call) -> Cost:
+        if call.layout.vpp > 1:
+            return self._interleaved_seconds(call)
+        if call.schedule.offload is not Offload.NONE:
+            kept = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
+            return self.seconds(kept) + self._offload_seconds(call)
+        return self._generation_seconds(call) if call.stage.generates else self._pipeline_seconds(call)
+
+    def _interleaved_seconds(self, call: Call) -> Cost:
+        """All that does not depend on the number of chunks is asked of the plain pipeline."""
+        layout = self._without_chunks.of(call.layout, lambda: replace(call.layout, vpp=1))
+        num_batches = -(-self._rows(call) // call.schedule.micro_batch_size)
+        return interleaved(self.seconds(replace(call, layout=layout)), call.layout, num_batches)
+
+    def _rows(self, call: Call) -> int:
+        """Of one replica, in one update where the stage trains."""
+        workload = self._workload
+        return -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)))
+
+    def _offload_seconds(self, call: Call) -> Cost:
+        """The same for every schedule of a layout that offloads the same."""
+        key = call.stage.name, call.model, call.layout, call.schedule.offload
+        return self._offloads.of(
+            key, lambda: transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
+        )
+
+    def _generation_seconds(self, call: Call) -> Cost:
+        num_rows, slots = -(-self._workload.batch_size // call.layout.dp), call.schedule.generation_slots
+        if slots < 1:
+            raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
+        overlap = self._overlap(call, num_rows)
+        num_slots, pp = min(slots, overlap.in_flight(num_rows)), call.layout.pp
+
+        def work() -> Work:
+            return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp)
+
+        generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
+        cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp), work))
+        carried = min(overlap.in_flight(num_rows) - num_rows, num_slots)
+        if not (call.recomputes_cache and carried):
+            return cost
+        return cost + generation.recomputation(carried, self._tokens_in_flight(), min(pp, num_slots))
+
+    def _tokens_in_flight(self) -> float:
+        """Of a sequence that is met under way: it is long in proportion to its length, and half of it is there."""
+        lengths = self._workload.response_lengths
+        square = sum(p * n * n for n, p in zip(lengths.tokens, lengths.probabilities, strict=True))
+        return self._workload.prompt_lengths.mean + square / lengths.mean / 2
+
+    def _generation(self, call: Call) -> Generation:
+        """The same for every schedule of a layout."""
+        return Generation(
+            call=call,
+            shard=self._shards(call)[0],
+            groups=self._groups(call.layout),
+            network=self._network,
+            element_bytes=self._size,
+            framework=self._framework,
+        )
+
+    def _overlap(self, call: Call, num_rows: int) -> Overlap:
+        """How one replica runs into its next batches; raises BadInput when a sequence could miss its turn."""
+        schedule, batch_size = call.schedule, self._workload.batch_size
+        if schedule.overcommit and call.max_deferral < 1:
+            raise BadInput(
+                f"{call.stage.name}: overcommit={schedule.overcommit} with max_deferral={call.max_deferral} defers "
+                "nothing; allow a staleness of 1 or more beyond the steps that the stage works ahead."
+            )
+        if schedule.overcommit > batch_size:
+            raise BadInput(
+                f"{call.stage.name}: overcommit={schedule.overcommit} is more than the {batch_size} sequences of a "
+                "batch, so that not all could be delivered when due; use the batch size at most."
+            )
+        return Overlap.of(schedule, call.layout.dp, num_rows, call.max_deferral)
+
+    def _pipeline_seconds(self, call: Call) -> Cost:
+        workload, schedule, trains = self._workload, call.schedule, call.stage.trains
+        if schedule.chunk_tokens:
+            return self._streamed_seconds(call)
+        updates = workload.num_minibatches * workload.num_epochs if trains else 1
+        num_rows = self._rows(call)
+        kind = call.stage.name, call.model, call.layout, schedule.recompute
+        pipeline = self._pipelines.of(kind, lambda: self._pipeline(call, self._part_of_shard(call)))
+        once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size, call.layout.cp))
+        if not trains:
+            return once
+        update = self._updates.of((call.model, call.layout), lambda: pipeline.update_seconds().scaled(updates))
+        return once.scaled(updates) + update
+
+    def _streamed_seconds(self, call: Call) -> Cost:
+        """Prompts sorted by length, and all chunks; raises BadInput for a stage that cannot stream."""
+        stage, workload, schedule = call.stage, self._workload, call.schedule
+        if stage.name not in STREAMING_STAGES:
+            raise BadInput(
+                f"{stage.name}: chunk_tokens={schedule.chunk_tokens} is for {', '.join(STREAMING_STAGES)}; use 0."
+            )
+        num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
+        prompts = self._prompts.of((num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size))
+        return self._chunked(call, prompts, all_chunks)
+
+    def _tail_seconds(self, call: Call) -> float:
+        return self._chunked(call, (), last_chunks).total
+
+    def _chunked(
+        self,
+        call: Call,
+        prompts: tuple[MicroBatches, ...],
+        chunks_of: ChunksOf,
+    ) -> Cost:
+        """Seconds of these prompts and of some of the chunks that follow them."""
+        num_rows, width = -(-self._workload.batch_size // call.layout.dp), call.schedule.chunk_tokens
+        chunks = self._chunks.of((chunks_of, num_rows, width), lambda: chunks_of(self._workload, num_rows, width))
+        passes = passes_of(prompts, chunks, call.schedule.micro_batch_size)
+        return self._pipeline(call, ChunkShard(*self._shards(call), passes.contexts)).seconds(passes.batches)
+
+    def _pipeline(self, call: Call, shard: Shard) -> Pipeline:
+        return Pipeline(
+            call=call,
+            shard=shard,
+            analytic=self._shards(call)[1],
+            groups=self._groups(call.layout),
+            network=self._network,
+            element_bytes=self._size,
+            framework=self._framework,
+        )
+
+    def _groups(self, layout: Layout) -> Groups:
+        return self._layout_groups.of(layout, lambda: groups_of(layout, self._cluster))
+
+    def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
+        layout = call.layout
+        return self._shard_pairs.of(
+            (call.model, layout.tp, layout.sp, layout.ep),
+            lambda: self._make_shards(call.model, layout.tp, layout.sp, layout.ep),
+        )
+
+    def _part_of_shard(self, call: Call) -> Shard:
+        """What a rank computes that holds a part of every sequence; the equations know it without more."""
+        shard, analytic = self._shards(call)
+        return shard if call.layout.cp == 1 or shard is analytic else ContextShard(shard, analytic, call.layout.cp)
+
+    def _make_shards(self, model: ModelSpec, tp: int, sp: bool, ep: int) -> tuple[Shard, AnalyticShard]:
+        analytic = AnalyticShard(
+            model.shard(tp),
+            self._cluster.device,
+            self._precision,
+            self._efficiency,
+            1 / tp if sp else 1.0,
+            ep=ep,
+            framework=self._framework,
+        )
+        return (self._shard_of(model, tp, analytic) if self._shard_of else analytic), analytic
+
+    def _micro_batches(self, num_rows: int, micro_batch_size: int, cp: int) -> tuple[MicroBatches, ...]:
+        if cp > 1:
+            return self._batches.of(
+                (num_rows, micro_batch_size, cp),
+                lambda: parts(self._micro_batches(num_rows, micro_batch_size, 1), cp),
+            )
+        return self._batches.of(
+            (num_rows, micro_batch_size, 1),
+            lambda: micro_batches(self._workload.sequence_lengths, num_rows, micro_batch_size),
+        )

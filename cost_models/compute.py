@@ -76,7 +76,7 @@ class _Launches(NamedTuple):
     least: float
 
 
-class _Pass(NamedTuple):
+class _BodyRun(NamedTuple):
     """What is the same whenever a body runs, seconds of element-wise work; and what is known by numbers of tokens."""
 
     trains: bool
@@ -93,8 +93,10 @@ class _Pass(NamedTuple):
 class AnalyticShard(Shard):
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
     that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `ep`
-    replicas. `kernels` replace the laws, and
-    `head_kernels` those of the head where it computes in another format."""
+    replicas. `kernels` replace the laws, and `head_kernels` those of the head where it computes in another format.
+
+    Raises BadInput for a precision that is not known, or for which the device has no peak.
+    """
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class AnalyticShard(Shard):
         forward: dict[float, float] = {}
         self._runs = {body: self._run(body, {} if body is Body.TRAIN else forward) for body in Body}
 
-    def _run(self, body: Body, layers: dict[float, float]) -> _Pass:
+    def _run(self, body: Body, layers: dict[float, float]) -> _BodyRun:
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
@@ -161,7 +163,7 @@ class AnalyticShard(Shard):
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
-        return _Pass(
+        return _BodyRun(
             trains=trains,
             samples=samples,
             layer_seconds=self._layer_elementwise * both_ways,
@@ -195,21 +197,21 @@ class AnalyticShard(Shard):
             ends += number * (end if end > least_at_ends else least_at_ends)
         return Time(layers, ends, Source.ANALYTIC)
 
-    def _layer(self, run: _Pass, count: float) -> float:
+    def _layer(self, run: _BodyRun, count: float) -> float:
         """Device seconds of a layer but for its attention, for so many tokens."""
         found = run.layers.get(count)
         if found is None:
             found = run.layers[count] = self._products(run, count) + count * run.layer_seconds
         return found
 
-    def _ends(self, run: _Pass, count: float, at_head: float) -> float:
+    def _ends(self, run: _BodyRun, count: float, at_head: float) -> float:
         """Device seconds of the embedding of so many tokens, and of the head on some of them."""
         found = run.heads.get((count, at_head))
         if found is None:
             found = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.more
         return found
 
-    def _attentions(self, run: _Pass, passes: Passes) -> list[float]:
+    def _attentions(self, run: _BodyRun, passes: Passes) -> list[float]:
         """Seconds of one layer's core attention in each pass."""
         attention, decoding, flash = self.attention, self._decoding, self._flash
         return [
@@ -232,7 +234,7 @@ class AnalyticShard(Shard):
                 self._prompts[rows, tokens] = forward
         return forward * (1 + _ATTENTION_BACKWARD) if trains else forward
 
-    def _products(self, run: _Pass, count: float) -> float:
+    def _products(self, run: _BodyRun, count: float) -> float:
         """Device seconds of a layer's products of weights, which depend on the number of tokens alone."""
         products = self._layer_products(count)
         if run.trains:
@@ -287,7 +289,7 @@ class AnalyticShard(Shard):
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
         return forward, 4 * product + self._kernels.elementwise(_SCORE_BACKWARD_BYTES * scores)
 
-    def _head(self, run: _Pass, count: float, head_count: float) -> float:
+    def _head(self, run: _BodyRun, count: float, head_count: float) -> float:
         """Seconds of the head's GEMM, the embedding rows and the softmax over the vocabulary."""
         product = self._head_products(head_count)
         if run.trains:

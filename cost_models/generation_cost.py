@@ -3,7 +3,7 @@
 A replica holds its slots in min(pp, slots) groups that are in flight together. In a round each group learns its last
 tokens, admits prompts into free slots and draws one token for each live sequence, so a response of n tokens takes n
 rounds, the first of which is its prefill. With m live groups a round takes max(m, p) x tau(group), because a group's
-next token waits for its last one to leave the last stage (DESIGN.md; the bubble of a pipeline with fewer than p groups
+next token waits for its last one to leave the last stage (the bubble of a pipeline with fewer than p groups
 is Narayanan et al., arXiv:2104.04473, section 2.2, with m < p).
 """
 

@@ -13,6 +13,8 @@ from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, CostModel, Move
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import Stage
 
 
 class MixedModel:
@@ -24,6 +26,13 @@ class MixedModel:
     @property
     def memory_grows(self) -> bool:
         return all(model.memory_grows for model in self._models)
+
+    @property
+    def seconds_grow(self) -> bool:
+        return all(model.seconds_grow for model in self._models)
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        return self._models[part].least_seconds(stage, model, num_ranks, 0)
 
     def seconds(self, call: Call) -> Cost:
         return self._models[call.part].seconds(call)

@@ -1,4 +1,4 @@
-"""Seconds of a stage that passes micro-batches through pipeline stages: forward-only, and 1F1B training.
+"""Seconds of a stage that passes micro-batches through pipeline stages: forward-only, 1F1B and interleaved training.
 
 With m micro-batches and p stages, the slowest stage works on all of them, and waits for the first of them to pass the
 other stages, forward and backward: bubble = the sum of the other stages' times of one micro-batch. With equal stages
@@ -22,10 +22,11 @@ from meshwright.cost_models.collectives import (
     Network,
 )
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard
-from meshwright.cost_models.cost import Cost, Source, Tally
+from meshwright.cost_models.cost import Cost, Source, Tally, Term
 from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal
 from meshwright.profiles.schedule import Recompute
@@ -37,9 +38,6 @@ more than this factor."""
 
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
 """The terms that a pipeline of several stages has beside others."""
-
-GRADIENT_BYTES = 4
-"""Megatron's DistributedDataParallel keeps and reduces gradients in fp32 (`grad_reduce_in_fp32`)."""
 
 _LOGPROB_BYTES = (4, 12)
 """Bytes per token of the two reductions of vocabulary-parallel log-probabilities: the maximum, then three sums."""
@@ -154,11 +152,11 @@ class Pipeline:
     def update_seconds(self) -> Cost:
         """One optimizer update, none of it overlapped unless the framework says so.
 
-        The distributed optimizer moves each rank's gradients once and its weights once over the replicas and
-        their context-parallel ranks
-        (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core `DistributedOptimizer`); without it
-        gradients are all-reduced and every replica updates everything. A tied embedding that lives on the first and
-        the last pipeline stage is summed between them (Narayanan et al., arXiv:2104.04473, section 3.1).
+        The distributed optimizer moves each rank's gradients once and its weights once over the replicas and their
+        context-parallel ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core
+        `DistributedOptimizer`); without it gradients are all-reduced and every replica updates everything. A tied
+        embedding that lives on the first and the last pipeline stage is summed between them (Narayanan et al.,
+        arXiv:2104.04473, section 3.1).
         """
         layout, model, framework = self.call.layout, self.call.model, self.framework
         time = self.shard.time(Body.OPTIMIZER, 0, 0)
@@ -299,3 +297,22 @@ class Pipeline:
         if not self.framework.scattered_messages or layout.sp or layout.pp == 1 or tensor.size == 1 or not spread:
             return 0.0
         return (data.per_node - 1) * self.framework.stall_seconds
+
+
+def interleaved(plain: Cost, layout: Layout, num_batches: int) -> Cost:
+    """A training stage whose ranks hold v = `layout.vpp` chunks each, from its `plain` cost by 1F1B on the same ranks.
+
+    Each micro-batch is sent v times as often. The first one passes a v-th of the other stages' layers before the
+    slowest stage has work, and as many messages as before (Narayanan et al., arXiv:2104.04473, section 2.2.2).
+    """
+    once = sum(term.amount for term in plain.terms if term.name == MESSAGES) / num_batches
+    passed = (layout.pp - 1) * once
+    return Cost(tuple(_in_chunks(term, layout.vpp, passed) for term in plain.terms))
+
+
+def _in_chunks(term: Term, vpp: int, passed: float) -> Term:
+    if term.name == MESSAGES:
+        return Term(term.name, vpp * term.amount, term.source)
+    if term.name == BUBBLE:
+        return Term(term.name, passed + (term.amount - passed) / vpp, term.source)
+    return term

@@ -1,19 +1,23 @@
-"""What a cost model is asked, and the protocol that answers.
+"""What a cost model is asked, the protocol that answers, and how answers are kept.
 
 A question carries only facts and one choice; a model answers it without knowing any search.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,22 @@ class Move:
     target_part: int = 0
 
 
+class Once(Generic[K, T]):
+    """Answers that are computed once, by what they depend on; none of them is None."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[K, T] = {}
+
+    def of(self, key: K, make: Callable[[], T]) -> T:
+        """What `make` answered when this key was first asked about."""
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = make()
+        return known
+
+
 class CostModel(Protocol):
     """Seconds and bytes of a choice, for one cluster, workload and precision fixed at construction."""
 
@@ -80,6 +100,15 @@ class CostModel(Protocol):
         """Whether a larger micro-batch, more slots, or a pipeline in several chunks of the same layers never take less
         memory: a search then counts no larger ones than the first that do not fit. It is a law of the equations, and
         not one of what was measured."""
+        ...
+
+    @property
+    def seconds_grow(self) -> bool:
+        """Whether recomputation and offload never make a stage quicker; a law of the equations too."""
+        ...
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """Seconds below which no choice of the stage on so many ranks of a part is; 0 where none are known."""
         ...
 
     def seconds(self, call: Call) -> Cost:

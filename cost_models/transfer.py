@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Source, Tally
+from meshwright.cost_models.memory_cost import offloaded
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call, Move
-from meshwright.cost_models.state import offloaded
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.layout import layers_of_stages

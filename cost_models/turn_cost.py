@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost_models.replicas import bounds_of
 from meshwright.cost_models.rounds import (
     NUM_ORDERS,
     Batch,
@@ -33,7 +32,7 @@ from meshwright.cost_models.rounds import (
     pass_of,
     rounds_of,
 )
-from meshwright.cost_models.turn_ends import TurnEnds
+from meshwright.cost_models.turn_ends import TurnEnds, bounds_of
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Literal, TypeAlias
 
@@ -22,21 +23,25 @@ from meshwright.planner.plan.edges import Handover, handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, scopes
+from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, StepsAhead, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.deadline import Hurried, OutOfTimeError
 from meshwright.planner.search.formulate import Formulation, formulate
-from meshwright.planner.search.frontier import Frontier, frontier
+from meshwright.planner.search.frontier import Frontier, frontier, kinds_of
 from meshwright.planner.search.parallel import side_by_side
 from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
 from meshwright.planner.search.space import check_pins
+from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.bounds import least_makespan
 from meshwright.planner.solver.result import Answer, Limits, Result
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.stages import STAGES, Stage
 
 Progress = Callable[[float, float], None]
 """Called with the period and the bound, in seconds, of each better plan that the search finds."""
+
+_LARGE = 4
+"""A first plan has pools of this part of all ranks and more."""
 
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
 """Why there is no plan: none fits, or the search ended before it found or excluded one."""
@@ -147,7 +152,7 @@ class _Searched(_Formulated):
         return self.result.bound * self.formulation.tick_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Asked:
     """What is searched in every scope."""
 
@@ -157,8 +162,51 @@ class _Asked:
     ahead: Sequence[StepsAhead]
     limits: Limits
     progress: Progress | None
-    known: dict[tuple[str, tuple[bool, bool, int, bool]], Frontier] = field(default_factory=dict)
+    known: dict[tuple[str, ScopeKey], Frontier] = field(default_factory=dict)
     left_out: list[Scope] = field(default_factory=list)
+
+    @cached_property
+    def scopes(self) -> tuple[Scope, ...]:
+        """All that are searched, those with stages less far ahead first."""
+        return tuple(scope for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness))
+
+    @cached_property
+    def edges(self) -> tuple[Handover, ...]:
+        return handovers(self.facts, self.model)
+
+    @cached_property
+    def worth(self) -> Worth | None:
+        """How slow choices may be, where a plan is known: the best of a few plain choices, on a quarter of the ranks
+        and more, in the scope with stages furthest ahead."""
+        scope, cluster = self.scopes[-1], self.facts.cluster
+        kinds = {
+            stage.name: set(kinds_of(self.facts, stage, [p for p in self.pins if p.stage == stage.name]).values())
+            for stage in STAGES
+        }
+
+        def plain(stage: Stage) -> Frontier:
+            large = {kind: math.inf for kind in kinds[stage.name] if kind.num_ranks * _LARGE >= cluster.num_ranks}
+            return frontier(self.facts, self.model, stage, self.pins, scope=scope, most_seconds=large, is_plain=True)
+
+        found = side_by_side(plain, STAGES, prepare=_load_solver)
+        if not all(any(one.candidates.values()) for one in found):
+            return None
+        formulation = formulate(self.facts, self.model, found, self.edges, scope.ahead)
+        from meshwright.planner.solver.solve import first_makespan  # loaded by now, see `_load_solver`
+
+        ticks = first_makespan(formulation.problem, self.limits)
+        if ticks is None:
+            return None
+        ticks = self.limits.as_short(ticks + len(formulation.problem.tasks))
+        least: dict[Key, Least] = {
+            (stage.name, scope.of(stage.name)): {
+                kind: self.model.least_seconds(stage, self.facts.models.spec(stage.role), kind.num_ranks, kind.part)
+                for kind in kinds[stage.name]
+            }
+            for stage in STAGES
+            for scope in self.scopes
+        }
+        return Worth(cluster.num_ranks, ticks * formulation.tick_seconds, self.scopes, self.edges, least)
 
     def search_all(self) -> list[_Searched]:
         """Every pattern of steps ahead, offload included: state that waits in the host makes room for what is faster.
@@ -166,7 +214,7 @@ class _Asked:
         Stages work further ahead only where that makes the turn shorter by more than the gap. The likeliest scope is
         searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
         """
-        asked = [self.formulate(scope) for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness)]
+        asked = [self.formulate(scope) for scope in self.scopes]
         likeliest = _likeliest(asked, self.limits.gap)
         early = self.search(asked[likeliest])
         searched: list[_Searched] = []
@@ -183,7 +231,7 @@ class _Asked:
         """One pattern of steps ahead after the other until the deadline; those after it are left out, and then no bound
         is known."""
         searched: list[_Searched] = []
-        for scope in [scope for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness)]:
+        for scope in self.scopes:
             try:
                 one = self.formulate(scope)
             except OutOfTimeError:
@@ -194,10 +242,8 @@ class _Asked:
 
     def formulate(self, scope: Scope) -> _Formulated:
         found = self._frontiers(scope)
-        edges = handovers(self.facts, self.model)
-        return _Formulated(
-            scope=scope, edges=edges, formulation=formulate(self.facts, self.model, found, edges, scope.ahead)
-        )
+        formulation = formulate(self.facts, self.model, found, self.edges, scope.ahead)
+        return _Formulated(scope=scope, edges=self.edges, formulation=formulation)
 
     def search(self, asked: _Formulated, *most: int | None) -> _Searched:
         """What the search answers within the least of `most` ticks."""
@@ -221,12 +267,17 @@ class _Asked:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
         keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
         new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
-        new.sort(key=lambda stage: not stage.trains)  # those with the most choices first
-        found = side_by_side(
-            lambda stage: frontier(self.facts, self.model, stage, self.pins, scope=scope), new, prepare=_load_solver
-        )
-        self.known.update({(one.stage.name, scope.of(one.stage.name)): one for one in found})
+        for trains in (False, True):
+            for one in side_by_side(partial(self._frontier, scope), [s for s in new if s.trains == trains]):
+                key = scope.of(one.stage.name)
+                self.known[one.stage.name, key] = one
+                if self.worth:
+                    self.worth.learn(one.stage.name, key, one)
         return [self.known[key] for key in keys]
+
+    def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
+        most = self.worth.most_seconds(stage.name, scope.of(stage.name)) if self.worth else None
+        return frontier(self.facts, self.model, stage, self.pins, scope=scope, most_seconds=most)
 
 
 def _likeliest(asked: Sequence[_Formulated], gap: float) -> int:

@@ -61,8 +61,12 @@ _ROUTED = (
 """Its columns of the fields of `Routed`."""
 
 _NCCL = "nccl"
+
 _ELEMENT_BYTES = 2
+"""Its sizes of collectives are counted in elements of 16 bits."""
+
 _MILLISECOND = 1e-3
+"""Its latencies are in these."""
 
 
 class Gemm(NamedTuple):

@@ -92,11 +92,8 @@ def network_named(name: str) -> Link:
 
 
 def device_names() -> tuple[str, ...]:
+    """The names of all devices whose datasheets are known, sorted."""
     return tuple(sorted(_facts().devices))
-
-
-def network_names() -> tuple[str, ...]:
-    return tuple(sorted(_facts().networks))
 
 
 def cpu_device(cores_per_rank: float, memory_bytes: int, *, processor: str = "cpu") -> Device:
@@ -123,7 +120,10 @@ def cpu_links() -> tuple[Link, Link]:
 
 
 def local_cluster(ranks: int | None = None) -> Cluster:
-    """This machine, its cores and memory shared evenly by `ranks` ranks; one rank per core unless told otherwise."""
+    """This machine, its cores and memory shared evenly by `ranks` ranks; one rank per core unless told otherwise.
+
+    Raises BadInput for less than one rank.
+    """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_ranks = num_cores if ranks is None else ranks
     if num_ranks < 1:

@@ -50,7 +50,7 @@ class Grouped(Document):
 
 
 class AttentionEfficiency(Document):
-    """AttentionEfficiency of many new tokens a row."""
+    """Attention of many new tokens a row."""
 
     flops: float = Field(gt=0, le=1, description="share of peak")
     block: int = Field(gt=0, description="query rows that are computed together")
@@ -62,7 +62,7 @@ class AttentionEfficiency(Document):
 
 
 class DecodeEfficiency(Document):
-    """AttentionEfficiency of one new token a row on a KV cache."""
+    """Attention of one new token a row on a KV cache."""
 
     bytes: float = Field(gt=0, le=1, description="of memory bandwidth, when the cache is read")
     block: float = Field(gt=0, description="cached tokens that one processor reads for one key head")

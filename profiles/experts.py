@@ -35,9 +35,9 @@ class Experts:
         """Width of all that one token passes, on a rank with `busiest` times the mean of copies."""
         return busiest * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
-    def params(self, hidden_size: int, num_experts: int) -> int:
-        """Parameters of a layer's router, shared network and this many of its experts."""
-        networks = 3 * hidden_size * (num_experts * self.ffn_size + self.shared_ffn_size)
+    def params(self, hidden_size: int) -> int:
+        """Parameters of a layer's router, shared network and experts."""
+        networks = 3 * hidden_size * (self.num_experts * self.ffn_size + self.shared_ffn_size)
         return networks + hidden_size * (self.num_experts + self.shared_gate)
 
     def touched(self, num_tokens: float) -> float:

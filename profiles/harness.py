@@ -54,6 +54,8 @@ _MAX_TOKENS = 32768
 """Tokens of one measured micro-batch, so that the logits of a large vocabulary fit."""
 
 _EXCHANGE_BYTES = (2**12, 2**16, 2**20, 2**24)
+"""From what latency decides to what bandwidth does; seconds are near linear in bytes between them."""
+
 _OPERATIONS: tuple[Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"], ...] = (
     "all_reduce",
     "all_gather",

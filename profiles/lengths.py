@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 
 _NUM_BINS = 64
+"""Of a log-normal, equally likely: the mean comes out 0.4 % low where p99 is 4 times the median, 3.3 % where 16."""
 
 _BISECTIONS = 60
 """Halvings after which a factor is as exact as a float."""
@@ -40,19 +41,6 @@ class Histogram:
     @property
     def maximum(self) -> int:
         return self.tokens[-1]
-
-    def quantile(self, probability: float) -> int:
-        """The smallest length whose cumulative probability reaches `probability`."""
-        total = 0.0
-        for length, p in zip(self.tokens, self.probabilities, strict=True):
-            total += p
-            if total >= probability - 1e-12:
-                return length
-        return self.tokens[-1]
-
-    def survival(self, length: int) -> float:
-        """The probability of being longer than `length`."""
-        return math.fsum(p for t, p in zip(self.tokens, self.probabilities, strict=True) if t > length)
 
     def strata(self, count: int) -> tuple[int, ...]:
         """The lengths of a typical sample of `count`, ascending: one from the middle of each equally likely part."""

@@ -158,8 +158,7 @@ class ModelSpec:
 
     def params_between(self, first: int, last: int) -> int:
         """Parameters of layers first, ..., last - 1."""
-        num_experts = self.experts.num_experts if self.experts else 0
-        return self._params(max(0, min(last, self.num_dense_layers) - first), last - first, num_experts)
+        return self._params(max(0, min(last, self.num_dense_layers) - first), last - first)
 
     def expert_params_between(self, first: int, last: int) -> int:
         """Of these, the parameters in experts among which a router picks."""
@@ -168,21 +167,14 @@ class ModelSpec:
         num_layers = last - first - max(0, min(last, self.num_dense_layers) - first)
         return num_layers * self.experts.num_experts * 3 * self.hidden_size * self.experts.ffn_size
 
-    @property
-    def active_params(self) -> int:
-        """Parameters that one token passes: those of the experts that it is not routed to are left out."""
-        per_token = self.experts.experts_per_token if self.experts else 0
-        layers = self._params(self.num_dense_layers, self.num_layers, per_token)
-        return layers + self.embedding_params + self.head_params + self.hidden_size
-
-    def _params(self, num_dense: int, num_layers: int, num_experts: int) -> int:
-        """Parameters of layers of which some have a plain MLP and the others so many experts."""
+    def _params(self, num_dense: int, num_layers: int) -> int:
+        """Parameters of layers of which some have a plain MLP and the others experts."""
         attention = sum(inner * outer for inner, outer in self.attention_products)
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         norms += self.latent.norm_params if self.latent else 0
         biases = (self.attention_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
         plain = self.hidden_size * (self.up_size + self.ffn_size) + (self.up_size + self.hidden_size) * self.mlp_bias
-        routed = self.experts.params(self.hidden_size, num_experts) if self.experts else 0
+        routed = self.experts.params(self.hidden_size) if self.experts else 0
         return num_layers * (attention + norms + biases) + num_dense * plain + (num_layers - num_dense) * routed
 
     @property
@@ -249,7 +241,10 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool | None = None) -> ModelSpec:
-    """The model described by the keys of a Hugging Face config; see `read_model`."""
+    """The model described by the keys of a Hugging Face config; see `read_model`.
+
+    Raises BadInput for a key that is missing or that is not known here.
+    """
     architecture, family, has_scalar_head = _architecture(config, name)
 
     def need(key: str) -> int:

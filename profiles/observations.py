@@ -28,6 +28,7 @@ _AGREES = 1e-6
 """Relative difference of step times below which nothing is corrected."""
 
 _BISECTIONS = 40
+"""Halvings of the seconds of a step, after which no more digits of an extra are left than are kept."""
 
 _LEAST_SHARE = 0.05
 """Of a stage's seconds, below which noise would decide a factor of collectives."""

@@ -66,3 +66,4 @@ _LEAST = {
     "overcommit": 0,
     "chunk_tokens": 0,
 }
+"""The least value of each count."""

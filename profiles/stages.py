@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
+    """Whose weights a stage uses."""
+
     ACTOR = "actor"
     CRITIC = "critic"
     REF = "ref"

@@ -11,9 +11,9 @@ from benchmarks.fidelity.assumed import assumed
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number, stated
 from benchmarks.fidelity.score import Answer
+from benchmarks.fidelity.serving import Serving
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.serving import Serving
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named

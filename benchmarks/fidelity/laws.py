@@ -12,6 +12,7 @@ from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.inference import engine, is_dense_hopper, serving_point
 from benchmarks.fidelity.installed import EXPERTS
 from benchmarks.fidelity.pairs import pairs, scaled_of, synchronous
+from benchmarks.fidelity.pretraining import iteration_seconds
 from benchmarks.fidelity.primitives import (
     OPERATIONS,
     attention_seconds,
@@ -27,7 +28,6 @@ from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.training import Question, question
 from meshwright.cost_models.collectives import ALL_REDUCE, SEND_RECEIVE, Group, Network
-from meshwright.cost_models.pretraining import iteration_seconds
 from meshwright.profiles.documents import Document
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput, suggestion

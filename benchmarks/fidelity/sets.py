@@ -1,4 +1,4 @@
-"""The sets of rows, what turns each row into an answer, and the bar of each (issue 3)."""
+"""The sets of rows, what turns each row into an answer, and the bar of each."""
 
 from __future__ import annotations
 

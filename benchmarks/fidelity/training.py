@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.pretraining import Iteration, iteration_seconds
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import gpt_of, model_named
 from meshwright.cost_models.cost import Tally
-from meshwright.cost_models.pretraining import Iteration, iteration_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.arguments import one_of
 from benchmarks.search import by_hand
+from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.mapping import auto_mapping
 from benchmarks.search.mcmc import walk
 from benchmarks.search.unproven import unproven
@@ -31,7 +32,6 @@ from meshwright.planner.plan.job import Facts, RoleModels, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import StepsAhead, patterns, scopes
 from meshwright.planner.search.assemble import Pick
-from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.search.formulate import Formulation, formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.solver.greedy import Greedy

@@ -42,7 +42,7 @@ def targets_paid_twice(
     truncated: Tensor,
     settings: PPO,
 ) -> Targets:
-    """Advantages and returns as they were until commit 48367cc: a cut row is paid its score and the value behind it."""
+    """Advantages and returns as they once were: a cut row is paid its score and the value behind it."""
     rewards = token_rewards(scores, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
     advantages = generalized_advantages(
         rewards, values, mask, truncated, gamma=settings.gamma, gae_lambda=settings.gae_lambda

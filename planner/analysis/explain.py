@@ -57,6 +57,8 @@ class RankUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
+    """Why a turn takes as long as it does, what fills the ranks, and what is not well known of it."""
+
     period_seconds: float
     bound_seconds: float
     gap: float
@@ -70,7 +72,10 @@ class Explanation:
 
 
 _NUM_TERMS = 3
+"""Of a task on the critical path, the largest are told."""
+
 _TOLERANCE = 1e-9
+"""Of a period: times that are nearer than this are the same, whatever the order of a sum."""
 
 
 def explain(plan: Plan) -> Explanation:

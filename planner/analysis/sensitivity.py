@@ -19,6 +19,7 @@ from meshwright.profiles.cluster import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 
 FACTOR = 1.1
+"""By which an input grows: enough for whole numbers to change, and little enough that the placements stay sensible."""
 
 
 @dataclass(frozen=True, kw_only=True)

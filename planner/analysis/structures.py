@@ -24,6 +24,7 @@ NUM_SEARCHES = len(STAGES)
 """New searches for each further plan, at most."""
 
 _STEPS = 20
+"""Simulated for each plan, so that drawn lengths hardly decide which is first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
+from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.evaluate import free_bytes, items, name_of, ranks_of
 from meshwright.planner.plan.job import Facts
@@ -18,9 +19,12 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting, with_setting
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.recost import illegal_under, recost
+from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 
 _STEPS = 1000
+"""Steps whose GPU-hours and price are told."""
+
 _HOUR = 3600.0
 _TOLERANCE = 1e-6
 """Relative: a baseline that differs more from the plan is told."""
@@ -141,9 +145,6 @@ def _recosted(plan: Plan, facts: Facts, remodel: Remodel) -> tuple[tuple[str, ..
 def _replanned(
     plan: Plan, facts: Facts, remodel: Remodel, limits: Limits | None
 ) -> tuple[tuple[str, ...], Plan | None]:
-    from meshwright.planner.compile import compile_plan
-    from meshwright.planner.search.refusal import NoPlan
-
     if too_long := position_violations(dict(facts.models), facts.workload):
         return too_long, None
     found = compile_plan(facts, remodel(facts), pins=plan.pins, limits=limits)

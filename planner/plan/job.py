@@ -38,6 +38,8 @@ CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
 
 class ModelSource(Document):
+    """Where a model is."""
+
     path: str = Field(
         description="Hugging Face directory, or a config.json when only planning; relative to the job file"
     )
@@ -147,6 +149,8 @@ _AnySpec: TypeAlias = Annotated[
 
 
 class Job(Document):
+    """What a user writes: models, cluster, workload, PPO settings and data, each name as it is written."""
+
     models: Models
     cluster: _AnySpec = Field(default="local", description="local, a device's name, or what the cluster is made of")
     precision: Literal["fp32", "bf16"] = "bf16"
@@ -181,7 +185,6 @@ class Facts(Document):
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
-
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
 
     @model_serializer(mode="wrap")

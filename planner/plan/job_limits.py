@@ -18,6 +18,8 @@ _TINY, _HUGE = 1e-12, 1e24
 """Between which rates, times above 0 and weights are: beyond, sums of them overflow or vanish."""
 
 MOST_NODES, MOST_RANKS_PER_NODE, _MOST_RANKS = 2**17, 2**12, 2**20
+"""Of a cluster, far above any that is planned; a plan tells something of every rank."""
+
 _CLUSTER = {"nodes": MOST_NODES, "ranks_per_node": MOST_RANKS_PER_NODE, "host_memory_bytes": 2**60}
 _DEVICE = {"memory_bytes": 2**60, "num_processors": 2**20}
 _MODEL = {
@@ -31,9 +33,16 @@ _MODEL = {
     "max_positions": 2**40,
 }
 _WORKLOAD = {"batch_size": 2**20, "num_minibatches": 2**20, "num_epochs": 1024}
+"""Of each field, the largest value: far above any use, and small enough for memory and for exact sums."""
+
 _MOST_TOKENS = 2**24
+"""Of a prompt or a response, far above what models take."""
+
 _MOST_PAIRS = 1024
+"""Of a histogram: the sum of two lengths may have as many as their product."""
+
 _LONGEST_SECONDS = 3600.0
+"""Of a launch or a message: whoever gives more meant another unit."""
 
 
 def require_possible(models: Mapping[str, ModelSpec], cluster: AnyCluster, workload: Workload, what: str) -> None:

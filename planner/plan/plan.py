@@ -1,9 +1,9 @@
 """The plan: which stage runs where, how, and at what predicted cost. A document that loads without a solver.
 
 A turn is one period of the steady state. In turn n a stage that is a steps ahead works on step n + a. Steps ahead never
-rise along the edges of the stage graph. Where they fall from a producer to its
-consumer, the consumer reads what an earlier turn wrote, and the two may run at the same time on different pools. A plan
-whose stages are all 0 steps ahead is synchronous PPO.
+rise along the edges of the stage graph. Where they fall from a producer to its consumer, the consumer reads what an
+earlier turn wrote, and the two may run at the same time on different pools. A plan whose stages are all 0 steps ahead
+is synchronous PPO.
 
 Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 """
@@ -26,6 +26,7 @@ from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Role
 from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
 
 SCHEMA_VERSION: Final = 2
+"""Of the plans that are read and written; another one is refused, and the job planned again."""
 
 
 class Pool(Document):
@@ -98,6 +99,8 @@ class Solver(Document):
 
 
 class Plan(Document):
+    """The decision: which stage runs where, how and when, for which facts, and how near to the best it is proven."""
+
     schema_version: Literal[2] = 2
     digests: dict[str, str] = Field(description="SHA-256 of each input the plan was computed from")
     facts: Facts

@@ -12,7 +12,7 @@ from meshwright.profiles.stages import Role
 
 StopString = Annotated[str, Field(min_length=1)]
 Truncation = Literal["terminal", "bootstrap"]
-"""What a response that was cut by length means; see `runtime.advantages.generalized_advantages`."""
+"""What a response that was cut by length means; see `runtime.training.advantages.generalized_advantages`."""
 
 _TRUNCATION = "terminal: a response cut by length ends there; bootstrap: its score is not paid, the value after it is"
 _MISSING_END_SCORE = "paid for a response that was cut, in place of its score"
@@ -66,7 +66,7 @@ class LearningRateSchedule(Document):
 
 
 class PPO(Document):
-    """Settings of the algorithm; equations and sources in `runtime.ppo`."""
+    """Settings of the algorithm; equations and sources in `runtime.training.ppo`."""
 
     actor_learning_rate: float = Field(default=1e-6, gt=0)
     critic_learning_rate: float = Field(default=5e-6, gt=0)

@@ -25,8 +25,12 @@ Setting: TypeAlias = Mapping[str, Value]
 """One value for each of some fields, by dotted path."""
 
 _LINKS = ("intra_node", "inter_node", "between")
+
 _MOST_NAMES = 3
+"""Of similar fields that an error tells."""
+
 _MOST_SETTINGS = 1000
+"""Combinations of values: each is costed, and is a row of an answer."""
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:

@@ -27,6 +27,10 @@ SYNCHRONOUS: StepsAhead = dict.fromkeys((stage.name for stage in STAGES), 0)
 """No stage works ahead."""
 
 
+ScopeKey: TypeAlias = tuple[bool, bool, int, bool]
+"""What of a scope the choices of one stage depend on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scope:
     """What a search covers beside layouts and pools: how far stages work ahead, whether state is offloaded, and whether
@@ -45,7 +49,7 @@ class Scope:
         same_step = self.ahead[stage] == self.ahead[GENERATE]
         return stage in STREAMING_STAGES and same_step and not (is_trained and self.runs_on)
 
-    def of(self, stage: str) -> tuple[bool, bool, int, bool]:
+    def of(self, stage: str) -> ScopeKey:
         """What of the scope the choices of a stage depend on: scopes that agree in it offer the stage the same."""
         generates = stage == GENERATE
         return self.offload, self.streams(stage), self.ahead[GENERATE] * generates, self.runs_on and generates

@@ -46,6 +46,8 @@ class MoveWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStage:
+    """A stage runs on the ranks of its pool."""
+
     stage: str
     ranks: tuple[int, ...]
     steps_ahead: int = 0

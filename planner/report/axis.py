@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MOST_TICKS = 8
+"""Of an axis, one more at most where both ends are round: labels beside each other have room on a narrow page."""
+
 _RATIO = 4.0
 """From this ratio between the largest and the smallest, values are spread by their logarithm."""
 

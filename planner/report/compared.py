@@ -14,6 +14,8 @@ from meshwright.planner.report.lanes import Box, Label, legend, picture
 from meshwright.profiles.trace import Run
 
 _BAR = 13.0
+"""Pixels of the height of a bar: one line of text."""
+
 _GAP = 1
 """Empty bars between two stages."""
 

@@ -12,7 +12,10 @@ from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, picture
 
 _LEAST_HEIGHT, _MOST_HEIGHT, _RANK_HEIGHT = 170.0, 520.0, 24.0
+"""Pixels of the picture, which fits a screen, and of a rank where there are few."""
+
 _MOST_NODE_LABELS = 24
+"""Beside the picture at its largest they would touch each other otherwise."""
 
 
 def glance(plan: Plan) -> Html:

@@ -49,6 +49,7 @@ def section(name: str, heading: str, *content: str) -> Html:
 
 
 def note(*text: str) -> Html:
+    """A paragraph that explains a picture."""
     return tag("p", *text, class_="note")
 
 

@@ -9,7 +9,10 @@ from meshwright.planner.report.lanes import Box, Label, legend, picture
 from meshwright.planner.simulation.simulate import Simulation, Use
 
 _LANE = 30.0
+"""Pixels of the height of a bar, with room for its text."""
+
 _MOST_CAUSES, _LEAST_SHARE = 4, 0.0005
+"""Of what a pool waits for, that are told: so many, and none that rounds to 0.0 %."""
 
 
 def idle(simulation: Simulation) -> Html:

@@ -12,8 +12,14 @@ from meshwright.planner.report.axis import Axis
 from meshwright.planner.report.html import Html, join, tag
 
 _AXIS_HEIGHT = 24.0
+"""Pixels below the lanes, for the ticks."""
+
 _LEAST_BOX = 1.0
+"""Pixels of the height of a box, however many lanes there are."""
+
 _LINE_HEIGHT = 14.0
+"""Pixels of a line of text, whose letters are 12 high in the style sheet."""
+
 _NARROW, _ROOMY = 560.0, 900.0
 """Pixels of a picture on a narrow page and on a page of full width: a label is shown where it fits."""
 

@@ -10,7 +10,11 @@ from meshwright.planner.report.axis import Axis, linear
 from meshwright.planner.report.html import Html, tag
 
 _HEIGHT = 250.0
+"""Pixels of a plot."""
+
 _ABOVE, _BELOW = 12.0, 44.0
+"""Pixels around it: for half a label, and for two rows of text."""
+
 _POINT = {True: "point", False: "point open"}
 
 

@@ -13,8 +13,13 @@ from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
 
 _LANE = 30.0
+"""Pixels of the height of a bar, with room for its text."""
+
 _LONGEST_NAME = 20
+"""Letters that the margin beside a bar has room for."""
+
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+"""Of the axis, the largest that a device fills."""
 
 
 @dataclass(frozen=True)

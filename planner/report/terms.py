@@ -13,8 +13,13 @@ from meshwright.planner.report.html import Html, note, section, table, tag
 from meshwright.planner.report.lanes import Box, Label, legend, picture
 
 _LANE = 30.0
+"""Pixels of the height of a bar, with room for its text."""
+
 _OPACITIES = (1.0, 0.8, 0.62, 0.47, 0.35)
+"""Of the terms of a bar, the largest first; further ones are as pale as the last."""
+
 _LEAST_SHARE = 0.001
+"""Of a cost, below which a term is not told in the table."""
 
 
 def terms(plan: Plan) -> Html:

@@ -16,10 +16,20 @@ from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
 from meshwright.profiles.trace import Run, Span
 
 _MOST_STEPS = 3
+"""Drawn after the first: enough to see that they are alike."""
+
 _MOST_LANES = 64
+"""Ranks that have a lane each: more would be thinner than a line."""
+
 _MOST_LABELS = 16
+"""Beside the lanes, which lie close where there are many."""
+
 _LEAST_HEIGHT, _MOST_HEIGHT, _RANK_HEIGHT = 60.0, 400.0, 22.0
+"""Pixels of a picture, and of a rank where there are few."""
+
 _TWO_LINES = 28.0
+"""Pixels that a stage and its step need below each other; a flatter box has both in one line."""
+
 _QUIET = ("send", "receive")
 """Kinds that are not drawn: a rank that waits for a message is idle."""
 

@@ -12,6 +12,7 @@ from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, picture
 
 _LANE = 24.0
+"""Pixels of the height of a task, with room for its text."""
 
 
 def turn(plan: Plan) -> Html:

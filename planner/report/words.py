@@ -8,7 +8,9 @@ from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
+
 _MAGNITUDES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+"""Prefixes of counts; thousands are written out."""
 
 
 def seconds(value: float) -> str:
@@ -19,12 +21,14 @@ def seconds(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
+    """Bytes in the largest unit that they fill: 79.15 GiB, 12.0 MiB, 1.5 KiB."""
     if abs(num_bytes) >= _GIB:
         return f"{num_bytes / _GIB:.2f} GiB"
     return f"{num_bytes / _MIB:.1f} MiB" if abs(num_bytes) >= _MIB or not num_bytes else f"{num_bytes / _KIB:.1f} KiB"
 
 
 def percent(share: float) -> str:
+    """0.123 as 12.3%."""
     return f"{share:.1%}"
 
 

@@ -14,6 +14,7 @@ import time
 import psutil
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+"""So that a process ends within a second, and looking costs nothing."""
 
 
 def end_with(pid: int) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import Stage
 
 
 class OutOfTimeError(Exception):
@@ -23,6 +25,13 @@ class Hurried:
     @property
     def memory_grows(self) -> bool:
         return self.model.memory_grows
+
+    @property
+    def seconds_grow(self) -> bool:
+        return self.model.seconds_grow
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        return self.model.least_seconds(stage, model, num_ranks, part)
 
     def seconds(self, call: Call) -> Cost:
         return self._in_time().seconds(call)

@@ -34,6 +34,8 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
 
 BLOCK_BYTES = 2**20
+"""Of a block of memory: fine beside any device, and sums of blocks stay small whole numbers."""
+
 _TICKS_PER_STEP = 10**6
 """Ticks in about one step: the bound is then good to a few millionths."""
 
@@ -63,6 +65,26 @@ class Formulation:
 def refit_targets() -> tuple[str, ...]:
     """The stages of trained roles that do not train: their copies, where they have one, are refit."""
     return tuple(stage.name for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains)
+
+
+def refits() -> tuple[tuple[str, str, str], ...]:
+    """Of every refit its task, the stage that trains the weights and the stage that needs them."""
+    return tuple((refit_name(t), TRAIN_STAGE[STAGE_BY_NAME[t].role], t) for t in refit_targets())
+
+
+def precedences(
+    handovers: Sequence[Handover], ahead: StepsAhead, tick: float, may_stream: Callable[[Handover], bool]
+) -> tuple[Precedence, ...]:
+    """What waits for what in a turn: stages for their weights, and for the stages that they read from and that work on
+    the same step."""
+    return (
+        *(Precedence(refit_name(t), reader) for t in refit_targets() for reader in refit_readers(t)),
+        *(
+            Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=may_stream(h))
+            for h in handovers
+            if ahead[h.producer] == ahead[h.consumer]
+        ),
+    )
 
 
 def formulate(
@@ -101,22 +123,15 @@ def formulate(
         CallOptions(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items()
     )
     known: _Known = {}
-    refits = tuple(
+    transfers = tuple(
         _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in refit_targets()
     )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_blocks=device_blocks,
         calls=calls,
-        tasks=(*refits, *(CallRun(name=name, call=name) for name in behind)),
-        precedences=(
-            *(Precedence(refit_name(t), reader) for t in refit_targets() for reader in refit_readers(t)),
-            *(
-                Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=_may_stream(behind, h))
-                for h in handovers
-                if ahead[h.producer] == ahead[h.consumer]
-            ),
-        ),
+        tasks=(*transfers, *(CallRun(name=name, call=name) for name in behind)),
+        precedences=precedences(handovers, ahead, tick, lambda handover: _may_stream(behind, handover)),
         copies=tuple(_sharers(role) for role in TRAIN_STAGE),
         anywhere=anywhere,
     )

@@ -25,12 +25,13 @@ from meshwright.planner.search.interleaved import Beside
 from meshwright.planner.search.space import choices, pools
 from meshwright.planner.solver import dominance
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 
 DOMINATED = "another choice is no slower and no larger"
 TOO_LARGE = "larger than the device"
 TOO_LARGE_FOR_HOST = "larger than its part of the host's memory"
+TOO_SLOW = "too slow for any plan that is as fast as one that is known"
 
 
 Amounts: TypeAlias = tuple[float, float, float, float, float]
@@ -100,13 +101,26 @@ def frontier(
     *,
     is_limited: bool = True,
     scope: Scope = PLAIN,
+    most_seconds: Mapping[PoolKind, float] | None = None,
+    is_plain: bool = False,
 ) -> Frontier:
-    """The frontier of one stage; without a limit, choices are kept however much of the device they need."""
+    """The frontier of one stage; without a limit, choices are kept however much of the device they need.
+
+    `most_seconds` are those of a choice on a kind of pool, none for a kind that is not of use; all may take any without
+    it. With `is_plain` only plain choices are costed (`space.is_plain`).
+    """
     mine = [pin for pin in pins if pin.stage == stage.name]
-    found = {
-        ranks: PoolKind(facts.cluster.part_of(ranks.first_rank), ranks.num_ranks) for ranks in pools(facts, stage, mine)
-    }
-    costing = _Costing(facts=facts, model=model, stage=stage, pins=mine, is_limited=is_limited, scope=scope)
+    found = kinds_of(facts, stage, mine)
+    costing = _Costing(
+        facts=facts,
+        model=model,
+        stage=stage,
+        pins=mine,
+        is_limited=is_limited,
+        scope=scope,
+        most_seconds=most_seconds,
+        is_plain=is_plain,
+    )
     return Frontier(
         stage=stage,
         pools=found,
@@ -114,6 +128,12 @@ def frontier(
         rejected=+costing.rejected,
         smallest={part: costing.candidate(choice, part) for part, (_, choice) in costing.smallest.items()},
     )
+
+
+def kinds_of(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> dict[Ranks, PoolKind]:
+    """The pools that a stage may use, each with its kind."""
+    cluster = facts.cluster
+    return {ranks: PoolKind(cluster.part_of(ranks.first_rank), ranks.num_ranks) for ranks in pools(facts, stage, pins)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +146,33 @@ class _Costing:
     pins: Sequence[Pin]
     is_limited: bool
     scope: Scope
+    most_seconds: Mapping[PoolKind, float] | None
+    is_plain: bool
     rejected: Counter[str] = field(default_factory=Counter)
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
 
     def kept(self, kind: PoolKind) -> tuple[Candidate, ...]:
-        """The choices on pools of one kind that fit and that no other beats."""
+        """The choices on pools of one kind that fit, are not too slow, and that no other beats."""
+        most = math.inf if self.most_seconds is None else self.most_seconds.get(kind, 0.0)
+        if most == 0.0:
+            self.rejected[TOO_SLOW] += 1
+            return ()
         part = self.facts.cluster.parts[kind.part]
         room = part.device.usable_bytes if self.is_limited else math.inf, host_share(part)
         fitting: list[Candidate] = []
         too_large: dict[Hashable, str] = {}
+        slower: dict[tuple[Layout, int, int], bool] = {}
         beside = Beside(self.facts.models.spec(self.stage.role))
-        for choice in choices(self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope):
+        for choice in choices(
+            self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope, plain_only=self.is_plain
+        ):
+            if most < math.inf and not choice.schedule.chunk_tokens:
+                rows = choice.layout, choice.schedule.micro_batch_size, choice.schedule.generation_slots
+                if not self.model.seconds_grow or choice.schedule.generation_slots or rows not in slower:
+                    slower[rows] = self._is_slower(choice, kind.part, most)
+                if slower[rows]:
+                    self.rejected[TOO_SLOW] += 1
+                    continue
             family = _family(choice)
             found: Candidate | str
             if family in too_large and self.model.memory_grows:  # a family's choices come with the smaller ones first
@@ -172,6 +208,16 @@ class _Costing:
         if memory.host.total > host_bytes:
             return TOO_LARGE_FOR_HOST
         return TOO_LARGE if peak > device_bytes else _candidate(self.model, call, memory)
+
+    def _is_slower(self, choice: Choice, part: int, most: float) -> bool:
+        """Whether the choice takes more than `most` seconds, told by the quickest of those that differ from it in what
+        only takes longer. A stage that reads while generation goes on may take any time."""
+        if most == math.inf or choice.schedule.chunk_tokens:
+            return False
+        if self.model.seconds_grow:
+            quickest = replace(choice.schedule, recompute=Recompute.NONE, offload=Offload.NONE)
+            choice = Choice(choice.layout, quickest)
+        return self.model.seconds(self._call(choice, part)).total > most
 
     def candidate(self, choice: Choice, part: int) -> Candidate:
         """The choice on a part of the cluster with what it costs."""

@@ -24,29 +24,60 @@ from meshwright.planner.plan.rules import (
 from meshwright.planner.plan.steps_ahead import PLAIN, Scope, patterns, scopes
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, Stage
 
 PINNED = "excluded by a pin"
 
 
 def choices(
-    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], rejected: Counter[str], *, scope: Scope = PLAIN
+    facts: Facts,
+    stage: Stage,
+    num_ranks: int,
+    pins: Sequence[Pin],
+    rejected: Counter[str],
+    *,
+    scope: Scope = PLAIN,
+    plain_only: bool = False,
 ) -> Iterator[Choice]:
-    """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`."""
+    """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`.
+
+    Those that are not plain are left out, uncounted, where only plain ones are asked for.
+    """
     spreads_experts = facts.models.spec(stage.role).experts is not None
     for plain in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
-        for layout in _with_chunks(facts, stage, plain):
+        if plain_only and not _is_plain_layout(plain, facts.cluster.ranks_per_node):
+            continue
+        for layout in (plain,) if plain_only else _with_chunks(facts, stage, plain):
             broken = layout_rules(facts, stage, layout)
             if broken:
                 rejected[broken[0]] += 1
                 break  # what one number of chunks breaks, the others do
             for schedule in schedules(facts, stage, layout, scope):
+                if plain_only and not _is_plain_schedule(schedule):
+                    continue
                 choice = Choice(layout, schedule)
                 broken = streaming_rules(facts, layout, schedule)
                 if not broken and _agrees(choice, pins):
                     yield choice
                 else:
                     rejected[broken[0] if broken else PINNED] += 1
+
+
+def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
+    """What is usual: tensor parallelism within a node and with sequence parallelism, no context parallelism."""
+    return layout.tp <= ranks_per_node and layout.sp == (layout.tp > 1) and layout.cp == 1
+
+
+def _is_plain_schedule(schedule: Schedule) -> bool:
+    """Everything on the device, no chunks, micro-batches of powers of four rows, all or no activations recomputed."""
+    is_power_of_four = schedule.micro_batch_size.bit_length() % 2 and schedule.micro_batch_size.bit_count() == 1
+    return (
+        schedule.offload is Offload.NONE
+        and schedule.recompute is not Recompute.SELECTIVE
+        and not schedule.chunk_tokens
+        and bool(is_power_of_four)
+    )
 
 
 def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from meshwright.planner.simulation.slots import SlotGroup
+from meshwright.planner.simulation.slot_groups import SlotGroup
 from meshwright.profiles.errors import BadInput
 
 
-class Admitted(Protocol):
+class Queued(Protocol):
     """A prompt, or a sequence that it became; `row` is its place in the prompt batch of `step`."""
 
     @property
@@ -26,14 +26,16 @@ class Admitted(Protocol):
     def row(self) -> int: ...
 
 
-class Begun(Admitted, Protocol):
+class Begun(Queued, Protocol):
+    """A sequence of which a token has been drawn."""
+
     @property
     def first_turn(self) -> int:
         """The turn in which its first token was drawn."""
         ...
 
 
-W = TypeVar("W", bound=Admitted)
+W = TypeVar("W", bound=Queued)
 G = TypeVar("G", bound=SlotGroup[Any])
 E = TypeVar("E", bound=Begun)
 
@@ -103,7 +105,7 @@ class Flight(Generic[W, G, E]):
         self.num_rounds = 0
         """Of this turn: how often all groups have advanced."""
         self.num_unfinished: Counter[int] = Counter()
-        """Admitted sequences that have not ended, by step."""
+        """Queued sequences that have not ended, by step."""
         self.num_live: Counter[int] = Counter()
         """Those that have begun, by the turn in which they did."""
 

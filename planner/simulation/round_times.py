@@ -2,7 +2,8 @@
 
 The cost model is asked about small batches of equal lengths: a batch of n rows whose responses are one token long is
 one prefill of n rows, and two more tokens are two rounds of n live sequences. Its answers carry the equation of
-`cost_models.generation`, max(m, p) x tau(group) for a round; between the lengths and rows asked it is taken as linear.
+`cost_models.generation_cost`, max(m, p) x tau(group) for a round; between the lengths and rows asked it is taken as
+linear.
 """
 
 from __future__ import annotations

@@ -104,9 +104,8 @@ def simulate(
     """Runs `warm_up` + `steps` steps and reports the last `steps` of them; spans only when `traced`.
 
     Unless told otherwise, one step passes first, two more for each step that a sequence may be stale, and those in
-    which the overcommit grows.
-    Where stages work ahead, as many steps follow as they are ahead, so that every turn that is reported is full.
-    Raises BadInput when the plan's program is not sound.
+    which the overcommit grows. Where stages work ahead, as many steps follow as they are ahead, so that every turn that
+    is reported is full. Raises BadInput when the plan's program is not sound.
     """
     durations = durations or Planned(plan)
     program = lower(plan)

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.planner.simulation.flight import Delivery, Flight
 from meshwright.planner.simulation.round_times import RoundTimes
-from meshwright.planner.simulation.slots import SlotGroup
+from meshwright.planner.simulation.slot_groups import SlotGroup
 
 _MOST_PASSES = 256
 """Passes are costed together at their middle, so many at most."""

@@ -1,6 +1,6 @@
 """The search as an integer program when every call may be on any aligned block of its number of ranks.
 
-Its size does not depend on how many ranks there are: where `model.py` has places and atoms, this has relations.
+Its size does not depend on how many ranks there are: where `place_model.py` has places and atoms, this has relations.
 
 Sets
     c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, memory r (resident), w
@@ -17,7 +17,7 @@ Objective
 Constraints
     choice   sum_o x[c, o] = 1;  y follows x;  blocks are nested or apart, and parts fit (`blocks.py`)
              s[c, p] only when an earlier owner has shape p and an equal block
-    time     as in `model.py`; two tasks whose blocks meet do not overlap in time
+    time     as in `place_model.py`; two tasks whose blocks meet do not overlap in time
     memory   on the block of every call c: sum of r - w s over the calls around it, and m of any of them, <= device;
              the ranks of a block that are in none of its parts hold no more
 Redundant, for the proof

@@ -39,6 +39,11 @@ def least_makespan(problem: Problem) -> int:
     return max(int(bound.with_each(call).min()) for call in problem.calls)
 
 
+def bounds_with(problem: Problem, call: CallOptions) -> Ticks:
+    """For each of other options of a call a bound on the makespan of every answer that picks it, [options]."""
+    return _Bound(problem).with_each(call)
+
+
 class _Bound:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem

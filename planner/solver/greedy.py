@@ -25,6 +25,7 @@ class Score(NamedTuple):
 
 
 WORST = Score(2**62, 2**62, 2**62)
+"""Of no choice: every score is below it."""
 
 Picks = tuple[int, ...]
 """The index of an option for each call, in the order of the calls."""

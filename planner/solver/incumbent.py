@@ -13,6 +13,7 @@ from meshwright.planner.solver.problem import Option, Problem
 from meshwright.planner.solver.result import Answer, Limits, Progress, Result
 
 _RANDOM_STARTS = 16
+"""Descents from choices at random, behind those from the fastest and the smallest options."""
 
 
 @dataclass

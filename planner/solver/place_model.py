@@ -37,6 +37,8 @@ from meshwright.planner.solver.result import Limits, Progress
 from meshwright.planner.solver.variables import Variables, add_variables
 
 _LEAST_SECONDS = 0.01
+"""Of a search whose deadline has passed: CP-SAT refuses a limit below 0."""
+
 NAME = "CP-SAT"
 VERSION = str(ortools.__version__)
 

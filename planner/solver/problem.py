@@ -202,22 +202,6 @@ class Problem:
             known.append(task)
         return found
 
-    def everywhere(self) -> Problem:
-        """The same problem with every aligned block as a place of its own."""
-        if not self.anywhere:
-            return self
-        return replace(
-            self,
-            anywhere=False,
-            calls=tuple(
-                CallOptions(
-                    call.name,
-                    tuple(option.at(first) for option in call.options for first in self.blocks(option.place.num_ranks)),
-                )
-                for call in self.calls
-            ),
-        )
-
     def blocks(self, num_ranks: int) -> range:
         """The first ranks of the aligned blocks of a number of ranks."""
         return range(0, self.num_ranks - num_ranks + 1, num_ranks)

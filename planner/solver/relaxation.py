@@ -13,6 +13,8 @@ from ortools.linear_solver import pywraplp
 from ortools.sat.python import cp_model
 
 _UNBOUNDED = 2**60
+"""Bounds of a domain beyond it stand for none."""
+
 _SAFETY = 1e-5
 """Relative to a bound: an option is only dropped when rounding in the linear program cannot be the reason."""
 

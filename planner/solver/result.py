@@ -36,6 +36,12 @@ class Limits:
     most: int | None = None
     deadline: float | None = None
 
+    @classmethod
+    def within(cls, seconds: float, *, gap: float = 0.0, began: float | None = None) -> Self:
+        """So many seconds from `began` on, of `time.monotonic`, by default from now."""
+        start = time.monotonic() if began is None else began
+        return cls(max_deterministic_time=seconds, gap=gap, deadline=start + seconds)
+
     @property
     def seconds_left(self) -> float:
         """Until the deadline, infinite without one."""

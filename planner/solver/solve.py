@@ -17,6 +17,13 @@ def solve(problem: Problem, limits: Limits, progress: Progress | None = None) ->
     return search(problem, limits, progress or _silence)
 
 
+def first_makespan(problem: Problem, limits: Limits) -> int | None:
+    """Ticks of an answer among a few options, where stages may be anywhere; none where it was not found at once."""
+    if not problem.anywhere or any(not call.options for call in problem.calls):
+        return None
+    return block_search.first_makespan(problem, limits)
+
+
 def least_memory(problem: Problem, limits: Limits) -> int | None:
     """The least blocks a device can have so that some choice of options fits, whatever its duration.
 

@@ -1,1 +1,1 @@
-"""The commands: what each reads, asks of the house and shows. The parts that load slowly are imported inside."""
+"""The commands: what each reads, asks of the api and shows."""

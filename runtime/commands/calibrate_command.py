@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 from dataclasses import asdict
@@ -11,12 +10,10 @@ from typing import Annotated
 
 import typer
 
-from meshwright.planner.analysis.correct_table import calibrate as calibrated
-from meshwright.planner.analysis.correct_table import read_run
 from meshwright.planner.plan.plan import read_plan
-from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import write_table
+from meshwright.runtime.api.measuring import calibrate as calibrated
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
@@ -36,10 +33,7 @@ def calibrate(
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
     require_outputs(Output("-o", output, OutputKind.TABLE))
-    document = read_plan(plan)
-    require_valid(document)
-    table = table_in(profile)
-    found = calibrated(document, read_run(document, run), table, date=datetime.date.today().isoformat())
+    found = calibrated(read_plan(plan), run, table_in(profile))
     write_table(output, found.table)
     if as_json:
         corrections = [correction.model_dump(mode="json") for correction in found.table.corrections]

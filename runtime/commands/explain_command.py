@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.planner.plan.verify import require_valid
+from meshwright.runtime.api.planning import explain as reasons
 from meshwright.runtime.commands import show_search
-from meshwright.runtime.commands.given_table import remodel, table_in
+from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Price, Profile
+from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.sizes_option import parse_sizes
 
 EXAMPLES = """Example: meshwright explain plan.json --profile table.json
@@ -41,39 +38,12 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say why a plan is as it is: what its turn waits for, what binds, what matters, what each choice buys."""
-    from meshwright.planner.analysis.alternatives import alternatives
-    from meshwright.planner.analysis.binding import held_back
-    from meshwright.planner.analysis.explain import explain as explanation
-    from meshwright.planner.analysis.pareto import pareto
-    from meshwright.planner.analysis.runners_up import runners_up
-    from meshwright.planner.analysis.sensitivity import sensitivities
-
-    document = read_plan(plan)
-    require_valid(document)
-    wanted = parse_sizes(sizes)
-    model_of = remodel(table_in(profile))
-    model = model_of(document.facts)
-    found = show_search.Why(
-        explanation=explanation(document),
-        held_back=held_back(document, model),
-        sensitivities=sensitivities(document, model_of),
-    )
-    if runner_ups:
-        with _progress("searching without each choice", len(document.placements)) as advance:
-            found = found.with_runners_up(
-                alternatives(document, model, most=1), runners_up(document, model, progress=advance)
-            )
-    if wanted:
-        with _progress("planning other sizes", len(wanted)) as advance:
-            found = found.with_sizes(pareto(document, wanted, model_of, price=price, progress=advance))
+    document, wanted = read_plan(plan), parse_sizes(sizes)
+    with progress_bars() as progress:
+        found = reasons(
+            document, table_in(profile), runner_ups=runner_ups, sizes=wanted, price=price, progress=progress
+        )
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))
     else:
         show_search.why(found)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from meshwright.planner.plan.job import read_job, require_job
-from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.plan.verify import require_valid
-from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
-from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
+from meshwright.runtime.api.running import export_models, export_scripts
 from meshwright.runtime.commands.options import AsJson
-from meshwright.runtime.records.outputs import require_directory
 
 EXAMPLES = """Example: meshwright export run --to hf -o models
 
@@ -31,15 +24,11 @@ meshwright export plan.json job.yaml --to slurm -o scripts && sbatch scripts/run
 
 
 class Target(StrEnum):
+    """What `--to` may ask for."""
+
     HF = "hf"
     TORCHRUN = "torchrun"
     SLURM = "slurm"
-
-
-_SCRIPTS: Mapping[Target, Callable[[Plan, Path, Path], Mapping[str, str]]] = {
-    Target.TORCHRUN: torchrun_scripts,
-    Target.SLURM: slurm_script,
-}
 
 
 def export(
@@ -79,8 +68,6 @@ def _models(run: Path, job: Path | None, output: Path, num_ranks: int) -> list[s
         raise BadInput(f"{job}: a run knows its job; give the directory of the run alone, as export RUN --to hf.")
     if not run.is_dir():
         raise BadInput(f"{run} is not the directory of a run; --to hf writes the models that a run trained.")
-    from meshwright.runtime.execution.model_export import export_models
-
     return [str(path) for path in export_models(run, output, num_ranks=num_ranks)]
 
 
@@ -88,15 +75,4 @@ def _scripts(plan: Path, job: Path | None, to: Target, output: Path) -> list[str
     """The scripts that were written."""
     if job is None:
         raise BadInput(f"--to {to.value} needs the job too: export plan.json job.yaml --to {to.value}.")
-    document = read_plan(plan)
-    require_valid(document)
-    require_job(document.facts, read_job(job), job.resolve().parent)
-    if os.path.lexists(output):
-        raise BadInput(f"{output} exists already; export overwrites nothing, so name another directory.")
-    require_directory("-o", output)
-    scripts = _SCRIPTS[to](document, plan.resolve(), job.resolve())
-    output.mkdir(parents=True)
-    for name, text in scripts.items():
-        write_atomically(output / name, text)
-        (output / name).chmod(0o755)
-    return [str(output / name) for name in scripts]
+    return [str(path) for path in export_scripts(plan, job, output, to=to.value)]

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
+from meshwright.runtime.records.outputs import Output, OutputKind
+
 MOST_STEPS = 10_000
 """Of a simulation or a rehearsal: their spans are kept in memory."""
 
 
 def finite(value: float | None) -> float | None:
-    """Refuses what is no number, and what no bound refuses: infinity."""
+    """The value as it is. Raises typer.BadParameter for what is no number, and for what no bound refuses: infinity."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
@@ -44,7 +46,14 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the lengths dr
 TracePath = Annotated[Path | None, typer.Option(help="Where a timeline for Perfetto goes.")]
 
 
+def timeline_at(trace: Path | None) -> Output | None:
+    """What `--trace` asks for, if it is given."""
+    return Output("--trace", trace, OutputKind.TIMELINE) if trace else None
+
+
 class SchemaOf(StrEnum):
+    """The documents whose JSON Schema can be printed."""
+
     JOB = "job"
     PLAN = "plan"
     TABLE = "table"

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
+from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan, write_plan
-from meshwright.profiles.documents import canonical_json, digest
+from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import canonical_json
+from meshwright.runtime.api.planning import plan as fastest
+from meshwright.runtime.api.planning import structures
 from meshwright.runtime.commands import show, show_search
-from meshwright.runtime.commands.given_table import remodel, table_in
+from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.import_operators import offer
 from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, finite
 from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
-
-if TYPE_CHECKING:  # OR-Tools loads only when a search begins
-    from meshwright.planner.analysis.structures import Ranked
 
 _NOISY = 0.5
 """Spread of a table's measurements beyond which its plans are said to rest on noise."""
@@ -69,27 +69,13 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is."""
-    from meshwright.planner.analysis.structures import NUM_SEARCHES, best_structures, ranked
-    from meshwright.planner.compile import compile_plan
-    from meshwright.planner.plan.pins import forbidden
-    from meshwright.planner.search.refusal import NoPlan
-    from meshwright.planner.solver.result import Limits
-
     began = time.monotonic()
     require_outputs(*_outputs(output, top), inputs=(job, profile))
-    gc.disable()  # choices are many and short-lived, and none is part of a cycle
     document = read_job(job)
-    facts = resolve(document, job.parent)
-    table = table_in(profile)
-    model_of = remodel(table)
-    model = model_of(facts)
-    digests = {"job": digest(document), **({"profile": digest(table)} if table else {})}
-    pins = (*(pin or ()), *map(forbidden, forbid or ()))
-    limits = Limits(gap=gap)
-    if time_limit is not None:
-        limits = Limits(max_deterministic_time=time_limit, gap=gap, deadline=began + time_limit)
+    facts, table = resolve(document, job.parent), table_in(profile)
+    limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
     with within_memory():
-        best = compile_plan(facts, model, pins=pins, digests=digests, limits=limits, remodel=model_of)
+        best = fastest(facts, table, pins=pin or (), forbid=forbid or (), limits=limits, job=document)
     if isinstance(best, NoPlan):
         if as_json:
             typer.echo(json.dumps(asdict(best), indent=2))
@@ -99,10 +85,9 @@ def plan(
     if top == 1:
         _write(output, best, as_json)
     else:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("searching other structures", total=(top - 1) * NUM_SEARCHES)
-            plans = best_structures(best, model, count=top, limits=limits, progress=lambda: progress.advance(task))
-        _write_all(output, ranked(plans, model_of), as_json)
+        with progress_bars() as progress:
+            rows = structures(best, table, count=top, limits=limits, progress=progress)
+        _write_all(output, rows, as_json)
     if not as_json and table is None and (line := offer(facts.cluster, job)):
         typer.echo(line)
     if not as_json and table is not None and table.spread > _NOISY:

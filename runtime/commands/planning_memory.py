@@ -12,6 +12,7 @@ import psutil
 from meshwright.profiles.errors import Infeasible
 
 _SHARE = 0.75
+"""Of the memory that is free: the rest is for what else begins meanwhile."""
 _SECONDS = 0.25
 """Of computing between two looks."""
 

@@ -12,6 +12,8 @@ from rich.console import Console
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
+from meshwright.runtime.api.measuring import num_missing
+from meshwright.runtime.api.measuring import profile as measured
 from meshwright.runtime.commands.import_operators import import_table
 from meshwright.runtime.commands.options import finite
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
@@ -22,6 +24,8 @@ _KINDS = ("cpu", "cuda")
 
 
 class From(StrEnum):
+    """Where a table comes from that is not measured here."""
+
     AICONFIGURATOR = "aiconfigurator"
 
 
@@ -64,10 +68,8 @@ def profile(
             f"--device {device!r} is not cpu or cuda; the name of a device goes with --from aiconfigurator, which "
             "measures nothing here."
         )
-    from meshwright.runtime.profiling.profiling import num_missing, profile_job
-
     facts = resolve(read_job(job), job.parent)
-    table = profile_job(facts, output, minutes=minutes, kind=device, fresh=fresh)
+    table = measured(facts, output, minutes=minutes, device=device, fresh=fresh)
     _show(table, output)
     if left := num_missing(facts, table):
         typer.echo(f"{left} measurements were left out when {minutes:g} minutes were over; call again to go on.")

@@ -9,8 +9,11 @@ import typer
 
 from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.plan import read_plan
+from meshwright.runtime.api.running import run as trained
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.options import JobPath, PlanPath, finite
+from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.records.stopped import STOPPED, Stopped
 
 EXAMPLE = "Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run"
 
@@ -52,25 +55,19 @@ def run(
 
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """
-    from meshwright.runtime.execution.request import RunRequest
-    from meshwright.runtime.execution.run import Stopped
-    from meshwright.runtime.execution.train import run_plan
-    from meshwright.runtime.launch.interruption import STOPPED
-    from meshwright.runtime.launch.rendezvous import Rendezvous
-
-    request = RunRequest(
-        plan=read_plan(plan),
-        job=read_job(job),
-        directory=job.parent.resolve(),
-        out=out.resolve(),
+    summary = trained(
+        read_plan(plan),
+        read_job(job),
+        out,
         steps=steps,
+        directory=job.parent,
         resume=resume,
         checkpoint_every=checkpoint_every,
-        export_every=export_every,
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,
+        export_every=export_every,
+        rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank),
     )
-    summary = run_plan(request, Rendezvous.parse(rendezvous, nodes, node_rank))
     if isinstance(summary, Stopped):
         show.stopped(summary.done, steps, summary.saved, out)
         raise typer.Exit(STOPPED)

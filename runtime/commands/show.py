@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,11 +14,9 @@ from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.words import schedule, size
+from meshwright.planner.search.refusal import NoPlan
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
-
-if TYPE_CHECKING:  # it loads OR-Tools
-    from meshwright.planner.search.refusal import NoPlan
 
 _LEAST_SHARE = 0.01
 """What takes a smaller share of a step has no error beside it: it would say nothing of the plan."""

@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from meshwright.planner.analysis.binding import HeldBack
 from meshwright.planner.analysis.explain import Explanation
+from meshwright.planner.analysis.pareto import SizePoint
+from meshwright.planner.analysis.sensitivity import Sensitivity
+from meshwright.planner.analysis.structures import Ranked
+from meshwright.planner.analysis.why import Why
 from meshwright.planner.report.words import schedule, size
 from meshwright.profiles.stages import STAGES
 
-if TYPE_CHECKING:  # OR-Tools loads only when a search begins
-    from meshwright.planner.analysis.alternatives import Considered
-    from meshwright.planner.analysis.binding import HeldBack
-    from meshwright.planner.analysis.pareto import SizePoint
-    from meshwright.planner.analysis.runners_up import RunnerUp
-    from meshwright.planner.analysis.sensitivity import Sensitivity
-    from meshwright.planner.analysis.structures import Ranked
-
 _MOST_RANKS = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Why:
-    """All that is said of a plan; what was not asked for is empty."""
-
-    explanation: Explanation
-    held_back: tuple[HeldBack, ...]
-    sensitivities: tuple[Sensitivity, ...]
-    alternatives: tuple[Considered, ...] = ()
-    runners_up: tuple[RunnerUp, ...] = ()
-    sizes: tuple[SizePoint, ...] = ()
-
-    def with_runners_up(self, alternatives: tuple[Considered, ...], runners_up: tuple[RunnerUp, ...]) -> Why:
-        return replace(self, alternatives=alternatives, runners_up=runners_up)
-
-    def with_sizes(self, sizes: tuple[SizePoint, ...]) -> Why:
-        return replace(self, sizes=sizes)
+"""Rows of the table of ranks, so that it fits a terminal; --json has them all."""
 
 
 def structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:

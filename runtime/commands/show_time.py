@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,13 +14,12 @@ from rich.table import Table
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.program.controllers import Setting
 from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
+from meshwright.runtime.records.rehearsal import Rehearsal
 
-if TYPE_CHECKING:  # it imports torch, which the other answers do without
-    from meshwright.runtime.execution.rehearse import Rehearsal
-
-_GIB = 2**30
-_MIB = 2**20
+_GIB = 2**30  # bytes
+_MIB = 2**20  # bytes
 _MOST_CAUSES = 3
+"""Named in a cell of a table, the largest first; --json has them all."""
 _BAR = 40
 """Characters of a bar that stands for all tokens."""
 _LEAST_SHARE = 0.001

@@ -15,6 +15,8 @@ from torch import Tensor
 
 
 class Wish(NamedTuple):
+    """To save a checkpoint behind a turn, and to stop there."""
+
     save: bool = False
     stop: bool = False
 

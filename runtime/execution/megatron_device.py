@@ -36,11 +36,13 @@ class MegatronDevice:
         self._steps, self._turn, self._measures = steps, steps.start, False
 
     def begin(self, turn: int) -> None:
+        """A turn begins."""
         self._turn = turn
         self._measures = host.on_cuda() or turn == self._steps.start
         self._actions.begin(turn)
 
     def run_stage(self, stage: str, batch: StepExperience) -> Findings:
+        """Runs a stage; weights that others take are settled before it and given after it, if a turn follows."""
         taken = [refit for (source, _), refit in self._refits.items() if source == stage]
         for refit in taken:
             refit.settle()
@@ -52,6 +54,7 @@ class MegatronDevice:
         return findings.with_facts(facts)
 
     def refit(self, source: str, target: str) -> Findings:
+        """Takes this rank's part in copying the weights of `source` into `target`."""
         with self._peak() as facts:
             self._refits[source, target].run()
         return Findings(facts=facts)
@@ -68,4 +71,5 @@ class MegatronDevice:
         facts["memory_bytes"] = float(peak_bytes() - self._bytes_before)
 
     def synchronise(self) -> None:
+        """Waits until the device has done everything asked of it."""
         host.synchronise()

@@ -1,7 +1,7 @@
-"""The device of a rank in a rehearsal: it meets its partners, waits for as long as the work would take, and leaves
-experience of the right sizes behind.
+"""The device of a rank in a rehearsal, which waits where a device would compute.
 
-It fails where the real device would: when a rank of the pool does not come, or when a stage lacks what it reads.
+It meets its partners, waits for as long as the work would take, and leaves experience of the right sizes behind. It
+fails where the real device would: when a rank of the pool does not come, or when a stage lacks what it reads.
 """
 
 from __future__ import annotations
@@ -48,9 +48,14 @@ class RehearsalDevice:
         self._turn, self._free_at = 0, 0.0
 
     def begin(self, turn: int) -> None:
+        """A turn begins."""
         self._turn = turn
 
     def run_stage(self, stage: str, batch: StepExperience) -> Findings:
+        """Meets the stage's ranks, is busy for as long as it takes, and writes zeros of the right sizes.
+
+        Raises RunFailed where the stage lacks rows of what it reads.
+        """
         if stage in self._streaming.readers:
             return self._read_while_generated(stage, batch)
         kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
@@ -65,6 +70,7 @@ class RehearsalDevice:
         return self._findings(batch, rows)
 
     def refit(self, source: str, target: str) -> Findings:
+        """Meets the ranks of both stages and is busy for as long as the weights would be on their way."""
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
         self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
         return Findings()

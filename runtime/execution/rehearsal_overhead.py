@@ -15,6 +15,7 @@ from meshwright.planner.program.program import Send, lower
 _SECONDS_PER_BYTE = 2.6e-9
 """Packing, the loopback's two ends, and unpacking."""
 _SECONDS_PER_INSTRUCTION = 0.4e-3
+"""On each rank that takes part in it: the executor, and a message besides its bytes."""
 _WAITS_TO_WORK = 10.0
 """Wall seconds of a step for each second that every processor works."""
 _LEAST_STEP_SECONDS = 2.0

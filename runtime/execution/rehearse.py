@@ -32,41 +32,15 @@ from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import ProcessRanks, Transport
+from meshwright.runtime.records.rehearsal import Rehearsal
 
 CLOCK = "rehearsed"
 MOST_PROCESSES = 16
-_MOST_OF_A_MACHINE, _MOST_RANKS = 64, 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """What a rehearsal showed. `steps` and `spans` are in seconds of the plan: wall time divided by `speed`.
-
-    `overhead_seconds` is the wall time that the executor itself takes per instruction (median over ranks and steps).
-    `processor_seconds` are those of all processes per step; with `num_processors` they take `processor_seconds /
-    num_processors` of wall time at least, however long the waits are.
-    """
-
-    clock: str
-    durations: str
-    speed: float
-    num_processes: int
-    ranks_per_process: int
-    steps: StepTimes
-    simulated: StepTimes
-    overhead_seconds: float
-    num_instructions: int
-    message_bytes: float  # per step, over all ranks
-    processor_seconds: float
-    num_processors: int
-    error: float  # (rehearsed - simulated) / simulated, of the mean step
-    excess_seconds: float  # wall time per step beyond the waits: messages, scheduling, other work of this machine
-    spans: tuple[Span, ...] = ()
-
-    @property
-    def processor_share(self) -> float:
-        """The part of the processors' time that the processes used, 0 to 1; near 1 the processors were the limit."""
-        return self.processor_seconds / (self.num_processors * self.steps.mean * self.speed)
+"""That ranks are dealt out to where nobody says how many a process hosts."""
+_MOST_OF_A_MACHINE = 64
+"""Processes, whoever asks for them: each has imported torch."""
+_MOST_RANKS = 4096
+"""Each is a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +78,8 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearses `steps` steps of a valid plan on this machine, one more before them left out. `seed` draws lengths.
 
-    Without a `speed`, it is as fast as waits still dominate what this machine does besides.
-    Raises BadInput for a program that is not sound, and RunFailed when a rank fails.
+    Without a `speed`, it is as fast as waits still dominate what this machine does besides. Raises BadInput for a
+    program that is not sound, and RunFailed when a rank fails.
     """
     program = lower(plan)
     require_sound(program)
@@ -208,7 +182,7 @@ def _scaled(span: Span, began: float, speed: float) -> Span:
 def live(request: Request) -> list[Part]:
     """What one process of the rehearsal does: a thread for each rank that it houses.
 
-    The first error of any of them is raised; the others are then left to end with the process.
+    Raises the first error of any of them; the others are then left to end with the process.
     """
     size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
     first = dist.get_rank() * size

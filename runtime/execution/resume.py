@@ -1,5 +1,6 @@
-"""Where a run stands on disk: one checkpoint per saved step, of which the last is continued from. The last few are
-kept, and the one whose policy scored best on held-out prompts.
+"""Where a run stands on disk: one checkpoint per saved step, of which the last is continued from.
+
+The last few are kept, and the one whose policy scored best on held-out prompts.
 
 Prompts, draws and minibatches follow from the seed and the step. What is saved are the trainers and the step and, of a
 run that has not come to its end, what each rank has under way.

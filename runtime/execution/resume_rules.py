@@ -21,6 +21,8 @@ from meshwright.runtime.records.run_file import RunFile
 
 
 class Effect(Enum):
+    """When a changed field of the job takes effect, if it does."""
+
     AT_ONCE = "from the first step that is resumed on"
     DRAWN_ANEW = "at once; responses under way are dropped and drawn again"
     IF_SAME_PROMPTS = "at once, as long as the encoded training prompts stay what they are"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,6 +43,7 @@ from meshwright.runtime.records.record import (
     observations,
 )
 from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.stopped import Stopped
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
 from meshwright.runtime.training.offload import HostMemory
@@ -51,16 +52,6 @@ from meshwright.runtime.training.versions import generator_gap
 T = TypeVar("T")
 
 EVALUATED = ("actor_generate", "reward_score", "actor_logprob")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stopped:
-    """A run that was asked to stop before its last step."""
-
-    done: int
-    """Updates behind which it stopped."""
-    saved: int | None
-    """Those of its newest checkpoint."""
 
 
 class RankRun:
@@ -107,17 +98,7 @@ class RankRun:
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
         # Messages of an evaluation must not be taken for those that wait for a later turn.
-        self._executor, self._evaluator = (
-            Executor(
-                computing,
-                ExperienceTransport(messages),
-                self._batch_of,
-                rank=dist.get_rank(),
-                began=self.began,
-                clock="measured",
-            )
-            for messages in (transport, evaluating)
-        )
+        self._executor, self._evaluator = (self._following(computing, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None
         """Updates that the newest checkpoint has seen."""
         self._saved_at = time.monotonic()
@@ -126,16 +107,30 @@ class RankRun:
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
         """When the last turn did, or what came between it and the next."""
+        self.recorder = self._recorder(request)
+
+    def _following(self, device: MegatronDevice, messages: Transport) -> Executor:
+        """What follows programs on this rank's device."""
+        return Executor(
+            device,
+            ExperienceTransport(messages),
+            self._batch_of,
+            rank=dist.get_rank(),
+            began=self.began,
+            clock="measured",
+        )
+
+    def _recorder(self, request: RunRequest) -> Recorder:
+        """What writes the run down; notes say what is to be known of its data, and what a resume changes."""
         asked, is_writer = request.asked(self.data), dist.get_rank() == 0
-        notes = (*self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ()))
-        self.recorder = Recorder(
-            plan,
+        return Recorder(
+            request.plan,
             request.out,
             request.steps,
             is_writer=is_writer,
             asked=asked,
             ends=self.data.ends,
-            notes=notes,
+            notes=(*self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
         )
 
     def turn(self, turn: int) -> StepExperience:

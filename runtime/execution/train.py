@@ -13,12 +13,13 @@ import torch.distributed as dist
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
 from meshwright.runtime.execution.resume import require_shared
-from meshwright.runtime.execution.run import RankRun, Stopped
+from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.launch.joining import NodePlace, Seat, join
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.lock import locked
 from meshwright.runtime.records.record import RunSummary
+from meshwright.runtime.records.stopped import Stopped
 
 
 def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary | Stopped | None:

@@ -14,8 +14,6 @@ class Chunk:
     """The next tokens of one response."""
 
     prompt: Prompt
-    first: int
-    """How many tokens of the response were handed out before; with 0 a reader begins with the prompt's own."""
     tokens: tuple[int, ...]
     finish: Finish | None
     """Why the response ended with this chunk; None while more is to come."""
@@ -36,6 +34,7 @@ class Listeners:
     listeners: Sequence[Listener]
 
     def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        """Tells each of them, in their order."""
         for listener in self.listeners:
             listener.tell(live, ended)
 
@@ -66,7 +65,7 @@ class Chunker:
         first = self._handed.pop(_key(prompt), 0)
         if finish is None:
             self._handed[_key(prompt)] = len(tokens)
-        return Chunk(prompt, first, tuple(tokens[first:]), finish)
+        return Chunk(prompt, tuple(tokens[first:]), finish)
 
 
 def _key(prompt: Prompt) -> tuple[int, int]:

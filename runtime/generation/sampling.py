@@ -65,7 +65,7 @@ class Sampling:
 
 
 def uniforms(seed: int, rows: Tensor, positions: Tensor) -> Tensor:
-    """Numbers in [0, 1), float64, one for each (row, position) pair; both int64, of shapes that broadcast.
+    """Numbers [B] in [0, 1), float64, one for each (row, position) pair: int64 [B] both, or shapes that broadcast.
 
     SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) applied to each of the three in turn.
     """

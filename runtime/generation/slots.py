@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from meshwright.planner.simulation.slots import SlotGroup, SlotMove
+from meshwright.planner.simulation.slot_groups import SlotGroup, SlotMove
 
 if TYPE_CHECKING:
     from meshwright.runtime.generation.stopping import DecodedText
@@ -42,6 +42,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
+    """What was drawn for a prompt, and why it ended. Tokens, log-probabilities and versions are of one length."""
+
     prompt: Prompt
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -54,10 +56,12 @@ class Response:
 
     @property
     def row(self) -> int:
+        """Of its prompt."""
         return self.prompt.row
 
     @property
     def step(self) -> int:
+        """Of the prompt batch that its prompt came in."""
         return self.prompt.step
 
 

@@ -32,7 +32,9 @@ BACKEND = "meshwright"
 _ANSWER = timedelta(seconds=60)
 """A store that takes longer to answer is lost."""
 _PULSE_SECONDS = 5.0
+"""Between two signs of life of a node."""
 _SILENCE_SECONDS = 60.0
+"""Without a sign of life a node is lost after this; one that computes is never silent, for its pulse has a thread."""
 
 
 class Gathering(DynamicRendezvousHandler):
@@ -44,6 +46,7 @@ class Gathering(DynamicRendezvousHandler):
     watch: Watch | None = None
 
     def get_backend(self) -> str:
+        """The name that torch elastic knows it by."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -72,7 +75,7 @@ class Gathering(DynamicRendezvousHandler):
         return RendezvousInfo(found.store, order[found.rank], found.world_size, meeting)
 
     def num_nodes_waiting(self) -> int:
-        """Asked by the agent while the ranks work. No node may join later; RunFailed when one has fallen silent."""
+        """Asked by the agent while the ranks work; no node may join later. Raises RunFailed when one falls silent."""
         if self.watch and self.watch.is_cut_off():
             raise RunFailed(_have_left(self.rendezvous))
         if self.watch and self.watch.silent:
@@ -132,6 +135,7 @@ class Watch:
         return time.monotonic() - self._answered > _SILENCE_SECONDS
 
     def end(self) -> None:
+        """Lets the thread end at its next beat."""
         self._over.set()
 
 

@@ -20,9 +20,6 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-STOPPED = 75
-"""The exit code of a run that stopped because it was asked and goes on with --resume; EX_TEMPFAIL of sysexits(3)."""
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _AGAIN_SECONDS = 1.0

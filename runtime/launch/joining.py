@@ -57,10 +57,12 @@ class Seat:
 
     @property
     def node(self) -> int:
+        """The launcher's number of this process's node."""
         return self.rank // self.ranks_per_node
 
     @property
     def num_nodes(self) -> int:
+        """Nodes that the launcher has started ranks on."""
         return self.num_ranks // self.ranks_per_node
 
     def require(self, nodes: int, ranks_per_node: int) -> None:

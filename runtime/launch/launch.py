@@ -82,10 +82,12 @@ def launch(
 ) -> dict[int, T]:
     """Calls `entry(*args)` in `num_ranks` processes of this node, inside a process group over all nodes.
 
-    Returns the results by global rank. `logs` keeps the traceback of a failure. Raises the BadInput of a rank as it is,
-    and RunFailed for anything else. With `preload` the processes are forked from one that has imported that module,
-    unless they compute on CUDA. `work` is a digest of what is to be done, which must be the same on all nodes. Where
-    the entry `may_stop` when it is asked to, the first signal to end asks it, here and in the ranks.
+    Returns the results by global rank. `logs` keeps the traceback of a failure. With `preload` the processes are forked
+    from one that has imported that module, unless they compute on CUDA. `work` is a digest of what is to be done, which
+    must be the same on all nodes. Where the entry `may_stop` when it is asked to, the first signal to end asks it, here
+    and in the ranks.
+
+    Raises the BadInput of a rank as it is, RunFailed for anything else, and KeyboardInterrupt when a signal ends it.
     """
     are_forked = preload is not None and preparation.may_be_forked
     if preload:

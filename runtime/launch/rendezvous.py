@@ -39,6 +39,7 @@ class Rendezvous:
 
     @property
     def endpoint(self) -> str:
+        """The address and the port as they are written."""
         return f"{self.address}:{self.port}"
 
     def check(self) -> None:
@@ -74,13 +75,16 @@ class Arrival:
 
     @classmethod
     def here(cls, *, node_rank: int | None, num_ranks: int, work: str) -> Self:
+        """That of this machine, by its own name."""
         return cls(host=socket.gethostname(), node_rank=node_rank, num_ranks=num_ranks, work=work)
 
     def text(self) -> str:
+        """As JSON, for the store where nodes meet."""
         return json.dumps(asdict(self))
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
+        """What another node wrote with `text`."""
         return cls(**json.loads(text))
 
 

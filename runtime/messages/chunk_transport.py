@@ -29,6 +29,8 @@ class TokenChunk:
 
 @dataclass(frozen=True)
 class ChunkMessage:
+    """Chunks that go to a reader at once, or the end of a sender's turn."""
+
     chunks: tuple[TokenChunk, ...] = ()
     delivered: Mapping[int, int] | None = None
     """In a sender's last message of a turn: by sequence, the row of the batch that it fills."""
@@ -42,6 +44,7 @@ class ChunkSender:
         self._leaders, self._transport, self._channel = leaders, transport, channel
 
     def send(self, chunks: Iterable[TokenChunk]) -> None:
+        """Sends chunks to the replicas that read their sequences, one message to each."""
         parts: dict[int, list[TokenChunk]] = {}
         for chunk in chunks:
             parts.setdefault(chunk.sequence % len(self._leaders), []).append(chunk)
@@ -139,6 +142,8 @@ class ChunkReader:
 
 @dataclass(frozen=True)
 class ChunkSending:
+    """A stream that this rank owns, and how many tokens of a response go into a chunk of it at most."""
+
     chunk_tokens: int
     sender: ChunkSender
 

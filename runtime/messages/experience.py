@@ -36,16 +36,19 @@ class Experience:
         self._rows: dict[str, dict[int, Tensor]] = {}
 
     def put(self, field: str, row: int, values: Tensor) -> None:
+        """Takes the values [N] of a field of a row; whoever puts them does not change them."""
         self._rows.setdefault(field, {})[row] = values
 
     def get(self, field: str, row: int) -> Tensor:
+        """The values [N] that were put."""
         return self._rows[field][row]
 
     def rows(self, field: str) -> tuple[int, ...]:
+        """The rows of which the field is held, ascending."""
         return tuple(sorted(self._rows.get(field, {})))
 
     def fields(self) -> Mapping[str, Mapping[int, Tensor]]:
-        """All that is held, by field and row."""
+        """All that is held, by field and row: [N] each."""
         return self._rows
 
     def padded(self, field: str, rows: Sequence[int], width: int) -> Tensor:
@@ -58,7 +61,7 @@ class Experience:
         return block
 
     def pack(self, fields: Iterable[str], step: int) -> Tensor:
-        """All rows held of these fields, as bytes that say of which step they are."""
+        """All rows held of these fields, as bytes [N] uint8 that say of which step they are."""
         tensors = {_STEP: torch.tensor([step])}
         for field in fields:
             if rows := self.rows(field):
@@ -68,7 +71,7 @@ class Experience:
         return torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
 
     def unpack(self, payload: Tensor) -> int:
-        """Puts every row of a packed message, which the rows share; the step that the message is of."""
+        """Puts every row of a packed message [N] uint8, which the rows share; the step that the message is of."""
         tensors = dict(_tensors(payload))
         step = int(tensors.pop(_STEP))
         for field, values in tensors.items():

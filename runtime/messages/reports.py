@@ -17,6 +17,7 @@ class Reports:
         self._mine: deque[Outcome] = deque()
 
     def send(self, outcome: Outcome) -> None:
+        """Tells rank 0 of a turn; on rank 0 it is kept. Does not wait."""
         if self._transport.rank == 0:
             self._mine.append(outcome)
         else:

@@ -17,6 +17,7 @@ class StepExperience:
     experience: Experience = field(default_factory=Experience)
 
     def prompt_length(self, row: int) -> int:
+        """Tokens of the prompt."""
         return int(self.experience.get("prompt_lengths", row))
 
     def length(self, row: int) -> int:
@@ -24,4 +25,5 @@ class StepExperience:
         return len(self.experience.get("tokens", row))
 
     def lengths(self) -> dict[int, int]:
+        """Tokens of every row, all of which must be held."""
         return {row: self.length(row) for row in self.rows}

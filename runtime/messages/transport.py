@@ -21,12 +21,12 @@ from torch import Tensor
 
 
 def packed(value: object) -> Tensor:
-    """A message of anything that can be pickled."""
+    """A message [N] uint8 of anything that can be pickled."""
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
 def unpacked(message: Tensor) -> Any:
-    """What was packed."""
+    """What was packed in a message [N] uint8."""
     return pickle.loads(message.numpy().tobytes())
 
 
@@ -34,6 +34,7 @@ _FIRST_BYTES = 2**15
 """Of a message's first part: its length in bytes, then as much of it as there is room for."""
 
 _LENGTH_BYTES = 8
+"""Of the length itself, an int64."""
 
 _PATIENCE_SECONDS = 900.0
 """A message within a process that is longer on its way was never sent."""
@@ -48,6 +49,7 @@ class ProcessRanks:
         self._boxes: dict[tuple[int, int, int], queue.SimpleQueue[Tensor]] = defaultdict(queue.SimpleQueue)
 
     def box(self, source: int, target: int, channel: int) -> queue.SimpleQueue[Tensor]:
+        """The messages [N] uint8 of a channel from one rank of the process to another."""
         with self._lock:
             return self._boxes[source, target, channel]
 
@@ -66,7 +68,7 @@ class Transport:
         """By source and channel: first parts that there is room for, in the order in which they come."""
 
     def send(self, message: Tensor, target: int, channel: int) -> None:
-        """Sends bytes (uint8) to another rank."""
+        """Sends bytes [N] uint8 to another rank."""
         if self._is_here(target):
             self._process_ranks.box(self.rank, target, channel).put(message)
             return
@@ -91,7 +93,7 @@ class Transport:
             self._coming[source, channel].append((work, first))
 
     def receive(self, source: int, channel: int) -> Tensor:
-        """Waits for the bytes that another rank sends."""
+        """Waits for the bytes [N] uint8 that another rank sends."""
         if self._is_here(source):
             return self._process_ranks.box(source, self.rank, channel).get(timeout=_PATIENCE_SECONDS)
         coming = self._coming[source, channel]
@@ -116,7 +118,7 @@ class Transport:
         return rank // self._process_ranks.size == self.rank // self._process_ranks.size
 
     def _tag(self, source: int, target: int, channel: int) -> int:
-        """Channel, then the places of both ranks in their processs."""
+        """Channel, then the places of both ranks in their processes."""
         size = self._process_ranks.size
         return (channel * size + source % size) * size + target % size
 

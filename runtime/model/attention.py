@@ -87,7 +87,7 @@ def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, p
     held = parts.num_tokens
     with Gathered(torch.stack((key[:held], value[:held]), dim=1), parts).whole() as gathered:
         keys, values = gathered.permute(1, 2, 3, 0, 4)
-        seen = ((keys[:, :, row:end], values[:, :, row:end]) for _, _, row, end in parts.slices())
+        seen = ((keys[:, :, row:end], values[:, :, row:end]) for _, row, end in parts.slices())
         return _attend(query, seen, packing)
 
 
@@ -148,7 +148,10 @@ class Rotary:
         cache: ContinuedRows | None = None,
         ends_only: bool = False,
     ) -> Packing:
-        """Rows of these lengths, and `tail` tokens of no meaning behind them; angles have the dtype of `like`."""
+        """Rows of these lengths, and `tail` tokens of no meaning behind them, [S] in all.
+
+        Angles and biases have the device and the dtype of `like`, a tensor of any shape [...].
+        """
         runs = cache.runs if cache else equal_rows((row, 0, length) for row, length in enumerate(lengths))
         rows = [slice(run.cached, run.num_keys) for run in runs for _ in range(run.num_rows)]
         cos, sin = (
@@ -159,10 +162,10 @@ class Rotary:
         return Packing(runs, cos, sin, self._biases(runs, like), cache=cache, ends=ends)
 
     def pack_parts(self, parts: Parts, like: Tensor, *, tail: int = 0) -> Packing:
-        """This rank's parts of rows, otherwise as `pack`."""
+        """This rank's parts of rows, [S] tokens with the tail, otherwise as `pack`."""
         positions = F.pad(parts.positions, (0, tail)).to(like.device)
         cos, sin = (at[positions] for at in self.table(int(positions.max()) + 1, like))
-        slices = tuple(EqualRows(0, end - row - size, size) for _, size, row, end in parts.slices())
+        slices = tuple(EqualRows(0, end - row - size, size) for size, row, end in parts.slices())
         return Packing(slices, cos, sin, self._biases(slices, like), parts=parts)
 
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,10 +24,9 @@ from meshwright.runtime.model.mesh import Mesh
 
 
 class ShardSlice(NamedTuple):
-    """Some of a rank's tokens: where they begin among its own, and of its row, where among the tokens of all ranks in
-    the order of their sequences the row begins, and where among them the slice ends."""
+    """Some of a rank's tokens: how many, and among the tokens of all ranks in the order of their sequences, where their
+    row begins and where they end."""
 
-    own: int
     size: int
     row: int
     end: int
@@ -45,11 +44,10 @@ class Parts:
 
     def slices(self) -> Iterator[ShardSlice]:
         """This rank's, in the order in which it has them."""
-        own = row = 0
+        row = 0
         for size in self._sizes:
             for number in self._numbers(self._rank):
-                yield ShardSlice(own, size, row, row + (number + 1) * size)
-                own += size
+                yield ShardSlice(size, row, row + (number + 1) * size)
             row += 2 * self._cp * size
 
     @cached_property

@@ -35,6 +35,7 @@ class StoredTensor:
 
     @property
     def num_elements(self) -> int:
+        """Of the whole tensor."""
         return math.prod(self.shape)
 
 
@@ -57,14 +58,17 @@ class Recipe:
         return tp_rank * (size // tp), (tp_rank + 1) * (size // tp)
 
     def join(self, parts: Sequence[Tensor], tp: int) -> Tensor:
-        """One rank's shard of the parameter from its parts of the stored tensors."""
+        """One rank's shard of the parameter [rows, ...] from its parts of the stored tensors."""
         if len(parts) == 1:
             return parts[0]
         blocks = self.heads // tp or 1
         return torch.cat([part.unflatten(0, (blocks, -1)) for part in parts], dim=1).flatten(0, 1)
 
     def split(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The stored tensors from the shards of all tensor-parallel ranks: the inverse of cutting and joining."""
+        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in their order.
+
+        The inverse of cutting and joining.
+        """
         if self.axis is None:
             return {self.tensors[0].name: shards[0]}
         tp = len(shards)

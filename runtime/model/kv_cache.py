@@ -40,10 +40,6 @@ class SlotCache:
         """That a slot has room for."""
         return self.keys.shape[3]
 
-    @property
-    def num_bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
-
     def move(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first `num_tokens` of one slot over another."""
         for cache in (self.keys, self.values):
@@ -55,7 +51,7 @@ class SlotCache:
         return keys, values
 
     def write(self, slot: int, keys: Tensor, values: Tensor) -> None:
-        """Puts what was read into a slot."""
+        """Puts what was read, [layers, kv_heads, num_tokens, head_dim] each, into a slot."""
         for cache, read in ((self.keys, keys), (self.values, values)):
             cache[:, slot, :, : read.shape[2]] = read
 

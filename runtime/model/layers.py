@@ -142,6 +142,7 @@ class RMSNorm(nn.Module):
         self.weight = _parameter((hidden_size,), 1.0 - self.offset, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., hidden] of the type that it has, from [..., hidden]."""
         if not self.offset:
             return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
         # In fp32, because a small relative weight would be rounded away when one is added to it in bf16.
@@ -152,8 +153,8 @@ class RMSNorm(nn.Module):
 class ScalarHead(nn.Module):
     """One fp32 number per token, [S, B, 1], from hidden states [S, B, hidden] or this rank's part of the sequence.
 
-    Stands where megatron keeps the vocabulary's output layer. With sequence parallelism the numbers are gathered,
-    not the hidden states.
+    Stands where megatron keeps the vocabulary's output layer. With sequence parallelism the numbers are gathered, not
+    the hidden states.
     """
 
     def __init__(self, config: TransformerConfig, tp_group: dist.ProcessGroup) -> None:
@@ -163,7 +164,7 @@ class ScalarHead(nn.Module):
         self.weight = _parameter((1, config.hidden_size), 0.0, config)
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """The numbers and, as from every parallel linear of megatron, a bias; there is none."""
+        """The numbers [S, B, 1] fp32 and, as from every parallel linear of megatron, a bias; there is none."""
         numbers = F.linear(hidden.float(), self.weight.float())
         if self.sequence_parallel:
             # Every rank goes on with the same numbers, so the gradient of its own part is all it needs back.

@@ -43,10 +43,12 @@ class Mesh:
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """Its ranks of the world, ascending."""
         return tuple(range(self.first_rank, self.first_rank + self.layout.num_ranks))
 
     @property
     def is_member(self) -> bool:
+        """Whether this rank is one of them."""
         return self._groups is not None
 
     @property

@@ -43,11 +43,12 @@ class Decoder(GPTModel):
     answers on the last stage
     - logits [S, 1, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
     - numbers [1, S] in fp32 if the model has a scalar head,
-    and on the others the hidden states that the pipeline schedule sends on. Any S will do: with sequence
-    parallelism the tokens are padded at their end to a multiple of tp and the answer is cut back.
-    With context parallelism it takes this rank's part of the rows, and answers for that.
-    With `cache` the rows continue what it has of them; with `ends_only` the head answers for the last token of each row
-    alone, [B, 1, V / tp], without sequence parallelism.
+    and on the others the hidden states that the pipeline schedule sends on.
+
+    Any S will do: with sequence parallelism the tokens are padded at their end to a multiple of tp and the answer is
+    cut back. With context parallelism it takes this rank's part of the rows, and answers for that. With `cache` the
+    rows continue what it has of them; with `ends_only` the head answers for the last token of each row alone,
+    [B, 1, V / tp], without sequence parallelism.
     """
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, chunk: int = 0) -> None:
@@ -83,6 +84,7 @@ class Decoder(GPTModel):
     def forward(
         self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
     ) -> Tensor:
+        """What the class says of tokens [1, S] that are rows of these lengths, on this stage."""
         parts, like = parts_of(lengths, self.mesh), next(self.parameters())
         if parts:
             assert cache is None, "of sequences that are cut nothing is cached"
@@ -101,7 +103,10 @@ class Decoder(GPTModel):
         return output[:, :length] if self.spec.scalar_head else output[:length]
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: Packing, **_: Any) -> Tensor:
-        """Megatron's, without its transposed copy of the logits; the arguments left out are for its own losses."""
+        """From hidden states [S, 1, hidden]: megatron's, without its transposed copy of the logits.
+
+        The arguments left out are for its own losses.
+        """
         if not self.post_process:
             return hidden_states
         if packed_seq_params.ends is not None:
@@ -193,8 +198,8 @@ def build_model(
 ) -> Held:
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
-    A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that
-    does not divide the model, and for experts of a family that is not built.
+    A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that does
+    not divide the model, and for experts of a family that is not built.
     """
     require_none((*layout_violations(mesh.layout, spec), *expert_violations(spec)))
     host.install()
@@ -278,6 +283,7 @@ _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
+"""What megatron is told of each."""
 
 
 def _gelu_tanh(inputs: Tensor) -> Tensor:

@@ -21,16 +21,20 @@ class Relay:
         self._in_flight: deque[tuple[dist.Work, Tensor]] = deque()
 
     def send_hidden(self, hidden: Tensor) -> None:
+        """Sends hidden states [..., hidden] to the next stage."""
         self._send(hidden, self._ranks[self._position + 1])
 
     def receive_hidden(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Waits for hidden states [*shape] of this type from the stage before."""
         return self._receive(shape, dtype, self._ranks[self._position - 1])
 
     def send_drawn(self, drawn: Tensor) -> None:
+        """On the last stage: sends tokens and their log-probabilities [2, B] float64 to all stages before."""
         for rank in self._ranks[:-1]:
             self._send(drawn, rank)
 
     def receive_drawn(self, num_rows: int) -> Tensor:
+        """On an earlier stage: waits for what the last one has drawn, [2, num_rows] float64."""
         return self._receive((2, num_rows), torch.float64, self._ranks[-1])
 
     def flush(self) -> None:

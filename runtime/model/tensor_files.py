@@ -22,7 +22,6 @@ class Header(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str  # F32, BF16 and so on
-    file: str
 
 
 class TensorFiles:
@@ -41,7 +40,10 @@ class TensorFiles:
         self._files.close()
 
     def read(self, stored: StoredTensor, *, axis: int = 0, start: int = 0, stop: int | None = None) -> Tensor:
-        """`stored` from `start` to `stop` along `axis`, less where the tensor ends sooner."""
+        """`stored` [rows, ...] from `start` to `stop` along `axis`, less where the tensor ends sooner.
+
+        Raises BadInput where there is no such tensor, and for one of another shape.
+        """
         if stored.name not in self._file_of:
             raise BadInput(
                 f"checkpoint {self._directory} has no tensor {stored.name!r}, which model {self._model} needs; "
@@ -61,13 +63,16 @@ class TensorFiles:
         return part
 
     def headers(self) -> dict[str, Header]:
-        """Every tensor that the files hold, by name; only their headers are read."""
+        """Every tensor that the files hold, by name; only their headers are read.
+
+        Raises BadInput for a file that cannot be read, and where the index names a tensor that its file has not.
+        """
         found = {}
         for name in sorted(set(self._file_of.values())):
             file = self._file(name)
             for tensor in file.keys():  # noqa: SIM118 - it is no mapping
                 view = file.get_slice(tensor)
-                found[tensor] = Header(tuple(view.get_shape()), view.get_dtype(), name)
+                found[tensor] = Header(tuple(view.get_shape()), view.get_dtype())
         for tensor, name in self._file_of.items():
             if tensor not in found:
                 raise BadInput(

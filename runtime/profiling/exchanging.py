@@ -18,6 +18,7 @@ from meshwright.profiles.table import Collective, Exchange
 from meshwright.runtime.device import host
 
 _WARMUP = 1
+"""Calls that are not timed: the first of a group makes its connections."""
 
 _TOGETHER = 8
 """Calls in each time: a layer alone makes several."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from meshwright.profiles.errors import BadInput
 
 _HEAD_BYTES = 4096
+"""Of a file that exists: enough to tell its kind by how it begins."""
 
 
 class OutputKind(Enum):
@@ -28,9 +29,11 @@ class OutputKind(Enum):
 
     @property
     def told(self) -> str:
+        """What it is called in a sentence."""
         return self.value[0]
 
     def begins(self, text: str) -> bool:
+        """Whether a text begins as one that is written of this kind."""
         return re.match(self.value[1], text) is not None
 
 
@@ -44,6 +47,7 @@ class Output:
 
     @property
     def told(self) -> str:
+        """The option and the path, as a sentence names them."""
         return f"{self.option} {self.path}"
 
 

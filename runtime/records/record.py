@@ -51,6 +51,7 @@ class EvaluationRecord:
 
     @classmethod
     def of(cls, step: int, scores: Mapping[int, float], lengths: Mapping[int, int], gap: Gap) -> EvaluationRecord:
+        """Of scores and lengths of responses by row, of which there is at least one."""
         values = [scores[row] for row in sorted(scores)]
         error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
         gaps = gap.metrics("generator_gap")
@@ -68,6 +69,8 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
+    """What there is to say of a run that came to its end; it is written as summary.json."""
+
     steps: int
     comparisons: tuple[Comparison, ...]
     evaluations: tuple[EvaluationRecord, ...]
@@ -108,6 +111,7 @@ class GeneratorGap:
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> GeneratorGap | None:
+        """Of the lines of steps and of evaluations; None where none of them compared anything."""
         compared = {
             name: [line for line in part if line.get("generator_gap") is not None]
             for name, part in (("training", lines), ("held-out", evaluations))
@@ -200,6 +204,7 @@ class Recorder:
         return line
 
     def evaluation(self, evaluation: EvaluationRecord, span: Span) -> None:
+        """Writes an evaluation, and when it was made."""
         _append(self._out / "evaluations.jsonl", asdict(evaluation))
         if self._board:
             self._board.add("held_out", asdict(evaluation), evaluation.step)

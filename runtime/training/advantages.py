@@ -57,8 +57,8 @@ def token_rewards(
     """The reward of each token [B, S]: r_i = -beta (log pi(i) - log ref(i)), plus the row's score at its last token.
 
     `scores` is [B], as `paid_scores` says; `logprobs` and `ref_logprobs` are [B, S], of policies at the temperature of
-    sampling over all tokens; beta is `kl_coefficient`.
-    The penalty is part of the reward and of no loss (InstructGPT, arXiv:2203.02155, equation 2, per token).
+    sampling over all tokens; beta is `kl_coefficient`. The penalty is part of the reward and of no loss (InstructGPT,
+    arXiv:2203.02155, equation 2, per token).
     """
     penalty = -kl_coefficient * (logprobs - ref_logprobs)
     rewards = torch.where(ends_response(mask), penalty + scores[:, None], penalty)
@@ -99,9 +99,9 @@ def moments(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None) -> Tensor:
-    """`x` with mean 0 and (population) variance 1 over the masked entries, and 0 elsewhere.
+    """`x` [B, S] with mean 0 and (population) variance 1 over the masked entries, and 0 elsewhere.
 
-    `totals` are the moments of the whole batch; they must be given when `x` is only a shard of it.
+    `totals` [3] are the moments of the whole batch; they must be given when `x` is only a shard of it.
     """
     count, total, squares = moments(x, mask) if totals is None else totals
     mean = total / count.clamp(min=1.0)

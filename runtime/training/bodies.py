@@ -47,7 +47,7 @@ class MicroBatch:
 
     @classmethod
     def of(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
-        """From the tokens of each row, and its values in each field."""
+        """From the tokens of each row, [T] with T its own, and in each field as many values."""
         rows = tuple(rows)
         packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
         tokens = torch.cat(rows)
@@ -164,8 +164,8 @@ Condition = Callable[[Mapping[str, float]], bool]
 class Trainer:
     """A model with AdamW, its moments and fp32 weights cut over the ranks that hold the same weights.
 
-    Gradients are summed over micro-batches and over those ranks, never averaged: with losses that are shares
-    of one global mean, neither the layout nor the micro-batches nor recomputation changes the update.
+    Gradients are summed over micro-batches and over those ranks, never averaged: with losses that are shares of one
+    global mean, neither the layout nor the micro-batches nor recomputation changes the update.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Trainer:
         return sums | {"grad_norm": self.update() if condition(sums) else self._discard()}
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
-        """Adds up gradients over micro-batches and replicas; returns the metrics of each of this rank's losses."""
+        """Adds up gradients over micro-batches and replicas; returns the metrics [] of each of this rank's losses."""
         if micro_batches:
             return run_schedule(self.ddp_chunks, self.mesh, micro_batches, _kept(loss, self.mesh), forward_only=False)
         self._finalize(list(self.ddp_chunks))

@@ -36,8 +36,8 @@ def save_trainers(
     """Writes the trainers that the ranks of the world hold, each under its own name, into a new directory.
 
     Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of, and
-    what it writes `beside` them, given the directory as it comes to be. The
-    directory appears when it is whole, so a save that was cut short is never read. Raises BadInput if it exists.
+    what it writes `beside` them, given the directory as it comes to be. The directory appears when it is whole, so a
+    save that was cut short is never read. Raises BadInput if it exists, and RunFailed where it cannot be written.
     """
     host.install()
     if directory.exists():

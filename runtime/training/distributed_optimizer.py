@@ -17,6 +17,7 @@ class PaddedOptimizer(DistributedOptimizer):
     """
 
     def get_parameter_state_dp_zero(self, *args: Any, **kwargs: Any) -> dict[Any, Any] | None:
+        """Megatron's state of each buffer, its tensors [numel of the buffer]; None on ranks that gather nothing."""
         state: dict[Any, Any] | None = super().get_parameter_state_dp_zero(*args, **kwargs)
         if state is None:
             return None

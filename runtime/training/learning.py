@@ -93,7 +93,10 @@ class Learning:
 
 
 def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], LossShare]:
-    """The loss that trains a model: the critic's where it has a scalar head, else the actor's."""
+    """The loss that trains a model: the critic's where it has a scalar head, else the actor's.
+
+    Of values [1, T], or of logits [T, 1, V / tp]; `num_tokens` is its denominator.
+    """
     if spec.scalar_head:
         return functools.partial(_critic_share, num_tokens=num_tokens, ppo=ppo)
     return functools.partial(

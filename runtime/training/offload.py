@@ -46,9 +46,11 @@ class HostedWeights:
         _give_up(self._weights)
 
     def reload(self) -> int:
+        """Brings the weights to the device; returns the bytes read."""
         return _read(self._kept, self._weights)
 
     def offload(self) -> int:
+        """Gives up their storage on the device; returns 0, for nothing is written to the host."""
         _give_up(self._weights)
         return 0
 
@@ -67,12 +69,14 @@ class HostedOptimizer:
         self.offload()
 
     def reload(self) -> int:
+        """Brings weights and moments to the device and makes room for gradients; returns the bytes read."""
         for gradient in self._gradients:
             _take_up(gradient)
             gradient.zero_()
         return _read(self._kept, self._state)
 
     def offload(self) -> int:
+        """Writes weights and moments to the host and gives up all storage; returns the bytes written."""
         num_bytes = _write(self._state, self._kept)
         _give_up([*self._state, *self._gradients])
         return num_bytes

@@ -61,7 +61,7 @@ def importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tenso
     """min(pi / mu, cap) [B, S], zero outside the mask: what corrects for tokens sampled by an older policy mu.
 
     `logprobs` are the trainer's at the start of the update (the proximal policy), `behaviour_logprobs` the sampler's,
-    both over all tokens as `runtime.sampling` says: filters of sampling change no weight.
+    both over all tokens as `runtime.generation.sampling` says: filters of sampling change no weight.
     """
     log_ratio = torch.where(mask.bool(), logprobs - behaviour_logprobs, 0.0)
     return torch.where(mask.bool(), log_ratio.exp().clamp(max=cap), 0.0)
@@ -110,7 +110,7 @@ def policy_loss(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, num_tokens: int, settings: PPO
 ) -> LossShare:
-    """Half the squared error, the worse of the value and of the value held near its old one.
+    """Half the squared error, the worse of the value and of the value held near its old one, of tensors [B, S].
 
         L = 1/2N sum_i max((V_i - R_i)^2, (clip(V_i, V_i^old - c, V_i^old + c) - R_i)^2)
 

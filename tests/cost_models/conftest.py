@@ -1,19 +1,28 @@
 """Llama-2 7B on A100s, with lengths that a test can change."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.question import Call
+from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.devices import device_named, network_named
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.harness import exchanges, points, record, record_collective
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.stages import STAGE_BY_NAME, Role
+from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
+from tests.cost_models.operators import EFFICIENCY, operators_by
+from tests.cost_models.tables import PROVENANCE, sample
 
 LLAMA_2_7B = {
     "architectures": ["LlamaForCausalLM"],
@@ -82,3 +91,34 @@ def call(llama: ModelSpec) -> Callable[..., Call]:
         return Call(stage=STAGE_BY_NAME[stage], model=model, layout=Layout.parse(layout), schedule=schedule)
 
     return of
+
+
+@pytest.fixture
+def shallow(llama: ModelSpec) -> dict[Role, ModelSpec]:
+    """Two layers of Llama-2 7B, a depth that is measured."""
+    scalar = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
+    return {role: replace(llama, num_layers=2, scalar_head=head) for role, head in scalar.items()}
+
+
+@pytest.fixture
+def table(shallow: dict[Role, ModelSpec], fixed: Workload, a100s: Callable[[int], Cluster]) -> Table:
+    """Twice what the equations say, at every point."""
+    rows = []
+    for point in points(shallow, fixed, a100s(1)):
+        model = point.shape.model(num_layers=point.num_layers, max_positions=4096)
+        shard = AnalyticShard(model, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
+        time = shard.time(point.body, point.rows, point.tokens, point.context)
+        rows.append(record(point, sample(2 * (point.num_layers * time.layer + time.ends))))
+    collectives = [record_collective(e, sample(1e-3 + e.num_bytes * 1e-10)) for e in exchanges(a100s(1))]
+    return Table(provenance=PROVENANCE, measurements=tuple(rows), collectives=tuple(collectives))
+
+
+@pytest.fixture
+def laws(a100s: Callable[[int], Cluster]) -> Kernels:
+    device = a100s(1).device
+    return Kernels(device, EFFICIENCY, flops_per_second=device.flops_per_second["bf16"], weight_bytes=2, size=2)
+
+
+@pytest.fixture
+def operators(laws: Kernels) -> Operators:
+    return operators_by(laws)

@@ -3,10 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.precision import element_bytes
 from meshwright.profiles.cluster import Cluster, Device
 from meshwright.profiles.efficiency import efficiency_of
-from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
@@ -87,14 +85,6 @@ def test_a_scalar_head_costs_next_to_nothing(llama: ModelSpec, a100s: Callable[[
         return shard.time(Body.FORWARD, 4, 1024).ends
 
     assert ends(True) < ends(False) / 10
-
-
-def test_an_unknown_precision_is_refused(llama: ModelSpec, a100s: Callable[[int], Cluster]) -> None:
-    with pytest.raises(BadInput, match="precision='fp8' is not known; use fp32 or bf16"):
-        element_bytes("fp8")
-    device = a100s(1).device.model_copy(update={"flops_per_second": {"fp32": 1e12}})
-    with pytest.raises(BadInput, match=r"has no peak for bf16; give flops_per_second\.bf16"):
-        AnalyticShard(llama, device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
 
 
 def test_scores_that_are_stored_are_written_and_read_once_where_computing_takes_no_time(

@@ -20,7 +20,7 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body, Point, Table, shape_of
 from meshwright.profiles.workload import Workload
-from tests.cost_models.test_measured import PROVENANCE, sample
+from tests.cost_models.tables import PROVENANCE, sample
 
 TOKENS = 32768
 EXCHANGE = "context-parallel collectives"

@@ -4,8 +4,9 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.generation_cost import work_of
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.rounds import rounds_of
+from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow, rounds_of
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -13,37 +14,6 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
-
-
-def test_with_a_slot_for_every_row_there_are_as_many_rounds_as_the_longest_row(long_tail: Workload) -> None:
-    rounds = rounds_of(long_tail, 64, 64)
-    assert rounds.num_rounds == round(long_tail.response_lengths.expected_maximum(long_tail.batch_size))
-    assert rounds.refills.calls == 0
-
-
-@pytest.mark.parametrize(("rows", "slots"), [(64, 64), (64, 16), (64, 63), (7, 2), (1, 1)])
-def test_fixed_lengths_take_whole_waves(fixed: Workload, rows: int, slots: int) -> None:
-    rounds = rounds_of(fixed, rows, slots)
-    waves = -(-rows // slots)
-    assert rounds.num_rounds == 28 * waves
-    assert rounds.refills.calls == waves - 1
-    assert sum(window.rounds for window in rounds.windows) == pytest.approx(27 * waves)
-
-
-@pytest.mark.parametrize("slots", [1, 5, 16, 64])
-def test_every_token_but_a_rows_first_is_decoded_once(long_tail: Workload, slots: int) -> None:
-    rounds = rounds_of(long_tail, 64, slots)
-    decoded = sum(window.rounds * window.live for window in rounds.windows)
-    lengths = list(long_tail.response_lengths.strata(64))
-    lengths[-1] = round(long_tail.response_lengths.expected_maximum(long_tail.batch_size))
-    assert decoded == pytest.approx(sum(lengths) - 64)
-    assert all(window.live <= slots + 1e-9 for window in rounds.windows)
-    assert all(window.context <= long_tail.max_tokens - 2 for window in rounds.windows)
-
-
-def test_more_slots_take_fewer_rounds(long_tail: Workload) -> None:
-    rounds = [rounds_of(long_tail, 64, slots).num_rounds for slots in (1, 2, 4, 8, 16, 32, 64)]
-    assert rounds == sorted(rounds, reverse=True)
 
 
 def test_a_long_tail_takes_longer_than_its_mean(a100s: Callable[[int], Cluster], call: Callable[..., Call]) -> None:
@@ -97,3 +67,25 @@ def test_generating_without_slots_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match="generation_slots=0 generates nothing; use 1 or more"):
         AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate"))
+
+
+def test_groups_take_turns_and_a_pipeline_waits_for_those_that_are_dry() -> None:
+    """10 rounds of 8 sequences are 4 passes of 2 in a pipeline of 4 stages, and so are those of 2 sequences of 1."""
+    nothing = Prefill(0, 0, 0)
+    for live, rows in ((8, 2), (2, 1)):
+        rounds = Rounds(10, (RoundWindow(10, live, 100),), nothing, nothing)
+        ((_, load),) = work_of(rounds, 8, 4).loads
+        assert load.passes == [(40, rows, 1, 100)]
+        assert (load.number, load.mean_rows, load.mean_tokens) == (40, rows, rows)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_every_token_is_decoded_or_prefilled_in_some_pass(long_tail: Workload, slots: int, pp: int) -> None:
+    rounds = rounds_of(long_tail, 16, slots)
+    work = work_of(rounds, slots, pp)
+    decoding = dict(work.loads)[Body.DECODE]
+    decoded = sum(number * rows for number, rows, _, _ in decoding.passes)
+    assert decoded >= sum(window.rounds * window.live for window in rounds.windows) - 1e-6
+    assert work.drawn == rounds.drawn
+    assert work.visits == rounds.visits * min(pp, slots)

@@ -5,12 +5,14 @@ from itertools import pairwise
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.cost import Memory
+from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.memory_cost import offloaded, optimizer_state, weights
+from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.schedule import Offload
+from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import STAGES
 from meshwright.profiles.workload import Workload
 
@@ -181,6 +183,73 @@ def test_the_host_has_room_for_the_largest_part_of_a_pipeline(ask: Callable[...,
     assert ask("ref_logprob", "pp2", offload=Offload.WEIGHTS).host.total == 2 * half
 
 
+def test_a_stage_that_streams_keeps_keys_and_values_and_works_on_a_chunk(
+    ask: Callable[..., Memory], long_tail: Workload
+) -> None:
+    whole, chunked = (terms(ask("ref_logprob", "tp2,dp4", 4, chunk_tokens=chunk)) for chunk in (0, 1024))
+    assert chunked["kv cache"] == 128 * long_tail.max_tokens * 524_288 / 2
+    assert chunked["working set"] == whole["working set"] * 1024 / long_tail.max_tokens
+    assert "kv cache" not in whole
+    assert "kv cache" not in {term.name for term in ask("ref_logprob", chunk_tokens=64).resident.terms}
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE])  # the first stage is the fullest
+def test_an_interleaved_pipeline_holds_more_activations_and_the_same_weights(
+    ask: Callable[..., Memory], fixed: Workload, recompute: Recompute
+) -> None:
+    layouts = ("tp2,pp4,dp2,sp", *(f"tp2,pp4,dp2,vpp{vpp},sp" for vpp in (2, 4, 8)))
+    plain, *cut = (ask("actor_train", layout, 1, recompute, workload=fixed) for layout in layouts)
+    for number, memory in zip((2, 4, 8), cut, strict=True):
+        assert memory.resident == plain.resident
+        ratio = terms(memory)["activations"] / terms(plain)["activations"]
+        assert ratio == pytest.approx(1 + 3 / (4 * number))
+        others = [{name: b for name, b in terms(m).items() if name != "activations"} for m in (memory, plain)]
+        assert others[0] == others[1]
+
+
+PART = StagePart(num_layers=4, num_params=1000.0, num_behind=1, expert_params=0.0)
+
+
+def amounts(cost: Cost) -> dict[str, float]:
+    return {term.name: term.amount for term in cost.terms}
+
+
+def test_a_copy_takes_its_elements_and_only_training_keeps_more(call: Callable[..., Call]) -> None:
+    assert amounts(weights(1000.0, 2)) == {"weights": 2000.0}
+    assert optimizer_state(call("ref_logprob"), PART, 2) == Cost()
+    assert amounts(optimizer_state(call("actor_train"), PART, 2)) == {
+        "gradients": 4000.0,
+        "main weights": 4000.0,
+        "moments": 8000.0,
+    }
+
+
+def test_a_weight_in_fp32_is_its_own_main_weight(call: Callable[..., Call]) -> None:
+    assert amounts(optimizer_state(call("actor_train"), PART, 4)) == {"gradients": 4000.0, "moments": 8000.0}
+
+
+@pytest.mark.parametrize("layout", ["dp4", "cp4", "dp2,cp2"])
+def test_ranks_with_the_same_weights_share_the_state_and_not_the_gradients(
+    call: Callable[..., Call], layout: str
+) -> None:
+    found = amounts(optimizer_state(call("actor_train", layout), PART, 2))
+    assert found == {"gradients": 4000.0, "main weights": 1000.0, "moments": 2000.0}
+
+
+def test_the_state_of_experts_is_shared_by_those_that_hold_them(call: Callable[..., Call]) -> None:
+    """600 of the parameters are in experts, spread over 4 of 8 replicas: all replicas hold 1000 + 3 x 600 together."""
+    part = PART._replace(expert_params=600.0)
+    found = amounts(optimizer_state(call("actor_train", "dp8,ep4"), part, 2))
+    assert found == {"gradients": 4000.0, "main weights": 4 * 2800 / 8, "moments": 8 * 2800 / 8}
+
+
+def test_what_waits_on_the_host_is_a_frozen_copy_or_all_that_an_optimizer_keeps(call: Callable[..., Call]) -> None:
+    assert offloaded(call("ref_logprob", offload=Offload.WEIGHTS), PART, 2) == weights(1000.0, 2)
+    training = call("actor_train", offload=Offload.OPTIMIZER)
+    assert offloaded(training, PART, 2) == optimizer_state(training, PART, 2)
+    assert offloaded(call("actor_train"), PART, 2) == Cost()
+
+
 @pytest.mark.parametrize(
     ("stage", "what", "says"),
     [
@@ -190,17 +259,7 @@ def test_the_host_has_room_for_the_largest_part_of_a_pipeline(ask: Callable[...,
     ],
 )
 def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
-    ask: Callable[..., Memory], stage: str, what: Offload, says: str
+    call: Callable[..., Call], stage: str, what: Offload, says: str
 ) -> None:
     with pytest.raises(BadInput, match=says):
-        ask(stage, offload=what)
-
-
-def test_a_stage_that_streams_keeps_keys_and_values_and_works_on_a_chunk(
-    ask: Callable[..., Memory], long_tail: Workload
-) -> None:
-    whole, chunked = (terms(ask("ref_logprob", "tp2,dp4", 4, chunk_tokens=chunk)) for chunk in (0, 1024))
-    assert chunked["kv cache"] == 128 * long_tail.max_tokens * 524_288 / 2
-    assert chunked["working set"] == whole["working set"] * 1024 / long_tail.max_tokens
-    assert "kv cache" not in whole
-    assert "kv cache" not in {term.name for term in ask("ref_logprob", chunk_tokens=64).resident.terms}
+        offloaded(call(stage, offload=what), PART, 2)

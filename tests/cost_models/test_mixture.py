@@ -8,6 +8,8 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.kernels import Kernels
+from meshwright.cost_models.mixture import Mixture
 from meshwright.cost_models.params import stage_parts
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
@@ -116,3 +118,23 @@ def test_every_stage_of_a_mixture_has_positive_costs(
         question = call(stage.name, layout, 4, slots=8, model=mixture)
         assert all(term.amount > 0 for term in model.seconds(question).terms)
         assert model.memory(question).peak_bytes > 0
+
+
+def test_a_rank_takes_the_products_of_its_experts_and_what_brings_tokens_to_them(laws: Kernels) -> None:
+    """256 copies of tokens for 4 experts: up and gate, down, and reading and writing around them."""
+    efficiency = efficiency_of("cuda", "a100-80gb")
+    experts = Experts(num_experts=8, experts_per_token=2, ffn_size=512)
+    found = Mixture(laws, efficiency, experts, 1024, ep=2, size=2).of(256, 4)
+    products = laws.grouped(256, 4, 1024, 1024) + laws.grouped(256, 4, 512, 1024)
+    moved = laws.elementwise(256 * 2 * (3 * 512 + 4 * 1024))
+    assert found == pytest.approx(efficiency.grouped.seconds + products + moved)
+
+
+@pytest.mark.parametrize("count", [1, 64, 4096])
+def test_experts_that_are_spread_wait_for_the_busiest_rank(laws: Kernels, count: int) -> None:
+    efficiency = efficiency_of("cuda", "a100-80gb")
+    experts = Experts(num_experts=8, experts_per_token=2, ffn_size=512)
+    spread = Mixture(laws, efficiency, experts, 1024, ep=4, size=2)
+    mean = spread.of(count * 2, experts.touched(count * 4) / 4)
+    assert spread.seconds(count, trains=False) >= mean
+    assert spread.seconds(count, trains=True) > 2 * spread.seconds(count, trains=False)

@@ -13,25 +13,13 @@ from meshwright.cost_models.cost import Source, Term
 from meshwright.cost_models.peaks import MEASURED
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.harness import Sample, failure, points, record
+from meshwright.profiles.harness import failure, points, record
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Body, Provenance, Table
+from meshwright.profiles.table import Body, Table
 from meshwright.profiles.workload import Workload
+from tests.cost_models.tables import PROVENANCE, sample
 
-SAMPLE = Sample(median_seconds=1.0, spread_seconds=0.0, repeats=3)
-PROVENANCE = Provenance(
-    device="a100-80gb",
-    kind="cuda",
-    precision="bf16",
-    driver="550",
-    libraries={"torch": "2.13.0"},
-    commit="0123abc",
-    date="2026-11-21",
-    threads_per_rank=1,
-    num_ranks=1,
-    repeats=3,
-)
 LAYER, ENDS = 1_000_000, 200_000
 """Bytes per token in training. A forward pass keeps no layer."""
 
@@ -46,7 +34,7 @@ def table(specs: dict[Role, ModelSpec], fixed: Workload, a100s: Callable[[int], 
     rows = []
     for point in points(specs, fixed, a100s(1)):
         layers = point.num_layers * LAYER if point.body is Body.TRAIN else 0
-        rows.append(record(point, SAMPLE, point.rows * point.tokens * (layers + ENDS)))
+        rows.append(record(point, sample(1.0), point.rows * point.tokens * (layers + ENDS)))
     return Table(provenance=PROVENANCE, measurements=tuple(rows))
 
 

@@ -5,13 +5,14 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Source
-from meshwright.cost_models.pipeline import micro_batches
+from meshwright.cost_models.pipeline import BUBBLE, MESSAGES, micro_batches
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import deal
+from meshwright.profiles.schedule import Offload
 from meshwright.profiles.workload import Workload
 
 FORWARD_STAGES = ("reward_score", "ref_logprob", "critic_value", "actor_logprob")
@@ -212,3 +213,22 @@ def test_rows_that_are_alike_fill_micro_batches_that_are_alike(rows: int, size: 
     assert sum(batch.number for batch in found) == len(dealt)
     assert sum(batch.number * batch.rows for batch in found) == pytest.approx(rows)
     assert {batch.tokens for batch in found} == {30}
+
+
+@pytest.mark.parametrize("vpp", [2, 4, 8])
+@pytest.mark.parametrize("offload", [Offload.NONE, Offload.OPTIMIZER])
+def test_the_bubble_is_divided_and_messages_are_multiplied(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], fixed: Workload, vpp: int, offload: Offload
+) -> None:
+    """The first micro-batch still passes p - 1 stages forward and backward, a message each."""
+    layout, model = Layout(tp=2, pp=4, dp=2, sp=True), AnalyticModel(a100s(2), fixed, "bf16")
+    asked = call("actor_train", str(layout), offload=offload)
+    plain = model.seconds(asked)
+    cut = model.seconds(replace(asked, layout=replace(layout, vpp=vpp)))
+    others = [[term for term in cost.terms if term.name not in (BUBBLE, MESSAGES)] for cost in (cut, plain)]
+    assert others[0] == others[1]
+    assert amount(cut, MESSAGES) == pytest.approx(vpp * amount(plain, MESSAGES))
+    num_batches = fixed.batch_size // layout.dp
+    passed = (layout.pp - 1) * amount(plain, MESSAGES) / num_batches
+    assert amount(cut, BUBBLE) - passed == pytest.approx((amount(plain, BUBBLE) - passed) / vpp)
+    assert cut.total == pytest.approx(sum(term.amount for term in cut.terms))

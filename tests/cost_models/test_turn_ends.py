@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from meshwright.cost_models.turn_ends import TurnEnds
+from meshwright.cost_models import turn_cost
+from meshwright.cost_models.rounds import Batch
+from meshwright.cost_models.turn_cost import Overlap, Turns, play
+from meshwright.cost_models.turn_ends import TurnEnds, bounds_of
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.workload import Workload
 
 
 def ends(max_deferral: int | None, *admitted: list[list[int]]) -> list[list[int]]:
@@ -28,3 +34,56 @@ def test_with_deferral_a_turn_takes_the_first_to_end_and_waits_for_what_is_due()
     admitted = [[3, 90, 1]], [[5, 7]], [[8, 9]]
     assert ends(2, *admitted) == [[0, 3, 7, 90]]
     assert ends(1, *admitted) == [[0, 3, 90, 90]]
+
+
+SETTINGS = [
+    (24, Overlap()),
+    (24, Overlap(batches_in_flight=3)),
+    (40, Overlap(batches_in_flight=2)),
+    (24, Overlap(overcommit=6, max_deferral=1)),
+    (30, Overlap(overcommit=12, max_deferral=3)),
+]
+
+
+@pytest.mark.parametrize(("num_slots", "overlap"), SETTINGS)
+def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, overlap: Overlap) -> None:
+    num_rows, num_turns = 24, 9
+    in_flight = overlap.in_flight(num_rows)
+    drawn = np.random.default_rng(3).choice([2, 9, 30, 200], size=(5, in_flight + num_turns * num_rows))
+    found = bounds_of(
+        drawn,
+        num_slots=num_slots,
+        num_rows=num_rows,
+        in_flight=in_flight,
+        num_turns=num_turns,
+        max_deferral=overlap.deferral,
+    )
+    for responses, bounds in zip(drawn, found.tolist(), strict=True):
+        batches = _batches(responses, num_rows)
+        assert bounds == play(batches, num_slots, num_turns, overlap).bounds
+
+
+def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_cost, "_played_bounds", lambda *_: pytest.fail("a replica was played"))
+    fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=512)
+    assert Turns(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
+
+
+def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8192)
+    all_played = Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds
+    monkeypatch.setattr(turn_cost, "_MOST_SEQUENCES", 2048)
+    assert turn_cost.shares_of(workload, 32).shape == (8, 64, 32)
+    assert Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds == pytest.approx(
+        all_played, rel=0.03
+    )
+
+
+def _batches(responses: np.ndarray, num_rows: int) -> tuple[Batch, ...]:
+    """All whole batches of a stream of responses."""
+    whole = responses[: len(responses) // num_rows * num_rows].reshape(-1, num_rows)
+    return tuple(Batch(rows, rows) for rows in whole)
+
+
+def _workload(*, response: LengthSpec, batch_size: int) -> Workload:
+    return Workload(batch_size=batch_size, prompt=LengthSpec(max=16, fixed=16), response=response)

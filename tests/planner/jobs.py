@@ -9,9 +9,11 @@ from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.stages import Stage
 from meshwright.profiles.workload import Workload
 
 
@@ -89,12 +91,27 @@ def mixed_facts(*, memory_bytes: tuple[int, int] = (2**30, 2**30), speed: float 
     return first.model_copy(update={"cluster": MixedCluster.model_validate({"parts": parts, "between": between})})
 
 
+def mixture_facts(facts: Facts) -> Facts:
+    """The same with an actor and a reference of four experts, of which a token passes two."""
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
+    update = {role: replace(getattr(facts.models, role), experts=experts) for role in ("actor", "ref")}
+    return facts.model_copy(update={"models": facts.models.model_copy(update=update)})
+
+
 @dataclass(frozen=True)
 class ToyModel:
     """A cost model by simple formulas: work divides over ranks, tp and pp lose a little, memory divides by tp x pp."""
 
     facts: Facts
     memory_grows = True
+    seconds_grow = True
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """Without what is lost."""
+        del part
+        workload = self.facts.workload
+        tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
+        return model.num_params * tokens * 1e-10 * (3 if stage.trains else 1) / num_ranks
 
     def seconds(self, call: Call) -> Cost:
         layout, workload = call.layout, self.facts.workload
@@ -142,6 +159,12 @@ class RandomModel:
     seed: int
     memory_scale: float
     memory_grows = True
+    seconds_grow = False
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        """As seconds are drawn."""
+        del stage, model, part
+        return 1 / num_ranks**0.7
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
+from meshwright.planner.solver.symmetry import swaps
 
 
 def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:
@@ -14,6 +17,36 @@ def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int
     problem = random_problem(seed, num_ranks=num_ranks, num_calls=num_calls, num_options=num_options)
     kept = tuple(CallOptions(c.name, tuple(_first_of_each(c.options))) for c in problem.calls)
     return replace(problem, calls=kept, anywhere=True)
+
+
+def everywhere(problem: Problem) -> Problem:
+    """The same problem with every aligned block as a place of its own."""
+    if not problem.anywhere:
+        return problem
+    calls = tuple(
+        CallOptions(call.name, tuple(o.at(first) for o in call.options for first in problem.blocks(o.place.num_ranks)))
+        for call in problem.calls
+    )
+    return replace(problem, anywhere=False, calls=calls)
+
+
+@functools.cache
+def without_swaps(seed: int) -> Problem:
+    """A random problem in which no ranks are interchangeable: a model leaves out all but one of equal answers."""
+    made = (random_problem(1000 * seed + n, num_ranks=4, num_calls=4, num_options=3) for n in range(1000))
+    return next(problem for problem in made if not swaps(problem))
+
+
+def only(problem: Problem, picks: Sequence[int]) -> Problem:
+    """The problem with the one option of each call that is picked."""
+    return problem.with_calls(
+        tuple(CallOptions(c.name, (c.options[index],)) for c, index in zip(problem.calls, picks, strict=True))
+    )
+
+
+def every_choice(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Every choice of one option for each call, by index."""
+    return product(*(range(len(call.options)) for call in problem.calls))
 
 
 def _first_of_each(options: Iterable[Option]) -> Iterator[Option]:

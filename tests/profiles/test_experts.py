@@ -90,13 +90,12 @@ def test_a_config_that_transformers_wrote_is_read(family: str) -> None:
 
 
 @FAMILIES
-def test_a_token_passes_all_but_the_experts_that_it_is_not_routed_to(family: str) -> None:
-    """Two of the experts; they are stored side by side, so that their parameters divide evenly."""
-    model = spec(family)
-    assert model.experts is not None
-    routed = sum(count for name, count in built(family).items() if ".experts." in name)
-    passed = routed * 2 // model.experts.num_experts
-    assert model.active_params == model.num_params - routed + passed
+def test_parameters_of_experts_are_counted_apart(family: str) -> None:
+    model, routed = spec(family), {name: count for name, count in built(family).items() if ".experts." in name}
+    assert model.expert_params_between(0, model.num_layers) == sum(routed.values())
+    for i in range(model.num_layers):
+        own = sum(count for name, count in routed.items() if f".layers.{i}." in name)
+        assert model.expert_params_between(i, i + 1) == own
 
 
 @FAMILIES
@@ -167,7 +166,10 @@ def test_two_shards_hold_the_model_once_and_what_they_repeat(family: str) -> Non
 def test_published_models_have_their_published_sizes(config: dict[str, Any], total: int, active: float) -> None:
     model = model_from_config(config, name="m")
     assert model.num_params == total
-    assert model.active_params == pytest.approx(active, rel=0.01)
+    assert model.experts is not None
+    missed = 1 - model.experts.experts_per_token / model.experts.num_experts
+    left_out = missed * model.expert_params_between(0, model.num_layers)
+    assert model.num_params - left_out == pytest.approx(active, rel=0.01)
 
 
 def test_latent_attention_caches_one_vector_and_one_rotary_key() -> None:

@@ -3,7 +3,6 @@ import pytest
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import Histogram, LengthSpec
-from meshwright.profiles.workload import Workload
 
 SKEWED = Histogram((1, 2, 10), (0.5, 0.3, 0.2))
 
@@ -15,7 +14,7 @@ def test_a_fixed_length_is_one_bin() -> None:
 
 def test_a_log_normal_keeps_its_median_and_is_cut_at_max() -> None:
     lengths = LengthSpec(max=300, median=100, p99=400).resolve()
-    assert lengths.quantile(0.5) == pytest.approx(100, rel=0.03)
+    assert lengths.strata(101)[50] == pytest.approx(100, rel=0.03)
     assert lengths.maximum == 300
     assert sum(lengths.probabilities) == pytest.approx(1)
     assert 100 < lengths.mean < 300
@@ -26,9 +25,9 @@ def test_a_histogram_is_normalised_and_sorted_and_drops_empty_bins() -> None:
     assert lengths == Histogram((2, 4, 5), (0.375, 0.125, 0.5))
 
 
-def test_quantiles_and_survival_agree() -> None:
-    assert [SKEWED.quantile(q) for q in (0.0, 0.5, 0.51, 0.8, 1.0)] == [1, 1, 2, 2, 10]
-    assert [SKEWED.survival(n) for n in (0, 1, 2, 10)] == pytest.approx([1.0, 0.5, 0.2, 0.0])
+def test_strata_are_as_many_of_each_length_as_it_is_likely() -> None:
+    assert SKEWED.strata(10) == (1,) * 5 + (2,) * 3 + (10,) * 2
+    assert SKEWED.strata(1) == (1,)
 
 
 def test_the_expected_maximum_of_one_draw_is_the_mean_and_grows_towards_the_longest() -> None:
@@ -53,12 +52,6 @@ def test_a_sum_of_lengths_adds_their_means() -> None:
     assert sum(both.probabilities) == pytest.approx(1)
 
 
-def test_a_workload_adds_prompt_and_response() -> None:
-    workload = Workload(batch_size=2, prompt=LengthSpec(max=4, fixed=3), response=LengthSpec(max=9, median=3, p99=8))
-    assert workload.max_tokens == 13
-    assert workload.mean_tokens == pytest.approx(workload.sequence_lengths.mean)
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -75,15 +68,6 @@ def test_a_wrong_distribution_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadInput) as error:
         parse(LengthSpec, text, "lengths")
     assert says in str(error.value)
-
-
-def test_a_changed_copy_forgets_the_old_lengths() -> None:
-    """A copy used to keep the histogram that had been resolved before the change."""
-    workload = Workload(batch_size=2, prompt=LengthSpec(max=4, fixed=3), response=LengthSpec(max=9, fixed=9))
-    assert workload.sequence_lengths.mean == 12
-    changed = workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})
-    assert changed.sequence_lengths.mean == 4
-    assert changed == workload.model_copy(update={"response": LengthSpec(max=9, fixed=1)})
 
 
 @pytest.mark.parametrize("mean", [1.0, 7.25, 20.0, 60.0, 96.0])

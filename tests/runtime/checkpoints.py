@@ -63,7 +63,7 @@ def tokens(rows: int = 3, length: int = 21, *, seed: int = 1) -> Tensor:
 
 @torch.no_grad()
 def expected_logprobs(directory: Path, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """[B, S] as `bodies.forward_logprobs` has them: element t is of token t + 1, the last is zero."""
+    """[B, S] as runtime.training.bodies.forward_logprobs has them: element t is of token t + 1, the last is zero."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     logprobs = (model(ids).logits / temperature).log_softmax(-1)
     of_next = logprobs[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import write_plan
 from tests.runtime.command import Call, Outcome, exit_code
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job
 
 
@@ -42,3 +45,11 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job for two ranks of this machine, with tiny checkpoints beside it."""
     return write_job(tmp_path_factory.mktemp("job"), num_ranks=2)
+
+
+@pytest.fixture(scope="module")
+def plan(job: Path) -> Path:
+    """A plan of the job on both ranks, written down without a search."""
+    path = job.with_name("plan.json")
+    write_plan(path, plan_by_hand(resolve(read_job(job), job.parent), {"other": Where("0:2", "dp2")}))
+    return path

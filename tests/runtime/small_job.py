@@ -62,6 +62,15 @@ def write_job(directory: Path, *, num_ranks: int, nodes: int = 1, **ppo: object)
     return path
 
 
+def edited_job(job: Path, section: str, **changes: object) -> Path:
+    """The job with other values in one of its sections, in a file beside it."""
+    document = yaml.safe_load(job.read_text())
+    document[section] = {**document[section], **changes}
+    path = job.with_name("edited.yaml")
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
 def request(path: Path, out: Path, *pins: str, steps: int = 3, resume: bool = False) -> RunRequest:
     """What to run: the best plan under the pins, by analytic costs."""
     job = read_job(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.plan.plan import write_plan
+from meshwright.planner.plan.plan import SCHEMA_VERSION, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
 from tests.runtime.commands.test_report_command import small_plan
@@ -213,7 +213,7 @@ def _write_plans(folder: Path) -> None:
         edit(tree)
         (folder / "plans" / f"{name}.json").write_text(json.dumps(tree))
     tree = json.loads((folder / "plan.json").read_text())
-    (folder / "later.json").write_text(json.dumps({**tree, "schema_version": 2}))
+    (folder / "later.json").write_text(json.dumps({**tree, "schema_version": SCHEMA_VERSION + 1}))
     (folder / "twice.json").write_text((folder / "plan.json").read_text().replace("{", '{"schema_version": 1,', 1))
     (folder / "nan.json").write_text(json.dumps({**tree, "period_seconds": float("nan")}))
 

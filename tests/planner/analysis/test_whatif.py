@@ -10,11 +10,8 @@ from meshwright.planner.analysis.whatif import outlook, whatif
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import parse_settings, with_setting
-from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import recost
+from meshwright.planner.plan.settings import parse_settings
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
@@ -43,30 +40,12 @@ def test_a_setting_that_changes_nothing_makes_no_difference(plan: Plan) -> None:
     assert found.notes == ()
 
 
-def test_costing_again_by_the_same_model_gives_the_plan_back(plan: Plan) -> None:
-    again = recost(plan, plan.facts, model_of(plan.facts))
-    assert again.placements == plan.placements
-    assert again.refits == plan.refits
-    assert again.edges == plan.edges
-    assert again.period_seconds == plan.period_seconds
-    assert verify(again) == ()
-
-
 def test_shorter_responses_make_shorter_steps_and_ranges_make_rows(plan: Plan) -> None:
     found = whatif(plan, parse_settings(["workload.response.p99=50,75,100"]), model_of)
     seconds = [answer.outlook.step_seconds for answer in found.answers if answer.outlook]
     assert seconds == sorted(seconds)
     assert seconds[0] < found.baseline.step_seconds
     assert [answer.setting for answer in found.answers] == [{"workload.response.p99": n} for n in (50, 75, 100)]
-
-
-def test_every_combination_of_several_settings_is_answered() -> None:
-    settings = parse_settings(["cluster.nodes=2,4", "workload.batch_size=16,32", "precision=bf16"])
-    assert settings == tuple(
-        {"cluster.nodes": nodes, "workload.batch_size": size, "precision": "bf16"}
-        for nodes in (2, 4)
-        for size in (16, 32)
-    )
 
 
 def test_gpu_hours_count_every_rank_of_the_cluster_and_money_is_their_price(plan: Plan) -> None:
@@ -134,48 +113,6 @@ def test_a_job_that_no_plan_fits_says_what_binds(plan: Plan) -> None:
 def test_a_baseline_that_another_model_costs_otherwise_is_told(plan: Plan) -> None:
     other = plan.model_copy(update={"period_seconds": 2 * plan.period_seconds})
     assert "s a step and is costed at" in whatif(other, (), model_of).notes[0]
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("nodes", "did you mean cluster.nodes?"),
-        ("cluster.nodess", "did you mean cluster.nodes"),
-        ("workload.respnse.p99", "did you mean workload.prompt.p99 or workload.response.p99?"),
-        ("qqqq", "known: cluster, controllers, models, precision, staleness, workload and the fields in them."),
-    ],
-)
-def test_an_unknown_field_is_told_the_nearest_names(path: str, said: str) -> None:
-    with pytest.raises(BadInput) as refused:
-        with_setting(facts(), {path: 1})
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize("text", ["cluster.nodes", "=4", "cluster.nodes="])
-def test_a_setting_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="is not of the form field=value"):
-        parse_settings([text])
-
-
-def test_a_field_that_is_set_twice_is_refused() -> None:
-    with pytest.raises(BadInput, match="given twice"):
-        parse_settings(["cluster.nodes=2", "cluster.nodes=4"])
-
-
-def test_a_value_that_breaks_a_rule_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"cluster\.nodes is 0"):
-        with_setting(facts(), {"cluster.nodes": 0})
-
-
-def test_devices_and_networks_are_given_by_name() -> None:
-    found = with_setting(facts(), {"cluster.device": "a100-80gb", "cluster.inter_node": "ib-ndr-400"})
-    assert found.cluster.device.name == "a100-80gb"
-    assert found.cluster.inter_node != facts().cluster.inter_node
-
-
-def test_a_list_is_one_value() -> None:
-    (setting,) = parse_settings(["workload.response.histogram=[[10, 1], [20, 3]]"])
-    assert setting == {"workload.response.histogram": [[10, 1], [20, 3]]}
 
 
 def test_a_search_that_may_stop_short_of_the_best_is_told() -> None:

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.calls import Choice
@@ -21,7 +22,6 @@ from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import lower, owners
-from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import costed_choice, frontier, frontiers
 from meshwright.planner.search.space import check_pins, choices
@@ -41,6 +41,7 @@ from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import random_plan
+from tests.planner.problems import everywhere
 
 LONG = small_facts(batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
 """Sequences that four ranks may share."""
@@ -158,7 +159,7 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     )
     scope = next(scope for ahead in patterns(0) for scope in scopes(ahead, 0))
     found = frontiers(facts, model, pins, scope=scope)
-    problem = formulate(facts, model, found, handovers(facts, model)).problem.everywhere()
+    problem = everywhere(formulate(facts, model, found, handovers(facts, model)).problem)
     assert any(c.layout.cp == 2 for f in found for kept in f.candidates.values() for c in kept)
     assert solve(problem, Limits()).objective == best_makespan(problem)
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.analysis.explain import explain
@@ -20,7 +21,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import parse_settings
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.report.report import report
-from meshwright.planner.search.brute_force import best_makespan
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.search.refusal import NoPlan

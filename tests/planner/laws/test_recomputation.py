@@ -15,7 +15,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.recost import recost
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.profiles.documents import canonical_json
-from tests.planner.simulation.test_sampled import carrying_over, model_of
+from tests.planner.drawn import carrying_over, model_of
 
 
 def recomputing(plan: Plan) -> Plan:

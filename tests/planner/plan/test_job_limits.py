@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.plan.job_limits import position_violations, require_possible
 from meshwright.planner.plan.settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import small_facts
@@ -42,3 +43,20 @@ def test_as_many_ranks_as_anybody_has_are_possible() -> None:
     assert with_setting(facts, {"cluster.nodes": 2**17}).cluster.num_ranks == 2**20
     with pytest.raises(BadInput, match="2097152 ranks, above 1048576"):
         with_setting(facts, {"cluster.nodes": 2**17, "cluster.ranks_per_node": 16})
+
+
+def test_what_is_beyond_all_use_is_told_with_whose_number_it_is() -> None:
+    facts = small_facts()
+    require_possible(dict(facts.models), facts.cluster, facts.workload, "job")
+    huge = facts.cluster.model_copy(update={"host_memory_bytes": 2**61})
+    with pytest.raises(BadInput, match=f"job: cluster.host_memory_bytes={2**61} is above {2**60}, the most that is"):
+        require_possible(dict(facts.models), huge, facts.workload, "job")
+
+
+@pytest.mark.parametrize(("response", "way"), [(448, ()), (449, ("response.max to 448",))])
+def test_sequences_end_within_the_positions_of_every_model(response: int, way: tuple[str, ...]) -> None:
+    """512 positions, of which prompts take 64."""
+    facts = small_facts(response=response)
+    found = position_violations(dict(facts.models), facts.workload)
+    assert len(found) == len(way)
+    assert all(part in sentence for part, sentence in zip(way, found, strict=True))

@@ -81,3 +81,22 @@ def test_a_learning_rate_rises_over_the_warm_up_and_then_falls_to_its_least() ->
     assert [LearningRateSchedule(warmup_steps=2).ratio(n) for n in range(4)] == [0.5, 1, 1, 1]
     ppo = PPO(actor_learning_rate=2.0, critic_learning_rate=3.0, actor_schedule=falls)
     assert (ppo.learning_rate(Role.ACTOR, 0), ppo.learning_rate(Role.CRITIC, 0)) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('{"top_k": -1}', "top_k is -1: input should be greater than or equal to 0"),
+        ('{"top_p": 0}', "top_p is 0: input should be greater than 0"),
+        ('{"top_p": 1.5}', "top_p is 1.5: input should be less than or equal to 1"),
+        ('{"temperature": 0}', "temperature is 0: input should be greater than 0"),
+        ('{"stop": [""]}', "stop.0 is '': string should have at least 1 character"),
+    ],
+)
+def test_a_setting_out_of_range_gets_a_sentence(setting: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        parse(PPO, setting, "job")
+
+
+def test_by_default_every_token_may_be_drawn_and_no_text_stops() -> None:
+    assert (PPO().top_k, PPO().top_p, PPO().stop) == (0, 1.0, ())

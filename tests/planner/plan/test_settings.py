@@ -1,26 +1,92 @@
-"""PPO settings of sampling and stopping: what is refused, and in which words."""
+"""Facts with some fields set otherwise: every combination of values, and a sentence for what cannot be set."""
+
+from __future__ import annotations
+
+import json
 
 import pytest
 
-from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.profiles.documents import parse
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.settings import parse_settings, with_setting
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
+from tests.planner.jobs import small_facts
+
+
+def facts() -> Facts:
+    """Four ranks on two nodes; responses of median 40 and p99 100."""
+    found = small_facts(nodes=2, ranks_per_node=2, memory_bytes=2**34)
+    workload = found.workload.model_copy(update={"response": LengthSpec(max=128, median=40, p99=100)})
+    return found.model_copy(update={"workload": workload})
+
+
+def test_every_combination_of_several_settings_is_answered() -> None:
+    settings = parse_settings(["cluster.nodes=2,4", "workload.batch_size=16,32", "precision=bf16"])
+    assert settings == tuple(
+        {"cluster.nodes": nodes, "workload.batch_size": size, "precision": "bf16"}
+        for nodes in (2, 4)
+        for size in (16, 32)
+    )
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("path", "said"),
     [
-        ('{"top_k": -1}', "top_k is -1: input should be greater than or equal to 0"),
-        ('{"top_p": 0}', "top_p is 0: input should be greater than 0"),
-        ('{"top_p": 1.5}', "top_p is 1.5: input should be less than or equal to 1"),
-        ('{"temperature": 0}', "temperature is 0: input should be greater than 0"),
-        ('{"stop": [""]}', "stop.0 is '': string should have at least 1 character"),
+        ("nodes", "did you mean cluster.nodes?"),
+        ("cluster.nodess", "did you mean cluster.nodes"),
+        ("workload.respnse.p99", "did you mean workload.prompt.p99 or workload.response.p99?"),
+        ("qqqq", "known: cluster, controllers, models, precision, staleness, workload and the fields in them."),
     ],
 )
-def test_a_setting_out_of_range_gets_a_sentence(setting: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        parse(PPO, setting, "job")
+def test_an_unknown_field_is_told_the_nearest_names(path: str, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        with_setting(facts(), {path: 1})
+    assert said in str(refused.value)
 
 
-def test_by_default_every_token_may_be_drawn_and_no_text_stops() -> None:
-    assert (PPO().top_k, PPO().top_p, PPO().stop) == (0, 1.0, ())
+@pytest.mark.parametrize("text", ["cluster.nodes", "=4", "cluster.nodes="])
+def test_a_setting_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is not of the form field=value"):
+        parse_settings([text])
+
+
+def test_a_field_that_is_set_twice_is_refused() -> None:
+    with pytest.raises(BadInput, match="given twice"):
+        parse_settings(["cluster.nodes=2", "cluster.nodes=4"])
+
+
+def test_a_value_that_breaks_a_rule_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"cluster\.nodes is 0"):
+        with_setting(facts(), {"cluster.nodes": 0})
+
+
+def test_devices_and_networks_are_given_by_name() -> None:
+    found = with_setting(facts(), {"cluster.device": "a100-80gb", "cluster.inter_node": "ib-ndr-400"})
+    assert found.cluster.device.name == "a100-80gb"
+    assert found.cluster.inter_node != facts().cluster.inter_node
+
+
+def test_a_list_is_one_value() -> None:
+    (setting,) = parse_settings(["workload.response.histogram=[[10, 1], [20, 3]]"])
+    assert setting == {"workload.response.histogram": [[10, 1], [20, 3]]}
+
+
+def test_more_combinations_than_anybody_reads_are_refused() -> None:
+    numbers = ",".join(map(str, range(1, 41)))
+    with pytest.raises(BadInput, match="--set asks for 1600 combinations of values; give 1000 at most"):
+        parse_settings([f"cluster.nodes={numbers}", f"workload.batch_size={numbers}"])
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
+def test_a_number_that_is_none_is_refused(number: str) -> None:
+    with pytest.raises(BadInput, match="is no finite number; write one"):
+        parse_settings([f"workload.response.p99={number}"])
+
+
+def test_what_a_field_holds_may_be_set_as_a_whole_and_nothing_else_changes() -> None:
+    asked = facts()
+    found = with_setting(asked, {"workload.response": {"max": 9, "fixed": 7}})
+    assert found.workload.response == LengthSpec(max=9, fixed=7)
+    expected = json.loads(asked.model_dump_json())
+    expected["workload"]["response"] = json.loads(found.workload.response.model_dump_json())
+    assert json.loads(found.model_dump_json()) == expected

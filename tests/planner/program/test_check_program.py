@@ -90,34 +90,6 @@ def test_a_refit_that_leaves_out_a_rank_is_named(program: Program) -> None:
     assert any("leaves out rank 3, where" in said for said in check_program(broken))
 
 
-def test_a_planted_deadlock_is_found_and_its_circle_is_named() -> None:
-    # Rank 1 waits for what rank 0 sends after the stage that rank 0 cannot begin without rank 1.
-    handover = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
-    program = Program(
-        (
-            Receive(**handover, ranks=(1,), owners=(0,)),
-            RunStage(stage="actor_generate", ranks=(0, 1)),
-            Send(**handover, ranks=(0,), targets=(1,)),
-        )
-    )
-    assert check_program(program)[-1] == (
-        "a circle of waits: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in "
-        "'receive actor_generate -> reward_score' for rank 0; change the order of one of them."
-    )
-
-
-def test_a_wait_for_a_rank_that_has_ended_is_named() -> None:
-    handover = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
-    program = Program(
-        (
-            RunStage(stage="actor_generate", ranks=(0, 1)),
-            Send(**handover, ranks=(0,), targets=(1,)),
-            Receive(**handover, ranks=(1,), owners=(0, 2)),
-        )
-    )
-    assert any("for rank 2, which has ended: it waits for ever" in said for said in check_program(program))
-
-
 def test_an_unsound_program_is_refused(program: Program) -> None:
     broken = edited(program, lambda i: None if isinstance(i, Send) else i)
     with pytest.raises(BadInput, match=r"program: 'receive actor_generate -> reward_score' has no send"):
@@ -199,16 +171,4 @@ def edited_in_place(program: Program, ahead: Callable[[Instruction], bool]) -> P
     """The program with some instructions one step ahead."""
     return replace(
         program, instructions=tuple(replace(i, steps_ahead=1) if ahead(i) else i for i in program.instructions)
-    )
-
-
-def test_a_planted_circle_through_a_stream_is_named(streaming: Program) -> None:
-    """Rank 1 generates only after it has scored what it has to generate."""
-    score = RunStage(stage="reward_score", ranks=(1, 2, 3))
-    generate, send, _, receive = streaming.instructions
-    stream = replace(streaming.streams[0], targets=score.ranks)
-    found = check_program(Program((score, generate, send, receive), (stream,)))
-    assert found[-1] == (
-        "a circle of waits: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in 'reward_score' for rank "
-        "0; change the order of one of them."
     )

@@ -57,3 +57,13 @@ class Outline(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
+
+
+def titles(markup: str) -> list[str]:
+    """What the boxes of a picture say when the pointer rests on them."""
+    return [line.partition("</title>")[0] for line in markup.split("<title>")[1:]]
+
+
+def circles(page: str) -> int:
+    """Points of a plot."""
+    return Outline(page).names.count("circle")

@@ -6,17 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
 from meshwright.planner.report.glance import glance
-from meshwright.planner.report.memory_chart import fillings
 from meshwright.planner.report.report import report
-from meshwright.planner.report.terms import terms
-from meshwright.planner.report.timeline_chart import shown_ranks
 from meshwright.planner.report.turn import turn
-from tests.planner.jobs import small_facts
-from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, contents_of, plan_of
 
 SECTIONS = ["glance", "turn", "timelines", "memory", "idle", "terms", "compared", "sizes", "proof", "facts"]
@@ -77,21 +70,6 @@ def test_names_that_a_user_gave_are_escaped() -> None:
     assert "script" not in Outline(text).names
 
 
-def titles(markup: str) -> list[str]:
-    """What the boxes of a picture say when the pointer rests on them."""
-    return [line.partition("</title>")[0] for line in markup.split("<title>")[1:]]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_plan_at_a_glance_has_a_box_for_every_stage_and_refit(seed: int) -> None:
-    plan = plan_of(seed)
-    told = titles(glance(plan))
-    for placement in plan.placements:
-        assert any(text.startswith(f"{placement.stage} on ranks ") for text in told)
-    for refit in plan.refits:
-        assert not refit.cost.total or any(text.startswith(f"refit {refit.target} on ranks ") for text in told)
-
-
 @pytest.mark.parametrize("ahead", patterns(2), ids=str)
 def test_a_turn_says_on_which_step_each_stage_works_when_some_work_ahead(ahead: StepsAhead) -> None:
     plan = plan_of(3, ahead)
@@ -103,35 +81,3 @@ def test_a_turn_says_on_which_step_each_stage_works_when_some_work_ahead(ahead: 
         assert ("step n+" in told) == any(ahead.values())
     for stage, steps_ahead in ahead.items():
         assert not steps_ahead or any(f"{stage} by {steps_ahead}" in part for part in text)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_the_memory_bars_are_the_plans_own_peaks(seed: int) -> None:
-    plan = plan_of(seed)
-    found = {rank: filling.peak_bytes for filling in fillings(plan) for rank in filling.ranks}
-    assert [found[rank] for rank in range(len(found))] == pytest.approx(plan.peak_bytes_per_rank, abs=1)
-
-
-def test_extrapolated_terms_are_hatched_and_named() -> None:
-    plan = plan_of()
-    assert "Extrapolated" not in terms(plan)
-    guessed = Cost((Term("layers", 2.0), Term("long contexts", 3.0, Source.EXTRAPOLATED)))
-    first, *others = plan.placements
-    changed = evaluate(plan.model_copy(update={"placements": (first.model_copy(update={"cost": guessed}), *others)}))
-    shown = terms(changed)
-    assert f"a guess beyond what was measured: {first.stage}." in shown
-    assert f"url(#hatch-c-{first.stage})" in shown
-    assert "long contexts 3.00 s (extrapolated)" not in shown  # the whole is as little trusted
-    assert f"{first.stage}: long contexts 3.00 s, extrapolated" in titles(shown)
-
-
-def test_of_very_many_ranks_some_of_every_pool_are_shown() -> None:
-    plan = random_plan(7, small_facts(nodes=128, ranks_per_node=8, memory_bytes=2**50, batch_size=4096))
-    shown = shown_ranks(plan)
-    assert len(shown) < 100
-    assert shown == sorted(set(shown))
-    assert all(set(pool.ranks) & set(shown) for pool in plan.pools)
-    text = report(contents_of(plan))
-    assert len(text) < 2**20
-    assert f"{len(shown)} of the 1024 ranks are shown" in text
-    assert shown_ranks(plan_of()) == [0, 1, 2, 3]

@@ -6,31 +6,19 @@ import re
 
 import pytest
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.whatif import WhatIf, whatif
-from meshwright.planner.plan.cluster_sizes import size_settings
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.settings import parse_settings
-from meshwright.planner.report.sizes_chart import sizes
 from meshwright.planner.report.sweep import sweep
 from meshwright.profiles.errors import BadInput
+from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
-from tests.planner.report.pages import Outline
-
-
-def model_of(facts: Facts) -> CostModel:
-    return cost_model(facts.cluster, facts.workload, facts.precision)
+from tests.planner.report.pages import Outline, circles
 
 
 def answers(*texts: str) -> WhatIf:
     facts = small_facts(nodes=2, ranks_per_node=2, memory_bytes=2**34)
     return whatif(random_plan(4, facts, model_of(facts)), parse_settings(texts), model_of)
-
-
-def circles(page: str) -> int:
-    return Outline(page).names.count("circle")
 
 
 def test_a_range_gives_two_plots_with_a_point_for_each_value_and_a_row_in_the_table() -> None:
@@ -69,22 +57,3 @@ def test_a_value_that_is_illegal_has_no_point_and_says_why() -> None:
 def test_a_plot_of_single_values_is_refused() -> None:
     with pytest.raises(BadInput, match=r"--plot needs a field with several values and cluster\.nodes has one"):
         sweep(answers("cluster.nodes=4"))
-
-
-def test_sizes_are_whole_nodes_or_parts_of_one() -> None:
-    cluster = small_facts(nodes=2, ranks_per_node=4).cluster
-    found = size_settings(cluster, [1, 4, 16])
-    assert [(s["cluster.nodes"], s["cluster.ranks_per_node"]) for s in found] == [(1, 1), (1, 4), (4, 4)]
-    with pytest.raises(BadInput, match="--sizes 6 is not a number of whole nodes of 4 ranks; use 4 or 8"):
-        size_settings(cluster, [6])
-
-
-def test_the_job_on_other_numbers_of_ranks_has_a_point_for_each_and_its_speed_up() -> None:
-    facts = small_facts(ranks_per_node=1, batch_size=4, memory_bytes=2**34)
-    plan = random_plan(0, facts, model_of(facts))
-    found = whatif(plan, size_settings(facts.cluster, [1, 2]), model_of, replan=True)
-    page = sizes(found)
-    assert circles(page) == 2
-    first, second = (answer.outlook.step_seconds for answer in found.answers if answer.outlook)
-    assert f"{first / second:.2f}" in Outline(page).text
-    assert "--sizes 8,16,32" in sizes(None)

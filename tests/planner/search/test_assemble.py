@@ -1,13 +1,15 @@
-"""Assembling: of trainings that could go in either order, the one whose weights another pool takes goes first."""
+"""A plan is assembled of what was picked: every copy apart is refit, and weights that a pool apart takes go first."""
 
 from __future__ import annotations
 
 import pytest
 
 from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.search.assemble import copies_to_refit, move_of
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.stages import STAGES, TRAIN_STAGE
 from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 CRITIC_FIRST = [*(stage.name for stage in STAGES if not stage.trains), "critic_train", "actor_train"]
@@ -22,3 +24,16 @@ def test_weights_that_a_pool_apart_takes_are_trained_first(generates_on: str, fi
     starts = {name: plan.placement(name).start_seconds for name in ("actor_train", "critic_train")}
     assert min(starts, key=starts.__getitem__) == first
     assert max(starts.values()) == plan.placement(first).end_seconds
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_copy_of_a_trained_role_that_lies_apart_is_refit_from_the_training(seed: int) -> None:
+    plan = random_plan(seed)
+    targets = copies_to_refit(plan)
+    assert {refit.target for refit in plan.refits} == set(targets)
+    for name in targets:
+        trained = TRAIN_STAGE[plan.placement(name).role]
+        assert plan.copy_of(name) == name != trained
+        move = move_of(plan, trained, name)
+        assert (move.source, move.target) == (plan.placement(trained).layout, plan.placement(name).layout)
+        assert move.overlap == len(set(plan.pool_of(trained).ranks) & set(plan.pool_of(name).ranks))

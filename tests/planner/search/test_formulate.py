@@ -20,6 +20,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
+from tests.planner.problems import everywhere
 
 FACTS = small_facts(nodes=2, ranks_per_node=2)
 MODEL = ToyModel(FACTS)
@@ -66,9 +67,9 @@ def test_stages_that_may_be_anywhere_have_the_options_of_every_pool(
     formulation: Formulation, posed_anywhere: Formulation
 ) -> None:
     assert posed_anywhere.problem.anywhere
-    everywhere = posed_anywhere.problem.everywhere()
-    assert everywhere.tasks == formulation.problem.tasks
-    for call, other in zip(everywhere.calls, formulation.problem.calls, strict=True):
+    spread = everywhere(posed_anywhere.problem)
+    assert spread.tasks == formulation.problem.tasks
+    for call, other in zip(spread.calls, formulation.problem.calls, strict=True):
         assert set(call.options) == set(other.options)
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.pins import Pin, Ranks, forbidden, parse_pin, parse_pins
-from meshwright.planner.plan.rules import first_ranks, layout_rules, pool_sizes, pool_violations, schedule_rules
+from meshwright.planner.plan.pins import Ranks, forbidden, parse_pins
+from meshwright.planner.plan.rules import layout_rules, schedule_rules
 from meshwright.planner.search.space import check_pins, choices, pools
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
-from tests.planner.jobs import small_facts
+from tests.planner.jobs import mixture_facts, small_facts
 
 FACTS = small_facts(batch_size=12, num_minibatches=3)
 
@@ -48,17 +46,8 @@ def test_the_choices_are_those_that_break_no_rule(stage) -> None:  # type: ignor
         }
 
 
-def mixture_facts() -> Facts:
-    """Actor and reference with four experts of which a token passes two."""
-    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
-    models = FACTS.models.model_copy(
-        update={role: replace(FACTS.models.actor, name=role, experts=experts) for role in ("actor", "ref")}
-    )
-    return FACTS.model_copy(update={"models": models})
-
-
 def test_only_experts_are_spread() -> None:
-    facts = mixture_facts()
+    facts = mixture_facts(FACTS)
     for stage in STAGES:
         found = {choice.layout for choice in choices(facts, stage, 4, (), Counter())}
         spread = {layout.ep for layout in found if layout.dp == 4}
@@ -68,7 +57,7 @@ def test_only_experts_are_spread() -> None:
 
 
 def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
-    facts = mixture_facts()
+    facts = mixture_facts(FACTS)
     for stage in STAGES:
         cut = {c.layout.sp for c in choices(facts, stage, 4, (), Counter()) if c.layout.tp == 2}
         if stage.trains and stage.role == "actor":
@@ -79,18 +68,8 @@ def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
         check_pins(facts, parse_pins(["actor_train.layout=tp2"]))
 
 
-def test_replicas_of_spread_experts_do_not_read_while_tokens_are_generated() -> None:
-    facts, stage = mixture_facts(), STAGE_BY_NAME["ref_logprob"]
-    streaming = Schedule(chunk_tokens=128)
-    assert schedule_rules(facts, stage, Layout(dp=2), streaming) == ()
-    assert schedule_rules(facts, stage, Layout(dp=2, ep=2), streaming) == (
-        "chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2 pass their experts "
-        "together; use chunk_tokens=0.",
-    )
-
-
 def test_a_stage_of_spread_experts_may_be_pinned() -> None:
-    facts = mixture_facts()
+    facts = mixture_facts(FACTS)
     check_pins(facts, parse_pins(["ref_logprob.layout=dp4,ep4"]))
     with pytest.raises(BadInput, match="ep=2 spreads experts, and critic has none; use ep=1"):
         check_pins(facts, parse_pins(["critic_train.layout=dp4,ep2"]))
@@ -107,57 +86,6 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
         "dp=4 does not divide the 6 sequences of a minibatch; use dp=3.": 1,
         "vpp=2 needs micro-batches in multiples of pp=2, and a replica has 3 sequences of a minibatch; use vpp=1.": 1,
     }
-
-
-def test_pools_are_aligned_powers_of_two_and_the_whole_cluster() -> None:
-    cluster = small_facts(nodes=3, ranks_per_node=2).cluster
-    assert pool_sizes(cluster) == (1, 2, 4, 6)
-    assert first_ranks(cluster, 2) == (0, 2, 4)
-    assert first_ranks(cluster, 4) == (0,)
-    assert pool_violations(cluster, 0, 6) == ()
-    for first, size in itertools.product(range(7), range(1, 8)):
-        legal = size in pool_sizes(cluster) and first in first_ranks(cluster, size)
-        assert (pool_violations(cluster, first, size) == ()) == legal
-
-
-def test_a_pool_never_straddles_nodes_that_could_hold_it() -> None:
-    assert first_ranks(small_facts(nodes=2, ranks_per_node=6).cluster, 4) == (0, 8)
-
-
-def test_num_minibatches_must_divide_the_batch_for_training_only() -> None:
-    facts = small_facts(batch_size=10, num_minibatches=3)
-    assert layout_rules(facts, STAGE_BY_NAME["reward_score"], Layout()) == ()
-    assert layout_rules(facts, STAGE_BY_NAME["actor_train"], Layout())[0] == (
-        "num_minibatches=3 does not divide batch_size=10; use 2."
-    )
-
-
-def test_a_pin_is_read_and_written_in_one_form() -> None:
-    assert str(parse_pin("actor_train . layout = tp2,dp2")) == "actor_train.layout=tp2,pp1,dp2"
-    assert parse_pin("critic_train.pool=4:4") == Pin("critic_train", "pool", Ranks(4, 4))
-    assert parse_pin("critic_train.recompute=selective").value is Recompute.SELECTIVE
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("actor_train", "is not of the form stage.key=value"),
-        ("actor_trian.layout=tp1", "there is no stage 'actor_trian'; did you mean 'actor_train'?"),
-        ("actor_train.layuot=tp1", "a stage has no 'layuot'; did you mean 'layout'?"),
-        ("actor_train.pool=4", "'4' is not a pool; write first:number, such as 0:4."),
-        ("actor_train.micro_batch_size=two", "'two' is not a whole number; use 1 or more."),
-        ("actor_train.recompute=ful", "there is no recomputation 'ful'; did you mean 'full'?"),
-        ("ref_logprob.recompute=full", "ref_logprob does not train, so nothing is recomputed; remove the pin."),
-        ("ref_logprob.generation_slots=4", "ref_logprob does not generate, so it has no generation_slots"),
-        ("ref_logprob.offload=weigths", "nothing called 'weigths' can be offloaded; did you mean 'weights'?"),
-        ("actor_generate.overcommit=-1", "'-1' is not a whole number; use 0 or more."),
-        ("actor_train.layout=tp1,xx2", "the part 'xx2'; write it like 'tp2,pp1,dp2'"),
-    ],
-)
-def test_a_malformed_pin_is_refused_in_a_sentence(text: str, sentence: str) -> None:
-    with pytest.raises(BadInput) as refusal:
-        parse_pin(text)
-    assert sentence in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -186,24 +114,6 @@ def test_an_illegal_pin_names_the_nearest_legal_value(pins: list[str], sentence:
     assert sentence in str(refusal.value)
 
 
-def test_one_choice_cannot_be_fixed_twice() -> None:
-    with pytest.raises(BadInput, match="fix the same choice; remove one"):
-        parse_pins(["actor_train.pool=0:2", "actor_train.pool=2:2"])
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("actor_train", "forbid 'actor_train' is not of the form stage.key=value, such as actor_train.recompute=full."),
-        ("actor_train.pool!=0:4", "is not of the form stage.key=value"),
-    ],
-)
-def test_a_malformed_prohibition_is_refused_in_a_sentence(text: str, sentence: str) -> None:
-    with pytest.raises(BadInput) as refusal:
-        forbidden(text)
-    assert sentence in str(refusal.value)
-
-
 def test_a_forbidden_value_is_the_only_one_left_out() -> None:
     stage = STAGE_BY_NAME["actor_train"]
     every = set(choices(FACTS, stage, 4, (), Counter()))
@@ -212,17 +122,6 @@ def test_a_forbidden_value_is_the_only_one_left_out() -> None:
     assert every - left == {c for c in every if c.schedule.recompute is Recompute.FULL or c.layout == Layout(tp=4)}
     barred = parse_pins([forbidden("actor_train.pool=2:2")])
     assert set(pools(FACTS, stage, ())) - set(pools(FACTS, stage, barred)) == {Ranks(2, 2)}
-
-
-def test_several_values_can_be_forbidden_and_none_that_is_fixed() -> None:
-    texts = ["actor_train.layout!=dp4", "actor_train.layout!=tp4", "actor_train.recompute=none"]
-    assert [str(pin) for pin in parse_pins([*texts, texts[0]])] == [
-        "actor_train.layout!=tp1,pp1,dp4",
-        "actor_train.layout!=tp4,pp1,dp1",
-        "actor_train.recompute=none",
-    ]
-    with pytest.raises(BadInput, match="exclude each other; remove one"):
-        parse_pins(["actor_train.layout=dp4", "actor_train.layout!=dp4"])
 
 
 def test_a_pinned_pool_is_the_only_one() -> None:

@@ -18,9 +18,9 @@ from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT
+from tests.planner.drawn import carrying_over, model_of
 from tests.planner.plans import long_facts
 from tests.planner.simulation.test_flight import TIMES
-from tests.planner.simulation.test_sampled import carrying_over, model_of
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 NUM_TURNS = 500

@@ -13,8 +13,8 @@ from meshwright.planner.program.controllers import Controllers, OvercommitTuner,
 from meshwright.planner.simulation.deferral import held_back, steps_to_grow
 from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
+from tests.planner.drawn import carrying_over
 from tests.planner.simulation.test_controlled import controlled
-from tests.planner.simulation.test_sampled import carrying_over
 from tests.planner.simulation.test_simulated_flight import TIMES
 
 ROWS, DEFERRAL, MEAN = 48, 8, 64.0

@@ -14,8 +14,8 @@ from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
+from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
-from tests.planner.simulation.test_sampled import model_of
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 

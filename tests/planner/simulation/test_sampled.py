@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import statistics
 
 import numpy as np
 import pytest
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.planner.simulation.generated import generation_seconds
-from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.planner.simulation.sampled import Sampled, draw_lengths, tokens_of_replicas
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.trace import LIVE
-from meshwright.profiles.workload import Workload
+from tests.planner.drawn import carrying_over, model_of, plan_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
-
-ONE_SECOND_A_ROUND = Grid(np.array([1.0, 1024.0]), np.array([1.0, 10_000.0]), np.ones((2, 2)))
-TIMES = RoundTimes(
-    prefill=Grid(ONE_SECOND_A_ROUND.rows, ONE_SECOND_A_ROUND.tokens, np.zeros((2, 2))), round_=ONE_SECOND_A_ROUND
-)
-
-
-def model_of(facts: Facts) -> CostModel:
-    return cost_model(facts.cluster, facts.workload, facts.precision)
-
-
-def plan_of(seed: int, response: LengthSpec, deferral: int = 0) -> Plan:
-    facts = small_facts(memory_bytes=2**50)
-    workload = Workload(batch_size=16, prompt=LengthSpec(max=64, fixed=64), response=response, num_minibatches=2)
-    facts = facts.model_copy(update={"workload": workload})
-    return random_plan(seed, facts, model_of(facts), deferral=deferral)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -68,36 +45,10 @@ def test_the_mean_of_many_drawn_steps_is_near_the_plan() -> None:
     assert simulated.durations == "sampled"
 
 
-def test_a_response_takes_a_round_for_each_token_and_the_first_is_its_prefill() -> None:
-    prompts, responses = np.array([10, 10]), np.array([3, 7])
-    assert generation_seconds(prompts, responses, 2, 1, TIMES) == pytest.approx(6)
-    # One slot: 2 rounds of decoding after the first prefill, 6 after the second.
-    assert generation_seconds(prompts, responses, 1, 1, TIMES) == pytest.approx(8)
-
-
-def test_a_long_run_of_rounds_is_costed_at_each_context_it_passes() -> None:
-    # A round takes 0 s up to 100 cached tokens and then a second more for each 100: 2 s at most, 1 s on average.
-    bend = Grid(np.array([1.0, 2.0]), np.array([1.0, 100.0, 300.0]), np.array([[0.0, 0.0, 2.0]] * 2))
-    times = RoundTimes(prefill=TIMES.prefill, round_=bend)
-    found = generation_seconds(np.array([1]), np.array([300]), 1, 1, times)
-    assert found == pytest.approx(200, rel=0.02)
-
-
-def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
-    # Slots are free at 2 and 5: the third response runs from 2 to 6. Nothing decodes only in the very first round.
-    assert generation_seconds(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES) == pytest.approx(5)
-
-
 def test_replicas_share_tokens_as_evenly_as_the_longest_row_allows() -> None:
     # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8.
     assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), 2).tolist() == [18.0, 18.0]
     assert tokens_of_replicas(np.array([30, 1, 2, 3]), 4).tolist() == [30.0, 2.0, 2.0, 2.0]
-
-
-def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:
-    grid = Grid(np.array([1.0, 3.0]), np.array([10.0, 20.0]), np.array([[0.0, 10.0], [2.0, 12.0]]))
-    found = grid(np.array([1.0, 2.0, 3.0, 9.0]), np.array([15.0, 10.0, 20.0, 99.0]))
-    assert found.tolist() == [5.0, 1.0, 12.0, 12.0]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -116,22 +67,6 @@ def test_a_timeline_of_drawn_steps_counts_live_sequences_on_the_ranks_that_gener
     told = {(span.instruction, span.rank): span.facts[LIVE] for span in spans if LIVE in span.facts}
     assert sorted(told) == [("actor_generate", rank) for rank in plan.pool_of("actor_generate").ranks]
     assert all(0 < live <= plan.placement("actor_generate").schedule.generation_slots for live in told.values())
-
-
-LONG_TAIL = LengthSpec(max=256, median=20, p99=200)
-
-
-def carrying_over(overcommits: bool) -> list[Plan]:
-    """Plans whose sequences outlive a turn."""
-    plans = (plan_of(seed, LONG_TAIL, deferral=2) for seed in range(100))
-    found = list(itertools.islice((plan for plan in plans if carries_over(plan, overcommits)), 6))
-    assert len(found) == 6
-    return found
-
-
-def carries_over(plan: Plan, overcommits: bool) -> bool:
-    schedule = plan.placement("actor_generate").schedule
-    return schedule.overcommit > 0 if overcommits else schedule.batches_in_flight > 1
 
 
 @pytest.mark.parametrize("overcommits", [False, True])

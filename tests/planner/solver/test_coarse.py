@@ -6,12 +6,10 @@ import functools
 
 import pytest
 
-from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.solver.alike import alike
-from meshwright.planner.solver.bounds import least_makespan, within
+from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.coarse import around, coarsened, possible
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
-from tests.planner.problems import random_blocks
+from tests.planner.problems import everywhere, random_blocks
 
 SEEDS = range(20)
 
@@ -28,7 +26,7 @@ def least(seed: int) -> float:
 
 
 def best(problem: Problem) -> float:
-    found = best_makespan(problem.everywhere()) if all(call.options for call in problem.calls) else None
+    found = best_makespan(everywhere(problem)) if all(call.options for call in problem.calls) else None
     return float("inf") if found is None else found
 
 
@@ -50,15 +48,6 @@ def test_a_coarse_problem_of_whole_blocks_and_single_ticks_has_the_same_best(see
     assert best(coarsened(problem, parts=problem.device_blocks, ticks=1).problem) == least(seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_options_that_cannot_meet_a_makespan_are_in_no_answer_within_it(seed: int) -> None:
-    problem = asked(seed)
-    shortest = least(seed)
-    if shortest < float("inf"):
-        assert best(within(problem, int(shortest))) == shortest
-        assert least_makespan(problem) <= shortest
-
-
 @pytest.mark.parametrize("apart", [0, 3])
 def test_what_is_around_some_options_has_their_size_and_where_it_matters_a_layout_like_theirs(apart: int) -> None:
     problem = asked(3)
@@ -72,30 +61,6 @@ def test_what_is_around_some_options_has_their_size_and_where_it_matters_a_layou
 
 def layouts_of(problem: Problem) -> list[set[str]]:
     return [{option.place.layout for option in call.options} for call in problem.calls]
-
-
-def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copies_are_about_as_large() -> None:
-    def option(layout: str, copy: int) -> Option:
-        return Option(place=Place(0, 1, layout), ticks=1, resident_blocks=copy + 1, shared_blocks=copy)
-
-    move = Transfer(
-        name="a to b",
-        source="a",
-        target="b",
-        occupies="both",
-        ticks={("P", "P", 0): 12, ("P", "Q", 0): 15, ("Q", "P", 0): 14, ("Q", "Q", 0): 19},
-    )
-    calls = tuple(CallOptions(name, (option("P", 4), option("Q", 6))) for name in "ab")
-    runs = (CallRun(name="a", call="a"), CallRun(name="b", call="b"))
-    problem = Problem(
-        num_ranks=2, device_blocks=20, calls=calls, tasks=(*runs, move), copies=(("a", "b"),), anywhere=True
-    )
-    merged = alike(problem, ticks=10, blocks=4).problem
-    assert layouts_of(merged) == [{"P"}, {"P"}]
-    assert [(o.resident_blocks, o.shared_blocks) for o in merged.calls[0].options] == [(5, 4), (5, 4)]
-    assert [task.ticks for task in merged.tasks if isinstance(task, Transfer)] == [{("P", "P", 0): 12}]
-    for ticks, blocks in ((10, 5), (5, 4)):
-        assert layouts_of(alike(problem, ticks=ticks, blocks=blocks).problem) == [{"P", "Q"}, {"P", "Q"}]
 
 
 @pytest.mark.parametrize(("lasts", "left"), [(4, {"Q"}), (3, {"P", "Q"})])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 
-from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.solver.greedy import WORST, Greedy
+from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
 from meshwright.planner.solver.prospects import Prospects
-from tests.planner.problems import random_problem
+from tests.planner.problems import every_choice, only, random_problem
 
 SEEDS = range(24)
 
@@ -27,33 +24,13 @@ def promised(problem: Problem, rows: list[tuple[int, ...]]) -> list[float]:
     return found
 
 
-def only(problem: Problem, picks: tuple[int, ...]) -> Problem:
-    return problem.with_calls(
-        tuple(CallOptions(c.name, (c.options[index],)) for c, index in zip(problem.calls, picks, strict=True))
-    )
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_order_of_the_tasks_ends_before_it_is_promised(seed: int) -> None:
     problem = asked(seed)
-    rows = list(product(*(range(len(call.options)) for call in problem.calls)))[::7]
+    rows = list(every_choice(problem))[::7]
     for picks, makespan in zip(rows, promised(problem, rows), strict=True):
         best = best_makespan(only(problem, picks))
         assert best is None or makespan <= best
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_change_that_is_better_is_among_the_promising(seed: int) -> None:
-    problem = asked(seed)
-    greedy, picks = Greedy(problem), tuple(0 for _ in problem.calls)
-    best, near = greedy.score(picks), [range(len(problem.calls[call].options)) for call in (0, 2)]
-    promising = greedy.promising(picks, (0, 2), near, best)
-    for one, other in product(*near):
-        changed = (one, picks[1], other, *picks[3:])
-        score = greedy.score(changed)
-        assert score >= best or changed in promising
-        assert greedy.score(changed, best) in (score, WORST)
-        assert score >= best or greedy.score(changed, best) == score
 
 
 def test_the_promise_counts_the_work_that_must_lie_between_two_tasks() -> None:
@@ -75,19 +52,3 @@ def test_the_promise_counts_the_work_that_must_lie_between_two_tasks() -> None:
         ),
     )
     assert promised(problem, [(0, 0, 0, 0)]) == [13]
-
-
-def test_runs_of_one_call_and_equal_moves_last_alike() -> None:
-    def move(name: str, ticks: int) -> Transfer:
-        return Transfer(name=name, source="a", target="b", occupies="both", ticks={("P", "Q", 0): ticks})
-
-    calls = tuple(CallOptions(name, (Option(place=Place(0, 1, "P"), ticks=1),)) for name in "ab")
-    tasks = (
-        CallRun(name="a0", call="a"),
-        CallRun(name="b0", call="b"),
-        CallRun(name="a1", call="a"),
-        move("m", 4),
-        move("n", 4),
-    )
-    problem = Problem(num_ranks=1, device_blocks=1, calls=calls, tasks=(*tasks, move("o", 5)))
-    assert problem.lasts_like == {"a0": "a0", "b0": "b0", "a1": "a0", "m": "m", "n": "m", "o": "o"}

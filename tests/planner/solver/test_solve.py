@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.planner.search.brute_force import best_makespan
-from meshwright.planner.search.brute_force import least_memory as least_memory_by_brute_force
-from meshwright.planner.solver import block_search, coarse
-from meshwright.planner.solver.alike import Alike
+from benchmarks.search.brute_force import best_makespan
+from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
 from meshwright.planner.solver.problem import (
     CallOptions,
     CallRun,
@@ -23,7 +21,7 @@ from meshwright.planner.solver.problem import (
 )
 from meshwright.planner.solver.result import Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
-from tests.planner.problems import random_blocks, random_problem
+from tests.planner.problems import everywhere, random_blocks, random_problem
 
 SHAPES = ({"num_ranks": 4, "num_calls": 4, "num_options": 3}, {"num_ranks": 8, "num_calls": 3, "num_options": 3})
 
@@ -42,16 +40,16 @@ def check(asked: Problem, result: Result) -> None:
     picked = picked_options(asked, result.answer)
     order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
     assert max(ends_of(asked, picked, order).values()) == result.objective
-    assert max(asked.everywhere().memory(picked)) <= asked.device_blocks
+    assert max(everywhere(asked).memory(picked)) <= asked.device_blocks
     for name, option in picked.items():
-        assert option in asked.everywhere().options(name)
+        assert option in everywhere(asked).options(name)
 
 
 @pytest.mark.parametrize("seed", range(320))
 def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     result = solve(asked, Limits())
-    assert result.objective == best_makespan(asked.everywhere())
+    assert result.objective == best_makespan(everywhere(asked))
     assert result.status == ("infeasible" if result.answer is None else "optimal")
     check(asked, result)
 
@@ -72,7 +70,7 @@ def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> N
 @pytest.mark.parametrize("seed", range(64))
 def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int) -> None:
     asked = problem(seed)
-    best = best_makespan(asked.everywhere())
+    best = best_makespan(everywhere(asked))
     if best is None:
         assert solve(asked, Limits(most=asked.horizon)).answer is None
         return
@@ -84,16 +82,7 @@ def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int
 @pytest.mark.parametrize("seed", range(16))
 def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
-    assert least_memory(asked, Limits()) == least_memory_by_brute_force(asked.everywhere())
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed: int) -> None:
-    """On more ranks and calls than can be tried one by one."""
-    asked = random_blocks(seed, num_ranks=16, num_calls=5, num_options=4)
-    result = solve(asked, Limits())
-    assert result.objective == solve(asked.everywhere(), Limits()).objective
-    check(asked, result)
+    assert least_memory(asked, Limits()) == least_memory_by_brute_force(everywhere(asked))
 
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
@@ -147,29 +136,6 @@ def test_a_run_that_is_streamed_to_starts_early_but_not_before_its_producer() ->
     assert solve(streamed(early, option(0, 1, 2)), Limits()).objective == 7
 
 
-def test_a_problem_refuses_what_it_cannot_mean() -> None:
-    run = CallRun(name="a", call="a")
-    with pytest.raises(ValueError, match="not within the 1 ranks"):
-        Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", (option(0, 2, 1),)),), tasks=(run,))
-    with pytest.raises(ValueError, match="go in a circle"):
-        Problem(
-            num_ranks=1,
-            device_blocks=1,
-            calls=(CallOptions("a", (option(0, 1, 1),)),),
-            tasks=(run, CallRun(name="b", call="a")),
-            precedences=(Precedence("a", "b"), Precedence("b", "a")),
-        )
-    early = dataclasses.replace(option(0, 1, 1), early_ticks=2)
-    with pytest.raises(ValueError, match="1 ticks starts 2 early"):
-        Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", (early,)),), tasks=(run,))
-    with pytest.raises(ValueError, match="neither a power of two nor all ranks"):
-        Problem(
-            num_ranks=4, device_blocks=1, calls=(CallOptions("a", (option(0, 3, 1),)),), tasks=(run,), anywhere=True
-        )
-    with pytest.raises(ValueError, match="use a longer tick"):
-        Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", (option(0, 1, 2**31),)),), tasks=(run,))
-
-
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
 @pytest.mark.parametrize("seed", [3, 7, 11])
 def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int, make: Callable[..., Problem]) -> None:
@@ -189,49 +155,3 @@ def test_progress_only_gets_better(make: Callable[..., Problem]) -> None:
     assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
     assert told[-1][0] == result.objective
     assert all(bound <= result.bound for _, bound in told)
-
-
-def with_layouts_alike(problem: Problem) -> Problem:
-    """The problem in hundredths of its ticks, each layout twice: transfers of the second last a tick less."""
-
-    def twice(o: Option) -> tuple[Option, Option]:
-        long = dataclasses.replace(o, ticks=100 * o.ticks, early_ticks=100 * o.early_ticks)
-        return long, dataclasses.replace(long, place=long.place._replace(layout=f"{long.place.layout}2"))
-
-    def slower(task: CallRun | Transfer) -> CallRun | Transfer:
-        if isinstance(task, CallRun):
-            return task
-        ends = [("", ""), ("", "2"), ("2", ""), ("2", "2")]
-        ticks = {
-            (a + x, b + y, n): 100 * lasts + 3 - len(x + y) for (a, b, n), lasts in task.ticks.items() for x, y in ends
-        }
-        return dataclasses.replace(task, ticks=ticks)
-
-    return dataclasses.replace(
-        problem,
-        calls=tuple(CallOptions(c.name, tuple(new for o in c.options for new in twice(o))) for c in problem.calls),
-        tasks=tuple(map(slower, problem.tasks)),
-        precedences=tuple(p._replace(lag=100 * p.lag) for p in problem.precedences),
-    )
-
-
-@pytest.mark.parametrize("seed", [3, 9, 10])
-def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does where there are many options, which no problem has that can be tried one by one."""
-    merged = []
-
-    def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Alike:
-        found = coarse.coarsened(problem, parts=parts, ticks=ticks, apart=apart)
-        merged.append(any(layout != other for (_, layout), other in found.stands_for.items()))
-        return found
-
-    monkeypatch.setattr(block_search, "_MANY", 0)
-    monkeypatch.setattr(block_search, "coarsened", coarsened)
-    asked = with_layouts_alike(random_blocks(seed, num_ranks=8, num_calls=4, num_options=6))
-    best, result = solve(asked, Limits()), solve(asked, Limits(gap=0.05))
-    check(asked, result)
-    assert any(merged)
-    assert best.objective is not None
-    assert result.objective is not None
-    assert result.bound <= best.objective <= result.objective
-    assert result.objective - result.bound <= 0.05 * result.objective

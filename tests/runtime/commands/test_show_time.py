@@ -8,7 +8,7 @@ from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import Simulation, simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.runtime.commands import show_time
-from tests.planner.simulation.test_sampled import model_of, plan_of
+from tests.planner.drawn import model_of, plan_of
 
 
 @pytest.fixture(scope="module")

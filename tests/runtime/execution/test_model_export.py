@@ -154,13 +154,8 @@ def test_what_cannot_be_exported_gets_a_sentence_and_nothing_is_written(run: Pat
         assert not (tmp_path / "new").exists()
         return outcome.err
 
-    plan = run / "plan.json"
     assert "exists already; export overwrites nothing" in said(run, "--to", "hf", output=there)
     assert list(there.iterdir()) == []
-    assert "is not the directory of a run" in said(plan, "--to", "hf")
-    assert "a run knows its job" in said(run, plan, "--to", "hf")
-    assert "needs the job too" in said(plan, "--to", "slurm")
-    assert "is of hf alone" in said(plan, run.parent / "job-2.yaml", "--to", "slurm", "--ranks", 2)
     assert "--ranks 3: " in said(run, "--to", "hf", "--ranks", 3)
     assert "plan.json does not exist" in said(there, "--to", "hf")
     other = tmp_path / "other"

@@ -5,29 +5,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import cast
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.program.instruction_durations import Planned, StepWork
 from meshwright.planner.program.program import Send, lower
-from meshwright.planner.simulation.sampled import draw_lengths
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import Run
-from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
-from meshwright.runtime.execution.rehearse import Rehearsal, Request, live, rehearse
-from meshwright.runtime.messages.barriers import Barriers
-from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.messages.transport import Transport
+from meshwright.runtime.execution.rehearse import Request, live, rehearse
+from meshwright.runtime.records.rehearsal import Rehearsal
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -37,78 +28,9 @@ PATTERNS = patterns(2)
 STEPS = 2
 
 
-class NoPartners:
-    """Barriers to which everybody has already come."""
-
-    def wait(self, ranks: tuple[int, ...]) -> None:
-        assert ranks
-
-
-class NoMessages:
-    """An exchange of a rank that is alone."""
-
-    def send(self, *_: object) -> int:
-        return 0
-
-    receive = expect = send
-
-    def flush(self) -> None:
-        return None
-
-
-def alone() -> Plan:
-    return random_plan(0, small_facts(ranks_per_node=1, memory_bytes=2**50))
-
-
-def batch_of(plan: Plan) -> StepExperience:
-    return StepExperience(step=0, rows=range(plan.facts.workload.batch_size))
-
-
-def device_of(plan: Plan, speed: float = 0.0) -> RehearsalDevice:
-    transport = Transport(cast(dist.ProcessGroup, None), rank=0)
-    partners = cast(Barriers, NoPartners())
-    return RehearsalDevice(plan, 0, partners, Planned(plan), Streaming(plan, transport), speed=speed, seed=0)
-
-
-def test_the_executor_follows_the_program_and_every_stage_finds_what_it_reads() -> None:
-    plan, program = alone(), lower(alone())
-    batch = batch_of(plan)
-    executor = Executor(
-        device_of(plan),
-        NoMessages(),  # type: ignore[arg-type]
-        lambda _step: batch,
-        rank=0,
-        began=0.0,
-        clock="rehearsed",
-    )
-    spans = executor.execute(program, 0, range(1)).spans
-    assert [span.instruction for span in spans] == [i.name for i in program.instructions]
-    assert {span.clock for span in spans} == {"rehearsed"}
-    assert batch.experience.get("tokens", 0).dtype is torch.int64
-    prompts, responses = draw_lengths(plan.facts.workload, seed=0, step=0)
-    length = int(prompts[3] + responses[3])
-    assert [len(batch.experience.get(field, 3)) for field in ("tokens", "values", "scores")] == [length, length, 1]
-
-
-def test_a_stage_without_its_input_fails_as_it_would_in_a_run() -> None:
-    plan = alone()
-    with pytest.raises(RunFailed, match="rank 0 lacks rows of tokens for reward_score"):
-        device_of(plan).run_stage("reward_score", batch_of(plan))
-
-
-def test_a_device_is_busy_for_the_predicted_seconds_times_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = alone()
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    device = device_of(plan, speed=0.5)
-    device.run_stage("actor_generate", batch_of(plan))
-    device.synchronise()
-    assert slept[-1] == pytest.approx(0.5 * plan.placement("actor_generate").cost.total, abs=0.05)
-
-
 def test_a_rehearsal_at_no_speed_is_refused() -> None:
     with pytest.raises(BadInput, match="--speed 0 is not above 0"):
-        rehearse(alone(), Planned(alone()), speed=0)
+        rehearse(pooled(), Planned(pooled()), speed=0)
 
 
 def slow_enough(plan: Plan) -> Plan:

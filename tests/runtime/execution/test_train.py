@@ -14,7 +14,6 @@ from torch import Tensor
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.experts import Experts
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.execution.request import RunRequest
@@ -189,39 +188,6 @@ def test_a_resumed_run_trains_as_its_job_says_now(directory: Path, tmp_path: Pat
         BadInput, match=r"--resume: ppo\.seed is 0 in the run so far and 1 in the job, and cannot change"
     ):
         run_plan(replace(changed, job=other_seed))
-
-
-def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(directory: Path, tmp_path: Path) -> None:
-    asked = request(write_job(directory, num_ranks=1), tmp_path / "out", steps=2)
-    saved = asked.out / "checkpoints" / "step-000002"
-    saved.mkdir(parents=True)
-    with pytest.raises(BadInput, match="no checkpoint to resume from"):  # an empty directory is none
-        run_plan(replace(asked, resume=True))
-    (saved / "metadata.json").touch()
-    with pytest.raises(BadInput, match="holds a run of 2 steps; continue it with --resume"):
-        run_plan(asked)
-    with pytest.raises(BadInput, match="has 2 already; ask for more"):
-        run_plan(replace(asked, resume=True))
-    with pytest.raises(BadInput, match="no checkpoint to resume from"):
-        run_plan(replace(asked, out=tmp_path / "nothing", resume=True))
-
-
-def test_models_with_experts_are_refused_before_anything_starts(directory: Path, tmp_path: Path) -> None:
-    asked = request(write_job(directory, num_ranks=1), tmp_path / "out")
-    facts = asked.plan.facts
-    mixture = replace(facts.models.ref, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=32))
-    models = facts.models.model_copy(update={"ref": mixture})
-    plan = asked.plan.model_copy(update={"facts": facts.model_copy(update={"models": models})})
-    with pytest.raises(BadInput, match="has experts, which can be planned and simulated but not run"):
-        run_plan(replace(asked, plan=plan))
-    assert not asked.out.exists()
-
-
-def test_a_plan_of_another_job_is_refused(directory: Path, tmp_path: Path) -> None:
-    asked = request(write_job(directory, num_ranks=1), tmp_path / "out")
-    workload = asked.job.workload.model_copy(update={"batch_size": 8})
-    with pytest.raises(BadInput, match=r"workload\.batch_size is 16 in the plan and 8 in the job"):
-        run_plan(replace(asked, job=asked.job.model_copy(update={"workload": workload})))
 
 
 def test_a_run_samples_and_stops_as_its_job_says(tmp_path: Path) -> None:

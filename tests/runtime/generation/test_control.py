@@ -14,12 +14,10 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, patterns
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
-from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
-from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.records.record import observations
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -115,15 +113,6 @@ def test_a_run_with_controllers_delivers_every_prompt_once(ran: Ran) -> None:
     brought = Counter(prompt.tokens for step in range(STEPS) for prompt in data.batch(step))
     assert [sorted(step) for step in ran.prompts] == [list(range(data.batch_size))] * STEPS
     assert Counter(prompt for step in ran.prompts for prompt in step.values()) == brought
-
-
-def test_a_job_that_asks_for_controllers_refuses_a_plan_without_them(tmp_path: Path) -> None:
-    path = write_job(tmp_path, num_ranks=4)
-    plan = plan_of(path)
-    without = plan.model_copy(update={"facts": plan.facts.model_copy(update={"controllers": False})})
-    job = read_job(path).model_copy(update={"controllers": True, "staleness": 2})
-    with pytest.raises(BadInput, match="controllers is False in the plan and True in the job; plan this job again"):
-        run_plan(RunRequest(plan=without, job=job, directory=tmp_path, out=tmp_path / "out", steps=1))
 
 
 def test_a_run_that_is_resumed_goes_on_with_the_setting_it_would_have_had(tmp_path: Path) -> None:

@@ -1,64 +1,58 @@
-"""A run that is stopped in the middle goes on with what it had under way, to the same losses bit for bit."""
+"""What is under way on a rank is read as it was written, by those who would have drawn it alike."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
+import torch
 
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
-from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.run import RankRun
-from meshwright.runtime.execution.train import run_plan
-from tests.runtime.execution.test_train import read_lines, run_steps
-from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
-from tests.runtime.ranks import RankError, run_on_ranks
-from tests.runtime.small_job import OF_TIME, request, write_job
-
-pytestmark = pytest.mark.slow
-
-STEPS, STOPPED_AFTER = 6, 3
+from meshwright.runtime.generation.in_flight_state import Drawing, InFlight, Underway, read_underway, write_underway
+from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
 
 
-def until_stopped(asked: RunRequest) -> None:
-    """A run that is cut off behind a checkpoint."""
-    run = RankRun(asked)
-    run.recorder.open(run.steps.start)
-    for turn in range(run.turns.start, STOPPED_AFTER):
-        run.turn(turn)
-    run.save(STOPPED_AFTER)
-    raise RunFailed("cut off")
+def underway(draws_by: str = "one plan") -> Underway:
+    prompt = Prompt(row=0, draw=5, tokens=(1, 2))
+    response = Response(prompt=prompt, tokens=(7,), logprobs=(-0.5,), versions=(2,), finish=Finish.EOS, first_turn=1)
+    in_flight = InFlight(
+        turn=3,
+        live=((LiveSequence(prompt=prompt, tokens=[4], logprobs=[-1.0], versions=[2]),), ()),
+        waiting=(Prompt(row=1, draw=6, tokens=(3,)),),
+        ended=(response,),
+        cached=((torch.arange(8.0).view(1, 2, 2, 2), torch.ones(1, 2, 2, 2)),),
+    )
+    drawing = Drawing(num_admitted=9, mean_response_tokens=4.5, batches_in_part=((1, 2, 3),), in_flight=in_flight)
+    message = torch.arange(1000)  # of which rows are views
+    experience = {4: {"tokens": {2: message[:3], 5: message[3:5]}}}
+    return Underway(draws_by=draws_by, num_steps=6, experience=experience, drawing=drawing)
 
 
-def resumed(asked: RunRequest) -> list[dict[str, Any]]:
-    """The metrics of the steps after the stop, of a run that was never stopped and of one that was."""
-    _, lines = run_steps(asked)
-    parts = replace(asked, out=asked.out.with_name(f"{asked.out.name}-parts"))
-    parts.out.mkdir()
-    with pytest.raises(RankError, match="cut off"):
-        run_on_ranks(asked.plan.facts.cluster.num_ranks, until_stopped, parts)
-    run_plan(replace(parts, resume=True))
-    whole, found = lines[STOPPED_AFTER:], read_lines(parts.out / "metrics.jsonl")[STOPPED_AFTER:]
-    assert [line["step"] for line in found] == list(range(STOPPED_AFTER, STEPS))
-    return [{name: (line[name], other[name]) for name in line} for line, other in zip(whole, found, strict=True)]
+def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
+    written = underway()
+    write_underway(tmp_path, 3, written)
+    found = read_underway(tmp_path, 3, "one plan")
+    assert found is not None
+    assert found.num_steps == written.num_steps
+    assert found.drawing is not None
+    assert written.drawing is not None
+    assert found.drawing.batches_in_part == written.drawing.batches_in_part
+    one, other = found.drawing.in_flight, written.drawing.in_flight
+    assert one is not None
+    assert other is not None
+    assert (one.turn, one.live, one.waiting, one.ended) == (other.turn, other.live, other.waiting, other.ended)
+    assert all(torch.equal(a, b) for a, b in zip(one.cached[0], other.cached[0], strict=True))
+    assert {row: values.tolist() for row, values in found.experience[4]["tokens"].items()} == {2: [0, 1, 2], 5: [3, 4]}
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "ahead", "staleness", "generation"),
-    [
-        (1, patterns(0)[0], 1, {"batches_in_flight": 2, "generation_slots": 8}),
-        (2, patterns(2)[2], 3, {"overcommit": 8, "generation_slots": 16}),
-    ],
-    ids=["two batches in flight", "two ahead, overcommit, two pools"],
-)
-def test_a_run_that_was_stopped_loses_nothing_that_was_under_way(
-    tmp_path: Path, num_ranks: int, ahead: StepsAhead, staleness: int, generation: dict[str, int]
-) -> None:
-    pins = DISJOINT if num_ranks == 2 else ()
-    asked = request(write_job(tmp_path, num_ranks=num_ranks), tmp_path / "whole", *pins, steps=STEPS)
-    for line in resumed(working_ahead(asked, ahead, staleness, **generation)):
-        for name, (one, other) in line.items():
-            assert name in OF_TIME or one == other, name
+def test_what_was_drawn_by_something_else_or_by_another_rank_is_left_behind(tmp_path: Path) -> None:
+    write_underway(tmp_path, 3, underway())
+    assert read_underway(tmp_path, 3, "another plan") is None
+    assert read_underway(tmp_path, 2, "one plan") is None
+
+
+def test_rows_of_one_message_are_not_saved_with_all_of_it(tmp_path: Path) -> None:
+    write_underway(tmp_path, 0, underway())
+    [found] = tmp_path.iterdir()
+    kept = read_underway(tmp_path, 0, "one plan")
+    assert kept is not None
+    assert all(values.untyped_storage().nbytes() == values.nbytes for values in kept.experience[4]["tokens"].values())
+    assert found.stat().st_size < 8000

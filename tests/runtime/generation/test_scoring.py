@@ -97,7 +97,7 @@ def while_generating(directory: Path, layout: str) -> list[tuple[Response, Strea
     scored: dict[int, Streamed] = {}
 
     def read(chunks: Sequence[Chunk]) -> None:
-        scorer.extend({c.prompt.row: c.tokens if c.first else c.prompt.tokens + c.tokens for c in chunks})
+        scorer.extend({c.prompt.row: c.tokens if c.prompt.row in told else c.prompt.tokens + c.tokens for c in chunks})
         for chunk in chunks:
             row = chunk.prompt.row
             told[row] = told.get(row, ()) + chunk.tokens

@@ -9,17 +9,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch.distributed as dist
 
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.resume import saved_steps
-from meshwright.runtime.launch.interruption import STOPPED
+from meshwright.runtime.records.stopped import STOPPED
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.hosts import BIN, LOOPBACK, Agent
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
-from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 
 pytestmark = pytest.mark.slow
@@ -78,31 +75,3 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path,
         assert {k: v for k, v in one.items() if k not in OF_TIME} == {
             k: v for k, v in other.items() if k not in OF_TIME
         }
-
-
-def wishes(most_ahead: int) -> list[Wish]:
-    """What a rank does behind each of 8 turns, of which rank 1 asks for an end behind the third; the ranks drift."""
-    group = dist.new_group(backend="gloo")
-    assert group is not None
-    agreement, found = Agreement(group, most_ahead=most_ahead), []
-    for turn in range(8):
-        time.sleep(0.02 * dist.get_rank())
-        found.append(agreement.behind_turn(Wish(save=turn == 1, stop=turn == 3 and dist.get_rank() == 1)))
-    agreement.flush()
-    return found
-
-
-@pytest.mark.parametrize(("most_ahead", "delay"), [(0, 0), (2, 3)])
-def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(most_ahead: int, delay: int) -> None:
-    one, other = run_on_ranks(2, wishes, most_ahead)
-    assert one == other
-    assert [turn for turn, wish in enumerate(one) if wish.save] == [1 + delay]
-    assert [turn for turn, wish in enumerate(one) if wish.stop] == [3 + delay]
-
-
-def test_checkpoints_come_by_time_and_the_last_few_and_the_best_stay(tmp_path: Path) -> None:
-    asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", "actor_train.layout=dp2")
-    write_plan(tmp_path / "plan.json", asked.plan)
-    end = start(tmp_path, tmp_path / "run", 5, "--checkpoint-minutes", 1e-6, "--keep", 3).end(PATIENCE)
-    assert end.code == 0, end.err
-    assert saved_steps(tmp_path / "run") == [3, 4, 5]

@@ -94,12 +94,6 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
             launch(rank_times_ten, num_ranks=1, preparation=ON_CPU, rendezvous=Rendezvous(port=port))
 
 
-@pytest.mark.parametrize("text", ["localhost", "localhost:", ":29500", "localhost:99999", "localhost:port"])
-def test_a_rendezvous_is_host_and_port(text: str) -> None:
-    with pytest.raises(BadInput, match="host:port"):
-        Rendezvous.parse(text, nodes=1)
-
-
 @pytest.mark.parametrize("torchrun", [False, True], ids=["launched", "joined under torchrun"])
 def test_ranks_end_with_the_process_that_started_them_whatever_ends_that(tmp_path: Path, torchrun: bool) -> None:
     job = write_job(tmp_path, num_ranks=2)

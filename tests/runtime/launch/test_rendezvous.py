@@ -5,24 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from torch._C._distributed_c10d import HashStore
 
-from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.launch import gathering
-from meshwright.runtime.launch.gathering import Pulse
-from meshwright.runtime.launch.joining import Seat
-from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of, is_here, node_order
-from tests.runtime.hosts import free_port
-
-TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-}
 
 
 def arrivals(*node_ranks: int | None) -> list[Arrival]:
@@ -74,42 +59,7 @@ def test_several_nodes_need_a_port_that_all_know() -> None:
         Rendezvous(nodes=2).check()
 
 
-def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
-    place = Rendezvous(nodes=3, port=free_port(), patience_seconds=1.0)
-    with pytest.raises(RunFailed, match=rf"1 of 3 nodes came to {place.endpoint} within 1 s"):
-        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
-
-
-def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "is_here", lambda _: False)
-    place = Rendezvous(nodes=2, port=free_port(), patience_seconds=1.0)
-    with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one, for nobody answered at {place.endpoint}"):
-        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
-
-
-def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, clock = HashStore(), [0.0]
-    monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
-    pulses = [Pulse(store, node, ["a", "b", "c"]) for node in range(3)]
-    for clock[0] in range(0, 200, 20):
-        assert [pulse.beat() for pulse in pulses] == [[], [], []]
-    for clock[0] in range(200, 281, 20):  # the last beat of the third was at 180, heard at 200
-        found = [pulse.beat() for pulse in pulses[:2]]
-    assert found == [["node 2 (c)"], ["node 2 (c)"]]
-
-
-def test_what_torchrun_says_is_a_seat_and_nothing_said_is_none() -> None:
-    seat = Seat.of(TORCHRUN)
-    assert seat == Seat(rank=3, local_rank=1, num_ranks=4, ranks_per_node=2, address="10.0.0.1")
-    assert (seat.node, seat.num_nodes) == (1, 2)
-    assert Seat.of({"RANK": "0"}) is None
-
-
-def test_a_seat_that_the_plan_does_not_have_is_refused() -> None:
-    seat = Seat.of(TORCHRUN)
-    assert seat is not None
-    seat.require(nodes=2, ranks_per_node=2)
-    with pytest.raises(BadInput, match=r"2 of 4 ranks .* has 1 nodes of 4; use torchrun --nnodes 1 --nproc-per-node 4"):
-        seat.require(nodes=1, ranks_per_node=4)
-    with pytest.raises(BadInput, match="rank 2 was started as local rank 1 of 2; ranks of a node must be consecutive"):
-        replace(seat, rank=2).require(nodes=2, ranks_per_node=2)
+@pytest.mark.parametrize("text", ["localhost", "localhost:", ":29500", "localhost:99999", "localhost:port"])
+def test_a_rendezvous_is_host_and_port(text: str) -> None:
+    with pytest.raises(BadInput, match="host:port"):
+        Rendezvous.parse(text, nodes=1)

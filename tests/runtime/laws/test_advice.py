@@ -14,7 +14,6 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans
-from meshwright.runtime.profiling import profiling
 from tests.runtime.command import Call
 from tests.runtime.commands.test_report_command import small_plan
 
@@ -54,13 +53,6 @@ def test_prompts_that_leave_no_room_are_not_told_to_shorten_responses_to_nothing
     assert "shorten prompt.max and response.max." in outcome.err
 
 
-@pytest.mark.parametrize(("sizes", "said"), [("-8", "use 1 or more."), ("3", "use 2 or 4.")])
-def test_a_size_is_told_one_that_there_is(call: Call, plan: Path, sizes: str, said: str) -> None:
-    outcome = call("explain", plan, "--sizes", sizes)
-    assert outcome.code == 2
-    assert said in outcome.err
-
-
 def test_a_new_search_keeps_the_rules_of_a_plan(call: Call, plan: Path) -> None:
     for again in ((), ("--replan",)):
         outcome = call("whatif", plan, "--set", "workload.response.max=100000", *again, "--json")
@@ -98,8 +90,3 @@ def test_a_search_ends_in_its_time_and_says_so(call: Call, tmp_path: Path) -> No
     assert outcome.code == 3
     assert "no plan was found in 0.5 s; give more with --time-limit." in outcome.err
     assert not (tmp_path / "plan.json").exists()
-
-
-def test_a_profile_does_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert profiling._commit().startswith("meshwright ")

@@ -10,34 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.planner.plan.job import read_job, resolve
-from meshwright.profiles.harness import Sample, points, record
-from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Provenance, Table, write_table
 from tests.runtime.command import Call
+from tests.runtime.measured import measured_table
 
 
 @pytest.fixture
 def table(job: Path, tmp_path: Path) -> Path:
-    """A table for the job's machine, one second for every point."""
-    facts = resolve(read_job(job), job.parent)
-    provenance = Provenance(
-        device=facts.cluster.device.name,
-        kind="cpu",
-        precision="fp32",
-        driver="Linux 6.1",
-        libraries={"torch": "2.13.0"},
-        commit="0123abc",
-        date="2026-11-21",
-        threads_per_rank=1,
-        num_ranks=2,
-        repeats=3,
-    )
-    wanted = points({role: facts.models.spec(role) for role in Role}, facts.workload, facts.cluster)
-    sample = Sample(median_seconds=1.0, spread_seconds=0.0, repeats=3)
-    path = tmp_path / "table.json"
-    write_table(path, Table(provenance=provenance, measurements=tuple(record(point, sample) for point in wanted)))
-    return path
+    return measured_table(job, tmp_path / "table.json")
 
 
 def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> Path:

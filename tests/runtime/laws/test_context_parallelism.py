@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.planner.plan.rules import MIN_CONTEXT_TOKENS
@@ -17,10 +15,10 @@ from meshwright.planner.program.program import lower
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.execution.rehearse import rehearse
-from meshwright.runtime.model.context_parallel import Gathered, Parts
+from meshwright.runtime.model.context_parallel import Parts
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Recompute, build_model
-from meshwright.runtime.training.bodies import MicroBatch, Trainer
+from meshwright.runtime.training.bodies import Trainer
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.checkpoints import expected_logprobs, expected_scores, tokens, write_checkpoint
@@ -29,81 +27,6 @@ from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Run, _merge
 from tests.runtime.training.test_refit import _check as check_refit
 from tests.runtime.updates import HEADS, How, assert_updates_are_those_of_one_rank, blocks, language_loss
-
-LENGTHS = (19, 1, 8, 5)
-"""Of rows that 2 x cp chunks divide, and that they do not; one is shorter than its chunks are many."""
-
-
-def _part(cp: int) -> dict[str, Tensor | list[int]]:
-    mesh = build_mesh(Layout(cp=cp), 0)
-    if not mesh.is_member:
-        return {}
-    parts = Parts(LENGTHS, mesh.groups.cp)
-    values = torch.arange(1, sum(LENGTHS) + 1)
-    own = parts.of(values)
-    return {
-        "own": own,
-        "joined": parts.joined(own),
-        "gathered": parts.gathered(torch.stack((own, parts.positions), dim=1)),
-        "scattered": parts.scattered(parts.gathered(own)),
-        "scores": [sum(end - row for _, _, row, end in parts.slices())],
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cp", [2, 4])
-def test_the_parts_of_rows_join_to_the_rows(cp: int) -> None:
-    values = torch.arange(1, sum(LENGTHS) + 1)
-    sizes = [-(-length // (2 * cp)) * 2 * cp for length in LENGTHS]
-    starts = list(accumulate(sizes, initial=0))
-    found = [answer for answer in run_on_ranks(4, _part, cp) if answer]
-    assert len({tuple(answer["scores"]) for answer in found}) == 1  # balanced: each sees as many keys
-    for answer in found:
-        assert torch.equal(answer["joined"], values)
-        assert torch.equal(answer["scattered"], cp * answer["own"])
-        for start, size, row in zip(starts, sizes, values.split(LENGTHS), strict=False):
-            padded = torch.nn.functional.pad(row, (0, size - len(row)))
-            assert torch.equal(answer["gathered"][start : start + size], torch.stack((padded, torch.arange(size)), 1))
-    assert sum(len(answer["own"]) for answer in found) == sum(sizes)
-
-
-def test_rows_of_one_rank_are_whole() -> None:
-    assert run_on_ranks(4, _is_itself) == [True] * 4
-
-
-def _is_itself() -> bool:
-    block = MicroBatch.of([torch.arange(3), torch.arange(2)])
-    return block.of_rank(build_mesh(Layout(dp=4), 0)) is block
-
-
-class _Counted(Parts):
-    """Counts what is gathered."""
-
-    num_gathers = 0
-
-    def gathered(self, own: Tensor) -> Tensor:
-        self.num_gathers += 1
-        return super().gathered(own)
-
-
-def _gather_and_return() -> tuple[int, int, float]:
-    """Gathers forward, and with the backward pass; how far the gradient is from the sum over ranks."""
-    mesh = build_mesh(Layout(cp=4), 0)
-    parts = _Counted((64,), mesh.groups.cp)
-    own = torch.full((parts.num_tokens, 8), float(mesh.cp_rank + 1), requires_grad=True)
-    with Gathered(own, parts).whole() as whole:
-        loss = (whole[8:40] ** 3).sum() * (mesh.cp_rank + 1)
-    forward = parts.num_gathers
-    loss.backward()
-    seen = ((parts.positions >= 8) & (parts.positions < 40)).unsqueeze(1)
-    expected = seen * (1 + 2 + 3 + 4) * 3 * own.detach() ** 2
-    assert own.grad is not None
-    return forward, parts.num_gathers, float((own.grad - expected).abs().max())
-
-
-@pytest.mark.slow
-def test_what_is_gathered_is_not_kept_but_gathered_again_and_its_gradients_are_summed() -> None:
-    assert run_on_ranks(4, _gather_and_return) == [(1, 2, 0.0)] * 4
 
 
 def _gathers_of_an_update(directory: Path, recompute: Recompute) -> int:
@@ -198,25 +121,3 @@ def test_a_plan_with_cut_sequences_is_rehearsed_to_its_end() -> None:
     rehearsed = rehearse(plan, Planned(plan), steps=1, speed=0.2 / plan.period_seconds)
     assert rehearsed.simulated.mean == pytest.approx(plan.period_seconds)
     assert {span.instruction for span in rehearsed.spans} == {i.name for i in lower(plan).instructions}
-
-
-def _ranks_of_groups() -> tuple[int, dict[str, tuple[int, ...]]]:
-    mesh = build_mesh(Layout(tp=2, cp=2), 0)
-    names = ("tp", "cp", "dp", "tp_cp", "dp_cp", "tp_dp_cp", "mp", "intra_dist_opt")
-    return mesh.cp_rank, {name: tuple(dist.get_process_group_ranks(getattr(mesh.groups, name))) for name in names}
-
-
-def test_ranks_that_cut_sequences_are_next_to_tensor_parallel_ones() -> None:
-    assert run_on_ranks(4, _ranks_of_groups)[3] == (
-        1,
-        {
-            "tp": (2, 3),
-            "cp": (1, 3),
-            "dp": (3,),
-            "tp_cp": (0, 1, 2, 3),
-            "dp_cp": (1, 3),
-            "tp_dp_cp": (0, 1, 2, 3),
-            "mp": (2, 3),
-            "intra_dist_opt": (0, 1, 2, 3),
-        },
-    )

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
-import pytest
 import torch
 from torch import Tensor
 
-from meshwright.runtime.model.equal_rows import equal_rows
-from tests.runtime.model.test_kv_cache import NUM_SLOTS, ROTARY, Row, attend, random_rows, used_cache
-
-seeded = pytest.mark.parametrize("seed", range(10))
-
-
-def alike_here_and_there(draw: random.Random) -> list[tuple[int, int, int]]:
-    """Slot, cached tokens and length of rows, of which many are as the one before and some slots are left out."""
-    rows = [(draw.randrange(2), 0, draw.randint(1, 20))]
-    while (slot := rows[-1][0] + draw.choice((1, 1, 1, 2))) < NUM_SLOTS:
-        another = draw.choice((0, draw.randint(1, 20))), draw.randint(1, 20)
-        rows.append((slot, *draw.choice((rows[-1][1:], rows[-1][1:], another))))
-    return rows
-
-
-@seeded
-def test_rows_are_told_in_as_few_runs_as_they_make(seed: int) -> None:
-    rows = alike_here_and_there(random.Random(seed))
-    runs = equal_rows(rows)
-    assert rows == [(run.first_slot + row, run.cached, run.length) for run in runs for row in range(run.num_rows)]
-    for run, following in pairwise(runs):
-        assert (run.first_slot + run.num_rows, *run[1:3]) != following[:3]
+from tests.runtime.model.test_equal_rows import alike_here_and_there, seeded
+from tests.runtime.model.test_kv_cache import ROTARY, Row, attend, random_rows, used_cache
 
 
 def test_equal_neighbours_share_a_call() -> None:

@@ -1,3 +1,7 @@
+"""The groups of a layout: who is next to whom, and who holds the same weights."""
+
+from __future__ import annotations
+
 import pytest
 import torch.distributed as dist
 
@@ -88,3 +92,25 @@ def test_every_rank_of_the_world_knows_who_holds_the_same_weights_and_experts(la
     answers = run_on_ranks(4, _holders, parsed, first_rank)
     groups = [of_rank for _, of_rank in answers[first_rank:]]
     assert [said for said, _ in answers] == [groups] * 4
+
+
+def _ranks_of_groups() -> tuple[int, dict[str, tuple[int, ...]]]:
+    mesh = build_mesh(Layout(tp=2, cp=2), 0)
+    names = ("tp", "cp", "dp", "tp_cp", "dp_cp", "tp_dp_cp", "mp", "intra_dist_opt")
+    return mesh.cp_rank, {name: tuple(dist.get_process_group_ranks(getattr(mesh.groups, name))) for name in names}
+
+
+def test_ranks_that_cut_sequences_are_next_to_tensor_parallel_ones() -> None:
+    assert run_on_ranks(4, _ranks_of_groups)[3] == (
+        1,
+        {
+            "tp": (2, 3),
+            "cp": (1, 3),
+            "dp": (3,),
+            "tp_cp": (0, 1, 2, 3),
+            "dp_cp": (1, 3),
+            "tp_dp_cp": (0, 1, 2, 3),
+            "mp": (2, 3),
+            "intra_dist_opt": (0, 1, 2, 3),
+        },
+    )

@@ -14,7 +14,6 @@ import pytest
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.records.lock import locked, require_free
 from meshwright.runtime.records.outputs import OutputKind
 from tests.runtime.command import Call
 from tests.runtime.commands.test_report_command import small_plan
@@ -136,20 +135,3 @@ def test_a_disk_that_takes_no_more_is_one_sentence(call: Call, plan: Path) -> No
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: cannot use")
     assert ended.stderr.count("\n") == 1
-
-
-def test_a_directory_is_held_by_one_process_until_it_ends_in_whatever_way(tmp_path: Path) -> None:
-    script = (
-        "import sys, time; from pathlib import Path; from meshwright.runtime.records.lock import locked\n"
-        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        for taken in (lambda: locked(tmp_path).__enter__(), lambda: require_free(tmp_path)):
-            with pytest.raises(BadInput, match="is in use by a run that has not ended"):
-                taken()
-        other.kill()
-    require_free(tmp_path)
-    with locked(tmp_path):
-        pass

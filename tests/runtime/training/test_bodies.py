@@ -102,3 +102,12 @@ def test_a_gradient_that_is_not_a_number_ends_the_run_and_spares_the_weights(tmp
     for said, spared in run_on_ranks(4, _not_a_number, write_checkpoint(tmp_path / "model"))[:2]:
         assert "gradient norm of model is nan" in said
         assert spared
+
+
+def test_rows_of_one_rank_are_whole() -> None:
+    assert run_on_ranks(4, _is_itself) == [True] * 4
+
+
+def _is_itself() -> bool:
+    block = MicroBatch.of([torch.arange(3), torch.arange(2)])
+    return block.of_rank(build_mesh(Layout(dp=4), 0)) is block

@@ -1,0 +1,145 @@
+"""Seconds of an inference engine: a static batch, and continuous batching in its steady state.
+
+The passes are those of `generation_cost`; this file says which passes a request or a round is made of. In the steady
+state of n live sequences of r tokens each, a round draws n tokens and n/r prompts arrive in it (Little's law), so that
+a round lasts one decode of n rows and the prefill of n/r prompts (Yu et al., Orca, OSDI 2022, section 4). A prompt that
+was answered before is read from the cache and not computed (Zheng et al., SGLang, arXiv:2312.07104, section 3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwright.cost_models.collectives import Network, groups_of
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.generation_cost import Generation, work_of
+from meshwright.cost_models.kernels import Kernels
+from meshwright.cost_models.params import fullest_part
+from meshwright.cost_models.precision import precision_named
+from meshwright.cost_models.question import Call
+from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import Efficiency, efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import Framework
+from meshwright.profiles.layout import Layout, layers_of_stages
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.table import Collective
+
+_NO_PREFILL = Prefill(0, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredEngine:
+    """An engine as it was measured: kernels of its layers and of the head on one device, and collectives of several."""
+
+    kernels: Kernels
+    head_kernels: Kernels
+    collectives: tuple[Collective, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """One replica of a model answering requests of `prompt_tokens` with `response_tokens` each.
+
+    Of the prompts that arrive, `fresh_prompts_per_second` are new; the others repeat one whose keys and values are
+    cached. `efficiency` may replace the constants of the device's family, `measured` the laws of kernels and
+    collectives.
+    """
+
+    model: ModelSpec
+    layout: Layout
+    cluster: Cluster
+    precision: str
+    framework: Framework
+    prompt_tokens: int
+    response_tokens: int
+    fresh_prompts_per_second: float = math.inf
+    efficiency: Efficiency | None = None
+    measured: MeasuredEngine | None = None
+
+    def slots(self) -> int:
+        """Sequences that decode together: as many as the cache holds whole, and the engine allows.
+
+        Raises BadInput when not even one fits.
+        """
+        layout, device = self.layout, self.cluster.device
+        numbers = precision_named(self.precision, device)
+        weights = numbers.weight_bytes * fullest_part(self.model, layout.tp, layout.pp).num_params
+        shard = self.model.shard(layout.tp)
+        per_token = 2 * max(layers_of_stages(self.model, layout.pp)) * shard.kv_size * numbers.cache_bytes
+        free = self.framework.cache_share * (device.memory_bytes - weights)
+        found = int(free / (per_token * (self.prompt_tokens + self.response_tokens)))
+        if found < 1:
+            raise BadInput(f"{self.model.name} at {layout} leaves no memory for one sequence; use a larger tp or pp.")
+        return min(found, self.framework.max_rows)
+
+    def round_seconds(self, rows: int) -> Cost:
+        """One token for each of `rows` sequences in the steady state, with the prompts that arrive meanwhile.
+
+        When f of them a second are fresh and one takes P seconds, a round lasts D + f P T = T, so T = D / (1 - f P).
+        """
+        every = self._round_seconds(rows, 1.0)
+        if math.isinf(self.fresh_prompts_per_second):
+            return every
+        arriving, decoding = rows / self.response_tokens, self._round_seconds(rows, 0.0).total
+        busy = self.fresh_prompts_per_second * (every.total - decoding) / arriving
+        if busy >= 1:
+            return every
+        fresh = self.fresh_prompts_per_second * decoding / (1 - busy)
+        return self._round_seconds(rows, min(1.0, fresh / arriving))
+
+    def _round_seconds(self, rows: int, fresh_share: float) -> Cost:
+        window = RoundWindow(1, rows, self.prompt_tokens + self.response_tokens / 2)
+        together = max(1, min(rows, self.framework.max_tokens // self.prompt_tokens))
+        arriving = Prefill(fresh_share * rows / self.response_tokens / together, together, self.prompt_tokens)
+        return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows)
+
+    def offline_rate(self, num_requests: int) -> float:
+        """Output tokens per second of this many equal requests, all there at the start: they run in whole waves."""
+        slots = self.slots()
+        waves, rest = divmod(num_requests, slots)
+        seconds = waves * self.round_seconds(slots).total if waves else 0.0
+        seconds += self.round_seconds(rest).total if rest else 0.0
+        return num_requests / seconds
+
+    def batch_seconds(self, rows: int) -> Cost:
+        """`rows` requests that start and end together; one response token is the prefill's own."""
+        decodes = self.response_tokens - 1
+        windows = (RoundWindow(decodes, rows, self.prompt_tokens + self.response_tokens / 2),) if decodes else ()
+        rounds = Rounds(self.response_tokens, windows, Prefill(1, rows, self.prompt_tokens), _NO_PREFILL)
+        return self._seconds(rounds, rows)
+
+    def _seconds(self, rounds: Rounds, rows: int) -> Cost:
+        layout, device, framework = self.layout, self.cluster.device, self.framework
+        efficiency = self.efficiency or efficiency_of(device.kind, device.name)
+        measured = self.measured
+        shard = AnalyticShard(
+            self.model.shard(layout.tp),
+            device,
+            self.precision,
+            efficiency,
+            1.0,
+            framework=framework,
+            kernels=measured.kernels if measured else None,
+            head_kernels=measured.head_kernels if measured else None,
+        )
+        schedule = Schedule(generation_slots=rows)
+        generation = Generation(
+            call=Call(stage=STAGE_BY_NAME["actor_generate"], model=self.model, layout=layout, schedule=schedule),
+            shard=shard,
+            groups=groups_of(layout, self.cluster),
+            network=Network(
+                self.cluster,
+                efficiency,
+                measured.collectives if measured else (),
+                peer_reductions=framework.peer_reductions,
+            ),
+            element_bytes=precision_named(self.precision, device).size,
+            framework=framework,
+        )
+        return generation.seconds(work_of(rounds, rows, layout.pp))

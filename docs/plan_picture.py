@@ -1,0 +1,109 @@
+"""Draws the plan of a job as the report shows it at a glance, as one SVG file: docs/plan.svg is
+
+python docs/plan_picture.py examples/70b-64xh100/job.yaml --staleness 2 -o docs/plan.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from importlib.resources import files
+from pathlib import Path
+from xml.etree import ElementTree
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.report import words
+from meshwright.planner.report.glance import glance
+from meshwright.planner.report.html import Html, join, tag
+from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.errors import Infeasible
+from meshwright.profiles.stages import STAGES
+
+_MARGIN, _WIDTH, _EDGE, _LEGEND = 150, 900, 12, 24
+"""Pixels of the nodes' names, of the plot, of paper around both, and of what names the colours."""
+
+_PLACE = re.compile(r"top:([\d.]+)px;height:([\d.]+)px")
+_BESIDE_THE_REPORT = """
+svg { font: 14px/1.45 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+svg text.roomy { display: inline; }
+svg text.node { fill: var(--soft); font-size: 12.5px; text-anchor: end; dominant-baseline: middle; }
+svg text.colour { fill: var(--soft); font-size: 12.5px; }
+svg rect.paper { fill: var(--paper); }
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=Path, help="the job, planned with analytic costs")
+    parser.add_argument("--staleness", type=int, default=0, help="the bound, in place of the job's")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    plan = plan_of(arguments.job, arguments.staleness)
+    arguments.output.write_text(picture_of(plan), encoding="utf-8")
+
+
+def plan_of(path: Path, staleness: int) -> Plan:
+    """The plan of a job under a bound on staleness, to a gap of 1 %. Raises Infeasible when there is none."""
+    facts = resolve(read_job(path), path.parent).model_copy(update={"staleness": staleness})
+    model = cost_model(facts.cluster, facts.workload, facts.precision)
+    found = compile_plan(facts, model, limits=Limits(gap=0.01))
+    if isinstance(found, NoPlan):
+        raise Infeasible(f"{path} has no plan; draw another job.")
+    return found
+
+
+def picture_of(plan: Plan) -> str:
+    """The text of an SVG file: the report's plot, with the names of its nodes and of its colours."""
+    drawn = ElementTree.fromstring(glance(plan)).find(".//div[@class='picture']")
+    assert drawn is not None
+    names, plot = drawn
+    height = float(plot.attrib["height"])
+    plot.set("x", str(_EDGE + _MARGIN))
+    plot.set("y", str(_EDGE))
+    plot.set("width", str(_WIDTH))
+    whole_width, whole_height = 2 * _EDGE + _MARGIN + _WIDTH, height + _LEGEND + 2 * _EDGE
+    style = files("meshwright.planner.report").joinpath("style.css").read_text(encoding="utf-8")
+    picture = tag(
+        "svg",
+        tag("style", Html(style + _BESIDE_THE_REPORT)),
+        tag("rect", class_="paper", width="100%", height="100%"),
+        *(_node(span) for span in names),
+        Html(ElementTree.tostring(plot, encoding="unicode")),
+        _legend(_EDGE + height + _LEGEND - 4),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {whole_width:g} {whole_height:g}",
+        width=whole_width,
+        height=whole_height,
+    )
+    return f"{picture}\n"
+
+
+def _node(span: ElementTree.Element) -> Html:
+    place = _PLACE.match(span.attrib["style"])
+    assert place is not None
+    top, height = map(float, place.groups())
+    return tag("text", span.text or "", x=_EDGE + _MARGIN - 10, y=_EDGE + top + height / 2, class_="node")
+
+
+def _legend(baseline: float) -> Html:
+    """What each colour stands for, from left to right."""
+    names = (*(stage.name for stage in STAGES), "refit")
+    each = (_MARGIN + _WIDTH) / len(names)
+    lefts = [_EDGE + each * place for place in range(len(names))]
+    return join(
+        tag(
+            "g",
+            tag("rect", x=left, y=baseline - 10, width=12, height=12, class_="solid"),
+            tag("text", name, x=left + 17, y=baseline, class_="colour"),
+            class_=words.colour(name),
+        )
+        for left, name in zip(lefts, names, strict=True)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Why a plan is as it is: all that the analyses say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.planner.analysis.alternatives import Considered
+from meshwright.planner.analysis.binding import HeldBack
+from meshwright.planner.analysis.explain import Explanation
+from meshwright.planner.analysis.pareto import SizePoint
+from meshwright.planner.analysis.runners_up import RunnerUp
+from meshwright.planner.analysis.sensitivity import Sensitivity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """All that is said of a plan; what was not asked for is empty."""
+
+    explanation: Explanation
+    held_back: tuple[HeldBack, ...]
+    sensitivities: tuple[Sensitivity, ...]
+    alternatives: tuple[Considered, ...] = ()
+    runners_up: tuple[RunnerUp, ...] = ()
+    sizes: tuple[SizePoint, ...] = ()

@@ -1,0 +1,71 @@
+"""A plan's program in virtual time, and in real time on processes that wait instead of computing."""
+
+from __future__ import annotations
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
+from meshwright.planner.program.instruction_durations import Durations, Planned
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import Simulation
+from meshwright.planner.simulation.simulate import simulate as simulation
+from meshwright.profiles.table import Table
+from meshwright.runtime.api.given import remodel, require_number
+from meshwright.runtime.records.rehearsal import Rehearsal
+
+_MOST_SEED = 2**32 - 1
+_LEAST_SPEED = 1e-6
+
+
+def simulate(
+    plan: Plan,
+    table: Table | None = None,
+    *,
+    steps: int = 20,
+    seed: int = 0,
+    sampled: bool = True,
+    traced: bool = False,
+) -> Simulation:
+    """Runs the plan's program in virtual time: how long steps take, and what every rank waits for.
+
+    Lengths are drawn for each step unless it is not `sampled`: then every step takes what the plan says. A simulation
+    that is `traced` has its spans, which `report` and `timeline` draw.
+    Raises BadInput for a plan that breaks a rule.
+
+    >>> found = api.simulate(plan, steps=2, sampled=False)
+    >>> [f"{seconds:.1f} s" for seconds in found.steps.seconds]
+    ['312.6 s', '312.6 s']
+    """
+    require_valid(plan)
+    require_number("steps", steps, least=1)
+    return simulation(plan, _durations(plan, table, seed=seed, sampled=sampled), steps=steps, traced=traced)
+
+
+def rehearse(
+    plan: Plan,
+    table: Table | None = None,
+    *,
+    steps: int = 3,
+    speed: float | None = None,
+    seed: int = 0,
+    ranks_per_process: int | None = None,
+    sampled: bool = False,
+) -> Rehearsal:
+    """Follows the plan with real processes and messages, waiting where a device would compute.
+
+    Waits are the predicted seconds times `speed`, by default enough for them to dominate; its times are in seconds of
+    the plan. The processes import the program's main module, which therefore needs `if __name__ == "__main__":`.
+    Raises BadInput for a plan that breaks a rule or has too many ranks for one machine, and RunFailed when one fails.
+    """
+    require_valid(plan)
+    require_number("steps", steps, least=1)
+    require_number("speed", speed, least=_LEAST_SPEED, most=1 / _LEAST_SPEED)
+    require_number("ranks_per_process", ranks_per_process, least=1)
+    from meshwright.runtime.execution.rehearse import rehearse as rehearsal
+
+    durations = _durations(plan, table, seed=seed, sampled=sampled)
+    return rehearsal(plan, durations, steps=steps, speed=speed, seed=seed, ranks_per_process=ranks_per_process)
+
+
+def _durations(plan: Plan, table: Table | None, *, seed: int, sampled: bool) -> Durations:
+    require_number("seed", seed, least=0, most=_MOST_SEED)
+    return Sampled(plan, remodel(table), seed=seed) if sampled else Planned(plan)

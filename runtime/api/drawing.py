@@ -1,0 +1,68 @@
+"""Pictures: a plan with its simulation and runs as a page, a what-if as a plot, several clocks as one timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from meshwright.planner.analysis.whatif import WhatIf
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
+from meshwright.planner.report.contents import Contents
+from meshwright.planner.report.report import report as drawn
+from meshwright.planner.report.sweep import sweep
+from meshwright.planner.simulation.simulate import Simulation
+from meshwright.profiles.chrome_trace import chrome_trace
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Run
+from meshwright.runtime.records.rehearsal import Rehearsal
+
+Played: TypeAlias = Run | Rehearsal | Simulation
+"""What has spans of a plan."""
+
+
+def report(
+    plan: Plan, simulation: Simulation, *, runs: Iterable[Run | Rehearsal] = (), sizes: WhatIf | None = None
+) -> str:
+    """A plan, its simulation and its runs as the text of one HTML file that needs no network.
+
+    `sizes` are answers about other numbers of ranks. Raises BadInput for a plan that breaks a rule and for a simulation
+    that was not traced.
+
+    >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
+    '<!doctype html>'
+    """
+    require_valid(plan)
+    _run(plan, simulation)
+    return drawn(Contents(plan=plan, simulation=simulation, runs=tuple(_run(plan, run) for run in runs), sizes=sizes))
+
+
+def plot(found: WhatIf) -> str:
+    """Step time and tokens/s against the first field that has several values, as the text of an HTML file.
+
+    Raises BadInput where every field has one value.
+
+    >>> batches = [{"workload.batch_size": 512}, {"workload.batch_size": 1024}]
+    >>> api.plot(api.whatif(plan, batches)).count("<circle")
+    4
+    """
+    return sweep(found)
+
+
+def timeline(plan: Plan, *played: Played) -> str:
+    """Simulations, rehearsals and runs of a plan side by side, as JSON that Perfetto opens.
+
+    Raises BadInput for a simulation that was not traced.
+
+    >>> api.timeline(plan, api.simulate(plan, steps=1, traced=True))[:16]
+    '{"traceEvents": '
+    """
+    return chrome_trace([_run(plan, one) for one in played])
+
+
+def _run(plan: Plan, played: Played) -> Run:
+    if isinstance(played, Run):
+        return played
+    if not played.spans:
+        raise BadInput("the simulation has no spans to draw; simulate with traced=True.")
+    return Run(spans=played.spans, pools={pool.name: pool.ranks for pool in plan.pools})

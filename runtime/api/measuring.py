@@ -1,0 +1,47 @@
+"""Tables of what was measured: by timing this machine, or by a run."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from meshwright.planner.analysis.correct_table import Calibration, read_run
+from meshwright.planner.analysis.correct_table import calibrate as calibrated
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
+from meshwright.profiles.table import Table
+from meshwright.runtime.api.given import Pathname, require_number
+
+
+def profile(
+    facts: Facts, output: Pathname, *, minutes: float = 2.0, device: str | None = None, fresh: bool = False
+) -> Table:
+    """Times the job's stage bodies and collectives on this machine for about so many minutes; writes the table, too.
+
+    A call that was cut off is continued by the next one, unless that is `fresh`; `num_missing` says what is left.
+    `device` is cpu or cuda, by default what the job's cluster is made of. It starts processes that import the program's
+    main module, which therefore needs `if __name__ == "__main__":`.
+    Raises BadInput when this machine is not what the cluster is made of, and when `output` was measured otherwise.
+    """
+    require_number("minutes", minutes, least=0)
+    from meshwright.runtime.profiling.profiling import profile_job
+
+    return profile_job(facts, Path(output), minutes=minutes, kind=device, fresh=fresh)
+
+
+def num_missing(facts: Facts, table: Table) -> int:
+    """Measurements of the job's shapes that a table of this machine lacks, because time was over."""
+    from meshwright.runtime.profiling.profiling import num_missing as missing
+
+    return missing(facts, table)
+
+
+def calibrate(plan: Plan, run: Pathname, table: Table | None = None) -> Calibration:
+    """A table corrected by what a run of this plan measured; the measurements stay, the corrections are added.
+
+    `run` is the directory of the run, and `table` the one that the plan was made with, if it was made with one.
+    Raises BadInput for a plan that breaks a rule, a run of another plan and a trace that was not measured.
+    """
+    require_valid(plan)
+    return calibrated(plan, read_run(plan, Path(run)), table, date=datetime.date.today().isoformat())

@@ -1,0 +1,174 @@
+"""The best plan of a job, and what there is to say about a plan without running it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count as counting
+from typing import TypeAlias
+
+from meshwright.planner.analysis.alternatives import alternatives
+from meshwright.planner.analysis.binding import held_back
+from meshwright.planner.analysis.explain import explain as explanation
+from meshwright.planner.analysis.pareto import pareto
+from meshwright.planner.analysis.runners_up import runners_up
+from meshwright.planner.analysis.sensitivity import sensitivities
+from meshwright.planner.analysis.structures import NUM_SEARCHES, Ranked, best_structures, ranked
+from meshwright.planner.analysis.whatif import WhatIf
+from meshwright.planner.analysis.whatif import whatif as answers
+from meshwright.planner.analysis.why import Why
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.plan.pins import forbidden
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import Setting
+from meshwright.planner.plan.verify import require_valid
+from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import digest
+from meshwright.profiles.table import Table
+from meshwright.runtime.api.given import limits_of, remodel, require_number
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with what is searched for, how many of the searches are done, and how many there will be."""
+
+_MOST_STRUCTURES = 100
+
+
+def plan(
+    facts: Facts,
+    table: Table | None = None,
+    *,
+    pins: Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    limits: Limits | None = None,
+    job: Job | None = None,
+) -> Plan | NoPlan:
+    """The fastest plan that fits, and how near it is proven to be to the best; or why there is none.
+
+    A table gives measured costs in place of analytic ones. `pins` fix choices and `forbid` leaves some out, each as
+    `stage.key=value`. The search goes on until the proof unless `limits` end it earlier. The plan keeps digests of
+    what it was made from, of the `job` too where it is given.
+    Raises BadInput for a pin that is not legal and a table of another device or precision.
+
+    >>> found = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
+    >>> str(found.placement("actor_train").layout)
+    'tp2,pp1,dp4'
+    """
+    model_of = remodel(table)
+    origins = {"job": job, "profile": table}
+    with _without_collections():
+        return compile_plan(
+            facts,
+            model_of(facts),
+            pins=(*pins, *map(forbidden, forbid)),
+            digests={name: digest(document) for name, document in origins.items() if document is not None},
+            limits=limits_of(limits),
+            remodel=model_of,
+        )
+
+
+def structures(
+    best: Plan,
+    table: Table | None = None,
+    *,
+    count: int,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> tuple[Ranked, ...]:
+    """The `count` best plans that differ in some stage's layout, `best` among them, by their mean simulated step.
+
+    Each takes several searches under the pins of `best` and has the bound of the whole space; there may be fewer.
+    Raises BadInput for a plan that breaks a rule.
+    """
+    require_valid(best)
+    require_number("count", count, least=1, most=_MOST_STRUCTURES)
+    model_of = remodel(table)
+    told = _counted(progress, "searching other structures", (count - 1) * NUM_SEARCHES)
+    with _without_collections():
+        plans = best_structures(best, model_of(best.facts), count=count, limits=limits_of(limits), progress=told)
+    return ranked(plans, model_of)
+
+
+def explain(
+    plan: Plan,
+    table: Table | None = None,
+    *,
+    runner_ups: bool = False,
+    sizes: Sequence[int] = (),
+    price: float | None = None,
+    progress: Progress | None = None,
+) -> Why:
+    """Why a plan is as it is: what its turn waits for, what memory binds, what the turn is sensitive to.
+
+    With `runner_ups` also what each choice buys, and with `sizes`, numbers of ranks, the best plan on each of them;
+    both search again. `price` is of a GPU-hour, in any currency. The table is the one that the plan was made with.
+    Raises BadInput for a plan that breaks a rule and a size that is no number of whole nodes.
+
+    >>> why = api.explain(plan)
+    >>> [wait.task for wait in why.explanation.critical_path][-1]
+    'actor_train'
+    >>> why.sensitivities[0].name
+    'batch size'
+    """
+    require_valid(plan)
+    require_number("price", price, least=0)
+    model_of = remodel(table)
+    model = model_of(plan.facts)
+    found = Why(
+        explanation=explanation(plan), held_back=held_back(plan, model), sensitivities=sensitivities(plan, model_of)
+    )
+    if runner_ups:
+        told = _counted(progress, "searching without each choice", len(plan.placements))
+        others = alternatives(plan, model, most=1)
+        found = replace(found, alternatives=others, runners_up=runners_up(plan, model, progress=told))
+    if sizes:
+        told = _counted(progress, "planning other sizes", len(sizes))
+        found = replace(found, sizes=pareto(plan, sizes, model_of, price=price, progress=told))
+    return found
+
+
+def whatif(
+    plan: Plan,
+    settings: Sequence[Setting],
+    table: Table | None = None,
+    *,
+    replan: bool = False,
+    price: float | None = None,
+    limits: Limits | None = None,
+) -> WhatIf:
+    """What would change under other facts: one answer for each setting, as a difference against the plan.
+
+    The same placements are costed again or, with `replan`, the best plan is searched each time, within `limits`.
+    `price` is of a GPU-hour. Raises BadInput for an unknown field and a value that breaks a rule.
+
+    >>> found = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
+    >>> f"{found.answers[0].difference.step_seconds:+.0f} s"
+    '-111 s'
+    """
+    require_valid(plan)
+    require_number("price", price, least=0)
+    return answers(plan, settings, remodel(table), replan=replan, price=price, limits=limits_of(limits))
+
+
+def _counted(progress: Progress | None, what: str, total: int) -> Callable[[], None] | None:
+    """Counts the searches that are done; begins at once with none."""
+    if progress is None:
+        return None
+    tell, done = progress, counting(1)
+    tell(what, 0, total)
+    return lambda: tell(what, next(done), total)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage is looked for: a search's choices are many and short-lived, and none is part of a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

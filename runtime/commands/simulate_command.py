@@ -1,0 +1,81 @@
+"""The command that runs a plan in virtual time: reads the plan, simulates it, writes a timeline, shows the answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.plan.evaluate import items, name_of
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Run, read_spans
+from meshwright.runtime.api.clocks import simulate as simulated
+from meshwright.runtime.api.drawing import timeline
+from meshwright.runtime.commands import show_time
+from meshwright.runtime.commands.given_table import table_for
+from meshwright.runtime.commands.options import (
+    AsJson,
+    DurationsFrom,
+    From,
+    PlanPath,
+    Profile,
+    Seed,
+    Steps,
+    TracePath,
+    timeline_at,
+)
+from meshwright.runtime.records.outputs import require_outputs
+
+EXAMPLE = "Example: meshwright simulate plan.json --steps 50 --seed 1 --trace simulated.json"
+
+
+def simulate(
+    plan: PlanPath,
+    steps: Steps = 20,
+    seed: Seed = 0,
+    durations: From = DurationsFrom.SAMPLED,
+    profile: Profile = None,
+    trace: TracePath = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="A trace.jsonl of a run or a rehearsal, shown in the same timeline.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
+    require_outputs(timeline_at(trace), inputs=(plan, profile, *(beside or ())))
+    document = read_plan(plan)
+    others = [_beside(path, document) for path in beside or ()]
+    found = simulated(
+        document,
+        table_for(durations, profile),
+        steps=steps,
+        seed=seed,
+        sampled=durations is DurationsFrom.SAMPLED,
+        traced=trace is not None,
+    )
+    if trace:
+        write_atomically(trace, timeline(document, found, *others))
+    if as_json:
+        typer.echo(json.dumps(asdict(replace(found, spans=())), indent=2))
+    else:
+        show_time.simulation(found, trace)
+
+
+def _beside(path: Path, plan: Plan) -> Run:
+    """Raises BadInput for the trace of another plan, as far as can be told where no plan lies beside it."""
+    spans, planned = read_spans(path), path.with_name("plan.json")
+    if planned.exists() and read_plan(planned) != plan:
+        raise BadInput(f"--beside {path} is of another plan; simulate the plan.json that lies beside it.")
+    names = {name_of(item) for item in items(plan)} | {edge.producer for edge in plan.edges}
+    for span in spans:
+        if span.rank >= plan.facts.cluster.num_ranks or (span.kind == "stage" and span.instruction not in names):
+            raise BadInput(
+                f"--beside {path} is of another plan: it has {span.instruction} on rank {span.rank}, which this plan "
+                "has not; give a trace of this plan."
+            )
+    return Run(spans=spans, pools={pool.name: pool.ranks for pool in plan.pools}, name=path.resolve().parent.name)

@@ -1,0 +1,67 @@
+"""The command that answers what-if questions: reads the plan, asks, draws a plot, shows the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.plan.settings import Setting, parse_settings
+from meshwright.planner.report.sweep import swept_field
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.api.drawing import plot as plotted
+from meshwright.runtime.api.planning import whatif as answers
+from meshwright.runtime.commands import show_time
+from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Price, Profile
+from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
+
+EXAMPLE = "Example: meshwright whatif plan.json --set cluster.nodes=8 --set workload.response.p99=2048,4096"
+
+
+def whatif(
+    plan: PlanPath,
+    setting: Annotated[
+        list[str], typer.Option("--set", help="A field of the plan's facts, as field=value or field=value,value,...")
+    ],
+    replan: Annotated[
+        bool, typer.Option(help="Search for the best plan each time, instead of costing this one.")
+    ] = False,
+    gap: Gap = 0.01,
+    profile: Profile = None,
+    price: Price = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="An HTML page of step time and tokens/s against the first field with a range.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what would change if the models, the cluster, the workload or the precision were others."""
+    require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(plan, profile))
+    document = read_plan(plan)
+    settings = parse_settings(setting)
+    if plot:
+        _require_plot(plot, settings)
+    table = table_in(profile)
+    with within_memory():
+        found = answers(document, settings, table, replan=replan, price=price, limits=Limits(gap=gap))
+    if plot:
+        write_atomically(plot, plotted(found))
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        show_time.whatif(found, plot)
+
+
+def _require_plot(path: Path, settings: Sequence[Setting]) -> None:
+    """Raises BadInput before any costing for a plot that could not be drawn after it."""
+    if path.suffix != ".html":
+        raise BadInput(f"--plot {path} is not an HTML file; name one that ends in .html.")
+    swept_field(settings)

@@ -1,0 +1,6 @@
+"""`python -m meshwright` is the command line."""
+
+from meshwright.runtime.cli import main
+
+if __name__ == "__main__":
+    main()

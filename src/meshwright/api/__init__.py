@@ -1,0 +1,113 @@
+"""The program for Python callers: each function takes and returns frozen documents, and a file where one is named.
+
+A mistake raises BadInput with one sentence that says what is wrong and the way out; a job that no plan fits is
+answered with a NoPlan, which says what binds. Everything else is as the command of the same name does it. OR-Tools
+loads with the first search, torch with the first call that measures, rehearses, runs or exports models.
+
+>>> from meshwright import api
+
+A job becomes the facts that planning needs, and facts become a plan:
+
+>>> job = api.read_job("examples/7b-8xa100-80gb/job.yaml")
+>>> facts = api.resolve(job, "examples/7b-8xa100-80gb")
+>>> plan = api.plan(facts, limits=api.Limits(gap=0.2))
+>>> api.verify(plan)
+()
+>>> f"{plan.period_seconds:.0f} s a step, proven to be within {plan.solver.gap:.0%} of the best"
+'313 s a step, proven to be within 15% of the best'
+
+What is read and returned can be looked into, and stays as it is:
+
+>>> str(plan.placement("actor_train").layout)
+'tp1,pp4,dp1,vpp4'
+>>> shorter = api.with_setting(facts, {"workload.response.fixed": 512})
+>>> facts.workload.response.fixed, shorter.workload.response.fixed
+(1024, 512)
+
+Where no plan fits, the answer says what binds and what would help:
+
+>>> answer = api.plan(api.with_setting(facts, {"cluster.ranks_per_node": 1}))
+>>> isinstance(answer, api.NoPlan)
+True
+>>> print(answer.limits[1].sentence)
+critic_train needs 111.6 GiB on a rank in its smallest form (tp1,pp1,dp1), 38.0 GiB more than the 73.6 GiB that the \
+device can use.
+>>> print(answer.changes[1].sentence)
+4 nodes (4 ranks) instead of 1 (1 ranks).
+
+In the examples of the functions, `facts` and `plan` are these.
+"""
+
+from meshwright.planner.analysis.correct_table import Calibration
+from meshwright.planner.analysis.structures import Ranked
+from meshwright.planner.analysis.whatif import WhatIf
+from meshwright.planner.analysis.why import Why
+from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.simulation.simulate import Simulation
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed
+from meshwright.profiles.table import Table
+from meshwright.profiles.trace import Run
+from meshwright.runtime.api.clocks import rehearse, simulate
+from meshwright.runtime.api.drawing import plot, report, timeline
+from meshwright.runtime.api.importing import import_operators
+from meshwright.runtime.api.measuring import calibrate, num_missing, profile
+from meshwright.runtime.api.planning import explain, plan, structures, whatif
+from meshwright.runtime.api.reading import read_job, read_plan, read_run, read_table, resolve, write_plan, write_table
+from meshwright.runtime.api.running import export_models, export_scripts, run
+from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.records.record import RunSummary
+from meshwright.runtime.records.rehearsal import Rehearsal
+from meshwright.runtime.records.stopped import Stopped
+
+__all__ = [
+    "BadInput",
+    "Calibration",
+    "Facts",
+    "Infeasible",
+    "Job",
+    "Limits",
+    "MeshwrightError",
+    "NoPlan",
+    "Plan",
+    "Ranked",
+    "Rehearsal",
+    "Rendezvous",
+    "Run",
+    "RunFailed",
+    "RunSummary",
+    "Simulation",
+    "Stopped",
+    "Table",
+    "WhatIf",
+    "Why",
+    "calibrate",
+    "explain",
+    "export_models",
+    "export_scripts",
+    "import_operators",
+    "num_missing",
+    "plan",
+    "plot",
+    "profile",
+    "read_job",
+    "read_plan",
+    "read_run",
+    "read_table",
+    "rehearse",
+    "report",
+    "resolve",
+    "run",
+    "simulate",
+    "structures",
+    "timeline",
+    "verify",
+    "whatif",
+    "with_setting",
+    "write_plan",
+    "write_table",
+]

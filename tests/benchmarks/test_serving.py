@@ -1,0 +1,122 @@
+"""An inference engine in its steady state, and with batches that start together."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.fidelity.serving import MeasuredEngine, Serving
+from meshwright.cost_models.kernels import Kernels
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.harness import Sample, record_collective
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.table import Collective, Exchange
+
+
+@pytest.fixture
+def serving(llama: ModelSpec, a100s: Callable[[int], Cluster]) -> Serving:
+    return Serving(
+        model=llama,
+        layout=Layout(tp=2),
+        cluster=a100s(1),
+        precision="bf16",
+        framework=framework_named("tensorrt-llm"),
+        prompt_tokens=512,
+        response_tokens=256,
+    )
+
+
+def test_more_rows_take_a_longer_round_and_draw_more_tokens_a_second(serving: Serving) -> None:
+    seconds = [serving.round_seconds(rows).total for rows in (1, 8, 64, 256)]
+    assert seconds == sorted(seconds)
+    rates = [rows / s for rows, s in zip((1, 8, 64, 256), seconds, strict=True)]
+    assert rates == sorted(rates)
+
+
+def test_short_responses_pay_for_more_prompts(serving: Serving) -> None:
+    short = replace(serving, response_tokens=64)
+    assert short.round_seconds(64).total > serving.round_seconds(64).total
+
+
+def test_the_cache_holds_what_memory_is_left(serving: Serving, llama: ModelSpec) -> None:
+    weights = 2 * llama.num_params / 2
+    per_row = 2 * 32 * 4096 / 2 * 2 * (512 + 256)
+    assert serving.slots() == pytest.approx(0.9 * (80 * 2**30 - weights) / per_row, rel=0.01)
+    assert replace(serving, layout=Layout(tp=4)).slots() > 2 * serving.slots()
+
+
+def test_a_model_that_leaves_no_memory_is_refused_in_a_sentence(serving: Serving, llama: ModelSpec) -> None:
+    huge = replace(serving, model=replace(llama, num_layers=1000))
+    with pytest.raises(BadInput, match="leaves no memory for one sequence; use a larger tp or pp"):
+        huge.slots()
+
+
+def test_a_last_wave_of_one_reads_all_weights_for_it(serving: Serving) -> None:
+    long = replace(serving, prompt_tokens=16, response_tokens=2048)
+    slots = long.slots()
+    assert long.offline_rate(slots + 1) < 0.9 * long.offline_rate(slots)
+    assert long.offline_rate(100 * slots + 1) == pytest.approx(long.offline_rate(slots), rel=0.02)
+
+
+def test_one_response_token_is_a_prefill(serving: Serving) -> None:
+    first = replace(serving, response_tokens=1).batch_seconds(4)
+    assert {term.name.split()[0] for term in first.terms} == {"prefill", "tensor-parallel", "logits", "scheduling"}
+    assert serving.batch_seconds(4).total > first.total + 200 * serving.round_seconds(1).total / 2
+
+
+def test_terms_are_positive_and_an_unknown_framework_is_refused(serving: Serving) -> None:
+    assert all(term.amount > 0 for term in serving.round_seconds(16).terms)
+    with pytest.raises(BadInput, match="framework 'vlm' is not known; did you mean 'vllm'"):
+        framework_named("vlm")
+
+
+def test_an_engine_that_was_measured_answers_by_what_was_measured(serving: Serving) -> None:
+    """The same laws and no collectives change nothing; a slower head is met, and so is a quicker all-reduce."""
+    device = serving.cluster.device
+    efficiency = efficiency_of(device.kind, device.name)
+    flops = device.flops_per_second["bf16"] * efficiency.sustained
+    laws, slower = (Kernels(device, efficiency, flops_per_second=flops, weight_bytes=b, size=2) for b in (2, 4))
+    alike = MeasuredEngine(kernels=laws, head_kernels=laws, collectives=())
+    assert replace(serving, measured=alike).round_seconds(64) == serving.round_seconds(64)
+    before, behind, ahead = (
+        {term.name: term.amount for term in asked.round_seconds(64).terms}
+        for asked in (
+            serving,
+            replace(serving, measured=replace(alike, head_kernels=slower)),
+            replace(serving, measured=replace(alike, collectives=(_reduction(1e-9), _reduction(2e-9, 2**30)))),
+        )
+    )
+    assert behind["decode layers"] == before["decode layers"]
+    assert behind["decode embedding and head"] > before["decode embedding and head"]
+    assert ahead["tensor-parallel collectives"] < before["tensor-parallel collectives"] / 100
+
+
+def _reduction(seconds: float, num_bytes: int = 1) -> Collective:
+    exchange = Exchange(operation="all_reduce", num_ranks=2, num_bytes=num_bytes)
+    return record_collective(exchange, Sample(median_seconds=seconds, spread_seconds=0.0, repeats=1))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "fp4"])
+def test_a_format_without_a_peak_is_refused(serving: Serving, precision: str) -> None:
+    with pytest.raises(BadInput, match=f"has no peak for {precision}"):
+        replace(serving, precision=precision).round_seconds(1)
+
+
+def test_cached_prompts_cost_nothing_and_a_round_settles_where_it_computes_what_is_fresh(serving: Serving) -> None:
+    every, rows = serving.round_seconds(64), 64
+    none = replace(serving, fresh_prompts_per_second=0.0).round_seconds(rows)
+    assert none.total < every.total
+    assert "prefill layers" not in {term.name for term in none.terms}
+    fresh = 2.0
+    some = replace(serving, fresh_prompts_per_second=fresh).round_seconds(rows)
+    per_prompt = (every.total - none.total) / (rows / serving.response_tokens)
+    assert some.total == pytest.approx(none.total + fresh * per_prompt * some.total, rel=1e-6)
+
+
+def test_more_fresh_prompts_than_arrive_are_all_that_arrive(serving: Serving) -> None:
+    many = replace(serving, fresh_prompts_per_second=1e9)
+    assert many.round_seconds(64) == serving.round_seconds(64)

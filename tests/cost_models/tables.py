@@ -1,0 +1,21 @@
+"""What the tables of these tests say of themselves, and a measurement that was as quick every time."""
+
+from meshwright.profiles.harness import Sample
+from meshwright.profiles.table import Provenance
+
+PROVENANCE = Provenance(
+    device="a100-80gb",
+    kind="cuda",
+    precision="bf16",
+    driver="550",
+    libraries={"torch": "2.13.0"},
+    commit="0123abc",
+    date="2026-11-21",
+    threads_per_rank=1,
+    num_ranks=1,
+    repeats=3,
+)
+
+
+def sample(seconds: float) -> Sample:
+    return Sample(median_seconds=seconds, spread_seconds=0.0, repeats=3)

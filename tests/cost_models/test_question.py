@@ -1,0 +1,69 @@
+"""Questions that are equal are found again, whatever made them, and others are told apart."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import pytest
+
+from meshwright.cost_models.question import Call, Once
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+
+SCHEDULES = {
+    "micro_batch_size": 2,
+    "recompute": Recompute.FULL,
+    "generation_slots": 3,
+    "batches_in_flight": 2,
+    "overcommit": 8,
+    "chunk_tokens": 64,
+    "offload": Offload.OPTIMIZER,
+}
+
+
+def test_equal_questions_are_one_key(call: Callable[..., Call]) -> None:
+    one, other = (call("actor_train", "tp2,dp2", 4, "full") for _ in range(2))
+    assert one == other
+    assert one is not other
+    assert hash(one) == hash(other)
+
+
+def test_every_field_of_a_schedule_is_one_of_these() -> None:
+    assert SCHEDULES.keys() == {field.name for field in fields(Schedule)}
+
+
+@pytest.mark.parametrize("setting", SCHEDULES)
+def test_questions_that_differ_in_the_schedule_seldom_share_a_hash(call: Callable[..., Call], setting: str) -> None:
+    """A search keeps millions of them side by side."""
+    plain = call("actor_train")
+    changed = replace(plain, schedule=replace(plain.schedule, **{setting: SCHEDULES[setting]}))
+    assert changed != plain
+    assert hash(changed) != hash(plain)
+
+
+def test_what_the_hash_leaves_out_still_tells_questions_apart(call: Callable[..., Call], llama: ModelSpec) -> None:
+    plain = call("actor_generate", slots=8)
+    others = (
+        replace(plain, model=replace(llama, num_layers=2)),
+        replace(plain, part=1),
+        replace(plain, recomputes_cache=True),
+    )
+    assert len({plain, *others}) == 4
+    assert replace(plain, stage=STAGE_BY_NAME["actor_train"]) != plain
+    assert replace(plain, layout=Layout(dp=2)) != plain
+
+
+def test_an_answer_is_computed_once_for_each_key() -> None:
+    squares: Once[int, int] = Once()
+    computed: list[int] = []
+
+    def square(number: int) -> int:
+        def make() -> int:
+            computed.append(number)
+            return number * number
+
+        return squares.of(number, make)
+
+    assert [square(number) for number in (3, 0, 3, 0)] == [9, 0, 9, 0]
+    assert computed == [3, 0]

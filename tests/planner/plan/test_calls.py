@@ -1,0 +1,51 @@
+"""A choice becomes a question about the role's model, with what the bound on staleness leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.plan.calls import Choice, call_in, call_of
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from tests.planner.jobs import mixed_facts, small_facts
+from tests.planner.plans import random_plan
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_placement_asks_for_its_layout_and_schedule_with_its_roles_model(seed: int) -> None:
+    plan = random_plan(seed)
+    for placement in plan.placements:
+        call = call_in(plan, placement)
+        assert (call.stage.name, call.layout, call.schedule) == (placement.stage, placement.layout, placement.schedule)
+        assert call.model == plan.facts.models.spec(placement.role)
+
+
+def test_only_an_overcommitted_generation_is_told_how_long_it_may_defer() -> None:
+    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
+    plain, more = (Choice(Layout(), Schedule(generation_slots=4, overcommit=extra)) for extra in (0, 8))
+    assert call_of(facts, stage, plain, deferral=2).max_deferral == 0
+    assert call_of(facts, stage, more, deferral=2).max_deferral == 2
+
+
+@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+def test_steps_that_a_generation_works_ahead_are_no_longer_left_for_deferral(ahead: dict[str, int]) -> None:
+    deferring = (random_plan(seed, ahead=ahead, deferral=2) for seed in range(100))
+    plan = next(p for p in deferring if p.placement("actor_generate").schedule.overcommit)
+    assert call_in(plan, plan.placement("actor_generate")).max_deferral == 2
+
+
+def test_only_generation_computes_keys_and_values_anew() -> None:
+    facts = small_facts().model_copy(update={"cache_after_refit": "recompute"})
+    choice = Choice(Layout(), Schedule(generation_slots=4))
+    found = {stage.name for stage in STAGES if call_of(facts, stage, choice, deferral=0).recomputes_cache}
+    assert found == {"actor_generate"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_placement_asks_for_the_part_that_its_ranks_are_in(seed: int) -> None:
+    plan = random_plan(seed, mixed_facts(memory_bytes=(2**50, 2**50)))
+    for placement in plan.placements:
+        first = plan.pool(placement.pool).first_rank
+        assert call_in(plan, placement).part == (0 if first < 2 else 1)

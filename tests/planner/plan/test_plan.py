@@ -1,0 +1,74 @@
+"""A plan is one text, and knows which stages share a copy and which wait for each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE
+from tests.planner.jobs import mixed_facts
+from tests.planner.plans import random_plan
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reading_what_was_written_is_the_identity_and_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
+    plan = random_plan(seed, ahead=patterns(2)[seed % 3])
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    write_plan(one, plan)
+    assert read_plan(one) == plan
+    write_plan(other, read_plan(one))
+    assert other.read_bytes() == one.read_bytes()
+
+
+@pytest.mark.parametrize("version", [1, 3, "two"])
+def test_another_schema_version_is_refused_before_its_keys_are_read(version: object, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"schema_version": version, "what": "nobody knows"}))
+    with pytest.raises(BadInput, match=f"schema_version={version} is not the 2 this program reads; plan the job again"):
+        read_plan(path)
+
+
+def test_a_plan_of_more_ranks_than_are_planned_for_is_refused(tmp_path: Path) -> None:
+    plan = random_plan(0)
+    cluster = plan.facts.cluster.model_copy(update={"nodes": 10**7})
+    many = plan.model_copy(update={"facts": plan.facts.model_copy(update={"cluster": cluster})})
+    write_plan(tmp_path / "plan.json", many)
+    with pytest.raises(BadInput, match=r"plan .*plan\.json"):
+        read_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_copy_is_of_the_role_on_the_same_ranks_and_the_trained_one_where_it_is_there(seed: int) -> None:
+    plan = random_plan(seed)
+    for placement in plan.placements:
+        owner = plan.placement(plan.copy_of(placement.stage))
+        assert (owner.role, owner.pool, owner.layout) == (placement.role, placement.pool, placement.layout)
+        assert plan.copy_of(owner.stage) == owner.stage
+        trained = TRAIN_STAGE.get(placement.role)
+        if trained and _at(plan, trained) == _at(plan, placement.stage):
+            assert owner.stage == trained
+
+
+def _at(plan: Plan, stage: str) -> tuple[object, ...]:
+    placement = plan.placement(stage)
+    return placement.pool, placement.layout
+
+
+@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+def test_a_consumer_waits_for_what_is_written_in_its_own_turn(ahead: dict[str, int]) -> None:
+    plan = random_plan(1, ahead=ahead)
+    assert plan.ahead == ahead
+    for edge in plan.edges:
+        assert plan.waits(edge.producer, edge.consumer) == (ahead[edge.producer] == ahead[edge.consumer])
+
+
+def test_a_stage_is_in_the_part_that_holds_its_first_rank() -> None:
+    plan = random_plan(2, mixed_facts(memory_bytes=(2**50, 2**50)))
+    for stage in STAGE_BY_NAME:
+        ranks = plan.pool_of(stage).ranks
+        assert {plan.facts.cluster.part_of(rank) for rank in ranks} == {plan.part_of(stage)}

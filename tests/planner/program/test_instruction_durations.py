@@ -1,0 +1,51 @@
+"""Planned seconds are the plan's own, and so are the hand-overs between its stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.instruction_durations import Known, Planned, StepWork, lags_of, refit_seconds
+from meshwright.planner.program.program import MoveWeights, RunStage, lower
+from meshwright.profiles.stages import STAGE_EDGES
+from tests.planner.plans import long_facts, random_plan
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return random_plan(3, long_facts())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_stage_and_refit_of_the_program_has_its_planned_seconds(seed: int) -> None:
+    plan = random_plan(seed)
+    seconds = Planned(plan).of_step(0).seconds
+    for instruction in lower(plan).instructions:
+        if isinstance(instruction, RunStage):
+            assert seconds[instruction.name] == (plan.placement(instruction.stage).cost.total,)
+        if isinstance(instruction, MoveWeights):
+            assert seconds[instruction.name] == refit_seconds(plan)[instruction.name]
+
+
+def test_every_step_is_planned_alike_and_draws_the_expected_tokens(plan: Plan) -> None:
+    planned, workload = Planned(plan), plan.facts.workload
+    assert planned.of_step(0) == planned.of_step(7)
+    assert planned.of_step(0).num_tokens == workload.batch_size * 400
+
+
+def test_what_was_known_of_each_step_is_said_again() -> None:
+    works = tuple(StepWork(seconds={"actor_train": (float(step),)}, num_tokens=step) for step in range(3))
+    assert [Known("sampled", works).of_step(step) for step in range(3)] == list(works)
+
+
+def test_what_is_handed_over_arrives_after_its_planned_seconds(plan: Plan) -> None:
+    lags = lags_of(plan)
+    assert lags.whole == {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
+    assert set(lags.whole) == {(producer, consumer) for producer, consumer, _ in STAGE_EDGES}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_what_streams_has_a_tail_to_read(seed: int) -> None:
+    plan = random_plan(seed, long_facts())
+    streaming = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
+    assert lags_of(plan).tails == streaming

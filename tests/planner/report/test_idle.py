@@ -1,0 +1,35 @@
+"""The time of each pool: what it is busy with, and what it waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.report.idle import idle
+from meshwright.planner.simulation.simulate import Simulation
+from tests.planner.report.pages import Outline, contents_of, plan_of, titles
+
+
+def simulation(seed: int) -> Simulation:
+    return contents_of(plan_of(seed)).simulation
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_share_of_every_pool_is_a_box_and_waiting_is_hatched(seed: int) -> None:
+    found = simulation(seed)
+    drawn = idle(found)
+    shares = [share for use in found.pools for share in (*use.busy, *use.waits)]
+    assert len(titles(drawn)) == 1 + len(shares)
+    waits = sum(len(use.waits) for use in found.pools)
+    assert drawn.count('class="hatched"') == waits + 1  # and in the legend
+
+
+def test_the_idle_share_is_told_with_its_largest_causes() -> None:
+    found = simulation(2)
+    text = Outline(idle(found)).text
+    for use in found.pools:
+        assert f"{use.idle_share:.1%}" in text
+        assert not use.waits or any(cell.startswith(use.waits[0].what) for cell in text)
+
+
+def test_whose_time_it_is_stands_beside_it() -> None:
+    assert "SIMULATED" in Outline(idle(simulation(0))).text

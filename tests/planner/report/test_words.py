@@ -1,0 +1,83 @@
+"""Numbers and names as a reader wants them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.planner.report import words
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import STAGES
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (150.24, "150.2 s"),
+        (3.084, "3.08 s"),
+        (0.0124, "12.4 ms"),
+        (0.0, "0.00 s"),
+        (-2.0, "-2.00 s"),
+        (4e-5, "0.04 ms"),
+    ],
+)
+def test_seconds_have_three_places(value: float, told: str) -> None:
+    assert words.seconds(value) == told
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "told"),
+    [(80 * 2**30, "80.00 GiB"), (3 * 2**20, "3.0 MiB"), (1536, "1.5 KiB"), (0, "0.0 MiB"), (-(2**31), "-2.00 GiB")],
+)
+def test_bytes_are_told_in_the_largest_unit_that_they_fill(num_bytes: int, told: str) -> None:
+    assert words.size(num_bytes) == told
+
+
+def test_counts_are_told_by_magnitude() -> None:
+    assert [words.count(value) for value in (1_234_567, 1234, 312e12, 6.7e9)] == ["1.23 M", "1,234", "312 T", "6.7 G"]
+    assert [words.parameters(number) for number in (6_740_000_000, 124_000_000, 52_000)] == ["6.74B", "124M", "52,000"]
+    assert words.percent(0.1234) == "12.3%"
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_sign_of_its_own() -> None:
+    assert [words.difference(share) for share in (0.032, -0.005, -0.0001, 0.0)] == ["+3.2%", "-0.5%", "+0.0%", "+0.0%"]
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_ranges_of_ranks_hold_each_rank_once(numbers: set[int]) -> None:
+    runs = list(words.consecutive(numbers))
+    assert [rank for first, last in runs for rank in range(first, last + 1)] == sorted(numbers)
+    assert all(first > before + 1 for (_, before), (first, _) in pairwise(runs))
+
+
+def test_ranks_are_told_as_ranges() -> None:
+    assert words.ranks([12, 0, 1, 2, 3]) == "0–3, 12"
+    assert words.ranks([]) == ""
+
+
+def test_a_schedule_tells_what_concerns_its_stage() -> None:
+    assert words.schedule(Schedule(micro_batch_size=4)) == "4 rows"
+    assert words.schedule(Schedule(recompute=Recompute.FULL, offload=Offload.OPTIMIZER)) == (
+        "1 rows, full recomputation, optimizer offloaded"
+    )
+    assert words.schedule(Schedule(generation_slots=8, overcommit=3)) == "8 slots, 3 prompts overcommitted"
+    assert words.schedule(Schedule(generation_slots=8, batches_in_flight=2)) == "8 slots, 2 batches in flight"
+    assert words.schedule(Schedule(chunk_tokens=64)) == "1 rows, chunks of 64 tokens"
+
+
+def test_a_setting_is_told_by_the_last_name_of_its_field() -> None:
+    assert words.setting({"workload.batch_size": 7, "cluster.nodes": 2}) == "batch_size=7, nodes=2"
+
+
+def test_a_step_ahead_is_told() -> None:
+    assert [words.step(ahead) for ahead in (0, 2)] == ["step n", "step n+2"]
+
+
+def test_a_stage_its_refit_and_a_wait_for_it_have_their_colours() -> None:
+    assert len({words.colour(stage.name) for stage in STAGES}) == len(STAGES)
+    assert words.colour("hand-over from actor_train") == words.colour("actor_train") == "c-actor_train"
+    assert words.colour("refit actor_generate") == "c-refit"
+    assert words.colour("step") == "c-other"

@@ -1,0 +1,39 @@
+"""A cost model in a hurry answers as it would, and after the deadline not at all."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from meshwright.cost_models.question import Call, Move
+from meshwright.planner.search.deadline import Hurried, OutOfTimeError
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+from tests.planner.jobs import ToyModel, small_facts
+
+FACTS = small_facts()
+MODEL = ToyModel(FACTS)
+CALL = Call(stage=STAGE_BY_NAME["actor_train"], model=FACTS.models.actor, layout=Layout(dp=2), schedule=Schedule())
+MOVE = Move(model=FACTS.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
+QUESTIONS = {
+    "seconds": CALL,
+    "tail_seconds": CALL,
+    "memory": CALL,
+    "move_seconds": MOVE,
+    "handover_seconds": 1e6,
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_in_time_the_model_itself_answers_and_later_nobody_does(name: str) -> None:
+    asked = QUESTIONS[name]
+    in_time, late = (Hurried(MODEL, time.monotonic() + seconds) for seconds in (60, -1))
+    assert getattr(in_time, name)(asked) == getattr(MODEL, name)(asked)
+    with pytest.raises(OutOfTimeError):
+        getattr(late, name)(asked)
+
+
+def test_what_is_known_without_asking_is_told_at_any_time() -> None:
+    assert Hurried(MODEL, time.monotonic() - 1).memory_grows is MODEL.memory_grows

@@ -1,0 +1,71 @@
+"""What is not costed because it is too slow could not have been part of a better plan."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner import compile as search
+from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.stages import STAGE_BY_NAME
+from tests.planner.jobs import RandomModel, ToyModel, small_facts
+
+FACTS = small_facts(ranks_per_node=4, batch_size=4, memory_bytes=2**28)
+LIMITS = Limits(max_deterministic_time=20.0)
+
+
+def planned(facts: Facts, model: CostModel) -> Plan:
+    plan = best_plan(facts, model, limits=LIMITS)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_plan_is_as_fast_as_when_every_choice_is_costed(seed: int, staleness: int) -> None:
+    facts = FACTS.model_copy(update={"staleness": staleness})
+    model = RandomModel(seed, 2**27)
+    with mock.patch.object(search._Asked, "worth", None):
+        whole = planned(facts, model)
+    found = planned(facts, model)
+    assert found.period_seconds == pytest.approx(whole.period_seconds, rel=1e-4)
+    assert found.solver.bound_seconds <= whole.period_seconds * (1 + 1e-6)
+
+
+def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
+    stage, model = STAGE_BY_NAME["reward_score"], ToyModel(FACTS)
+    whole = frontier(FACTS, model, stage, ())
+    kinds = list(whole.candidates)
+    most = {kind: 1.2 * min(c.seconds.total for c in whole.candidates[kind]) for kind in kinds[1:]}
+    found = frontier(FACTS, model, stage, (), most_seconds=most)
+    assert found.candidates[kinds[0]] == ()
+    assert found.rejected[TOO_SLOW]
+    for kind, seconds in most.items():
+        assert found.candidates[kind] == tuple(c for c in whole.candidates[kind] if c.seconds.total <= seconds)
+
+
+def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
+    model = ToyModel(FACTS)
+    asked = search._Asked(
+        facts=FACTS,
+        model=model,
+        pins=(),
+        ahead=search.patterns(0),
+        limits=LIMITS,
+        progress=None,
+    )
+    worth = asked.worth
+    assert worth is not None
+    scope, every = asked.scopes[0], PoolKind(0, 4)
+    before = worth.most_seconds("actor_train", scope.of("actor_train"))
+    worth.learn("critic_train", scope.of("critic_train"), asked._frontier(scope, STAGE_BY_NAME["critic_train"]))
+    after = worth.most_seconds("actor_train", scope.of("actor_train"))
+    assert after[every] <= before[every] <= worth.known_seconds * 1.01
+    assert after.keys() <= before.keys()
+    assert PoolKind(0, 1) not in after

@@ -1,0 +1,44 @@
+"""Rounds and prefills are looked up on a grid that the cost model was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.simulation.round_times import Grid, round_times
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.workload import Workload
+from tests.planner.drawn import model_of
+from tests.planner.jobs import small_facts
+
+
+def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:
+    grid = Grid(np.array([1.0, 3.0]), np.array([10.0, 20.0]), np.array([[0.0, 10.0], [2.0, 12.0]]))
+    found = grid(np.array([1.0, 2.0, 3.0, 9.0]), np.array([15.0, 10.0, 20.0, 99.0]))
+    assert found.tolist() == [5.0, 1.0, 12.0, 12.0]
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, dp=2), Layout(pp=2, dp=2)], ids=str)
+def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(layout: Layout) -> None:
+    """Four rows of 40 tokens on each replica that draw 9: a prefill, and eight rounds with 40 to 48 tokens cached."""
+    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
+    call = call_of(facts, stage, Choice(layout, Schedule(generation_slots=4)), deferral=0)
+    times = round_times(facts, call, model_of)
+    prompt, response = (LengthSpec(max=tokens, fixed=tokens) for tokens in (40, 9))
+    asked = facts.model_copy(update={"workload": Workload(batch_size=4 * layout.dp, prompt=prompt, response=response)})
+    rows = np.full(8, 4.0)
+    found = times.prefill(rows[:1], np.array([40.0])).sum() + times.round_(rows, np.arange(40.0, 48.0)).sum()
+    assert found == pytest.approx(model_of(asked).seconds(call).total, rel=0.02)
+
+
+def test_more_rows_and_more_cached_tokens_never_take_less() -> None:
+    facts, choice = small_facts(), Choice(Layout(), Schedule(generation_slots=8))
+    times = round_times(facts, call_of(facts, STAGE_BY_NAME["actor_generate"], choice, deferral=0), model_of)
+    for grid in (times.prefill, times.round_):
+        assert grid.rows.tolist() == [1, 2, 4, 8, 16]
+        assert (np.diff(grid.seconds, axis=0) >= 0).all()
+        assert (np.diff(grid.seconds, axis=1) >= -1e-12).all()

@@ -1,0 +1,81 @@
+"""The search for blocks anywhere finds and proves the best, whatever it rounds on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks.search.brute_force import best_makespan
+from meshwright.planner.solver import block_search, coarse
+from meshwright.planner.solver.alike import Alike
+from meshwright.planner.solver.block_search import search
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Problem, Transfer
+from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.solve import solve
+from tests.planner.problems import everywhere, random_blocks
+
+
+def silence(_makespan: int, _bound: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_best_is_found_and_proven(seed: int) -> None:
+    asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
+    result, best = search(asked, Limits(), silence), best_makespan(everywhere(asked))
+    assert result.objective == best
+    assert result.status == ("infeasible" if best is None else "optimal")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed: int) -> None:
+    """On more ranks and calls than can be tried one by one."""
+    asked = random_blocks(seed, num_ranks=16, num_calls=5, num_options=4)
+    result = search(asked, Limits(), silence)
+    assert result.objective == solve(everywhere(asked), Limits()).objective
+
+
+def with_layouts_alike(problem: Problem) -> Problem:
+    """The problem in hundredths of its ticks, each layout twice: transfers of the second last a tick less."""
+
+    def twice(o: Option) -> tuple[Option, Option]:
+        long = dataclasses.replace(o, ticks=100 * o.ticks, early_ticks=100 * o.early_ticks)
+        return long, dataclasses.replace(long, place=long.place._replace(layout=f"{long.place.layout}2"))
+
+    def slower(task: CallRun | Transfer) -> CallRun | Transfer:
+        if isinstance(task, CallRun):
+            return task
+        ends = [("", ""), ("", "2"), ("2", ""), ("2", "2")]
+        ticks = {
+            (a + x, b + y, n): 100 * lasts + 3 - len(x + y) for (a, b, n), lasts in task.ticks.items() for x, y in ends
+        }
+        return dataclasses.replace(task, ticks=ticks)
+
+    return dataclasses.replace(
+        problem,
+        calls=tuple(CallOptions(c.name, tuple(new for o in c.options for new in twice(o))) for c in problem.calls),
+        tasks=tuple(map(slower, problem.tasks)),
+        precedences=tuple(p._replace(lag=100 * p.lag) for p in problem.precedences),
+    )
+
+
+@pytest.mark.parametrize("seed", [3, 9, 10])
+def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where there are many options, which no problem has that can be tried one by one."""
+    merged = []
+
+    def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Alike:
+        found = coarse.coarsened(problem, parts=parts, ticks=ticks, apart=apart)
+        merged.append(any(layout != other for (_, layout), other in found.stands_for.items()))
+        return found
+
+    monkeypatch.setattr(block_search, "_MANY", 0)
+    monkeypatch.setattr(block_search, "coarsened", coarsened)
+    asked = with_layouts_alike(random_blocks(seed, num_ranks=8, num_calls=4, num_options=6))
+    best, result = search(asked, Limits(), silence), search(asked, Limits(gap=0.05), silence)
+    assert any(merged)
+    assert best.objective is not None
+    assert result.objective is not None
+    assert result.bound <= best.objective <= result.objective
+    assert result.objective - result.bound <= 0.05 * result.objective

@@ -1,0 +1,43 @@
+"""A descent ends where no change of one call, or of two, is better."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, product
+
+import pytest
+
+from meshwright.planner.solver.descent import descend, descend_in_pairs
+from meshwright.planner.solver.greedy import Greedy
+from tests.planner.problems import random_problem
+
+SEEDS = range(16)
+
+
+def begun(seed: int) -> tuple[Greedy, tuple[int, ...]]:
+    problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
+    draw = random.Random(seed)
+    return Greedy(problem), tuple(draw.randrange(len(call.options)) for call in problem.calls)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_other_option_of_a_single_call_is_better(seed: int) -> None:
+    greedy, picks = begun(seed)
+    found, score = descend(greedy, picks, greedy.score(picks))
+    assert score == greedy.score(found) <= greedy.score(picks)
+    for call, options in enumerate(greedy.options):
+        for index in range(len(options)):
+            assert greedy.score((*found[:call], index, *found[call + 1 :])) >= score
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_other_options_of_two_calls_are_better(seed: int) -> None:
+    greedy, picks = begun(seed)
+    near = [range(len(options)) for options in greedy.options]
+    found, score = descend_in_pairs(greedy, *descend(greedy, picks, greedy.score(picks)), near)
+    assert score == greedy.score(found)
+    for one, other in combinations(range(len(near)), 2):
+        for here, there in product(near[one], near[other]):
+            changed = list(found)
+            changed[one], changed[other] = here, there
+            assert greedy.score(changed) >= score

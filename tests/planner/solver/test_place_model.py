@@ -1,0 +1,57 @@
+"""The integer program of options on their own ranks has the problem's own optimum."""
+
+from __future__ import annotations
+
+import pytest
+from ortools.sat.python import cp_model
+
+from benchmarks.search.brute_force import best_makespan
+from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
+from meshwright.planner.solver.place_model import makespan_model, memory_model, run
+from meshwright.planner.solver.problem import MAX_SUM, Problem
+from meshwright.planner.solver.result import Limits
+from tests.planner.problems import random_problem
+
+SEEDS = range(12)
+
+
+def asked(seed: int) -> Problem:
+    return random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_least_makespan_is_what_brute_force_finds(seed: int) -> None:
+    model, x = makespan_model(asked(seed))
+    solved = run(model, Limits())
+    best = best_makespan(asked(seed))
+    assert solved.is_proven
+    assert solved.is_found == (best is not None)
+    assert best is None or solved.solver.value(x.times.makespan) == best
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_least_device_is_what_brute_force_finds(seed: int) -> None:
+    model, _, device = memory_model(asked(seed))
+    solved = run(model, Limits())
+    assert solved.is_proven
+    assert solved.solver.value(device) == least_memory_by_brute_force(asked(seed))
+
+
+def test_each_better_answer_is_told_with_its_bound() -> None:
+    told: list[tuple[int, int]] = []
+    model, x = makespan_model(asked(3))
+    solved = run(model, Limits(), lambda makespan, bound: told.append((makespan, bound)))
+    assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
+    assert told[-1][0] == solved.solver.value(x.times.makespan)
+    assert all(bound <= told[-1][0] for _, bound in told)
+
+
+def test_coefficients_that_are_not_summed_exactly_are_refused() -> None:
+    """Only those of decisions are added up; a domain bounds the others."""
+    model = cp_model.CpModel()
+    few, many = ([model.new_bool_var("x") for _ in range(number)] for number in (2, 4))
+    model.add(sum(MAX_SUM // 2 * x for x in few) <= MAX_SUM)
+    run(model, Limits())
+    model.add(sum(MAX_SUM // 2 * x for x in many) <= MAX_SUM)
+    with pytest.raises(ValueError, match=f"coefficients of a rule sum to {4 * (MAX_SUM // 2)}, above {MAX_SUM}"):
+        run(model, Limits())

@@ -1,0 +1,43 @@
+"""The search for options on their own ranks finds and proves what trying everything finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.search.brute_force import best_makespan
+from meshwright.planner.solver.place_search import search
+from meshwright.planner.solver.problem import Problem
+from meshwright.planner.solver.result import Limits
+from tests.planner.problems import random_problem
+
+
+def silence(_makespan: int, _bound: int) -> None:
+    pass
+
+
+def asked(seed: int) -> Problem:
+    return random_problem(seed, num_ranks=4, num_calls=4, num_options=4)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_best_is_found_and_proven(seed: int) -> None:
+    result, best = search(asked(seed), Limits(), silence), best_makespan(asked(seed))
+    assert result.objective == best
+    assert result.status == ("infeasible" if best is None else "optimal")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bound_holds_whatever_the_time(seed: int) -> None:
+    best = best_makespan(asked(seed))
+    short = search(asked(seed), Limits(max_deterministic_time=1e-9), silence)
+    assert best is None or short.bound <= best <= (short.objective or best)
+
+
+def test_a_device_that_holds_nothing_is_infeasible() -> None:
+    """Each call alone fits into four blocks, and not all of them on one rank."""
+    crowded = random_problem(5, num_ranks=1, num_calls=6, num_options=2)
+    small = replace(crowded, device_blocks=9)
+    assert best_makespan(small) is None
+    assert search(small, Limits(), silence).status == "infeasible"

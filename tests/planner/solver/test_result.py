@@ -1,0 +1,51 @@
+"""What a search is asked to beat, and what it says when nothing does."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
+from meshwright.planner.solver.result import Answer, Limits, Result, picked_options
+
+
+def test_without_a_gap_only_what_is_shorter_by_a_tick_is_worth_finding() -> None:
+    assert Limits().shorter(100) == 99
+    assert Limits().as_short(100) == 100
+
+
+@pytest.mark.parametrize("gap", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("makespan", [1, 7, 100, 12345])
+def test_what_is_left_when_nothing_shorter_is_found_is_within_the_gap(gap: float, makespan: int) -> None:
+    limits = Limits(gap=gap)
+    bound = limits.shorter(makespan) + 1
+    assert makespan - bound <= gap * makespan
+    longest = limits.as_short(makespan)
+    assert limits.shorter(longest) < makespan <= longest
+    assert limits.shorter(longest + 1) >= makespan
+
+
+def test_what_is_asked_for_comes_before_what_is_better() -> None:
+    limits = Limits(most=50)
+    assert [limits.target(makespan) for makespan in (80, 51, 50, 20)] == [50, 50, 49, 19]
+
+
+def test_time_is_left_until_the_deadline_and_for_ever_without_one() -> None:
+    assert Limits().seconds_left == math.inf
+    assert Limits(deadline=time.monotonic() - 1).seconds_left < 0
+    assert 50 < Limits(deadline=time.monotonic() + 60).seconds_left <= 60
+
+
+def test_an_answer_that_is_beaten_is_longer_than_what_was_asked() -> None:
+    result = Result.beaten(41)
+    assert (result.status, result.answer, result.objective, result.bound) == ("beaten", None, None, 42)
+
+
+def test_an_answer_gives_its_options_the_ranks_that_it_found() -> None:
+    option = Option(place=Place(0, 2, "P"), ticks=3)
+    calls = (CallOptions("a", (option.at(0), option)),)
+    problem = Problem(num_ranks=8, device_blocks=1, calls=calls, tasks=(CallRun(name="a", call="a"),), anywhere=True)
+    answer = Answer(picked={"a": 1}, first_ranks={"a": 6}, starts={"a": 0})
+    assert picked_options(problem, answer) == {"a": option.at(6)}

@@ -1,0 +1,107 @@
+"""The plan command: one job has one plan, what is pinned or forbidden holds, and a mistake gets a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.plan.plan import read_plan
+from tests.runtime.command import Call, exit_code
+from tests.runtime.small_job import edited_job
+
+
+@pytest.fixture(scope="module")
+def plan(job: Path) -> Path:
+    """The best one."""
+    path = job.with_name("plan.json")
+    assert exit_code("plan", job, "-o", path) == 0
+    return path
+
+
+def test_the_same_job_gives_the_same_bytes(call: Call, job: Path, plan: Path) -> None:
+    assert call("plan", job, "-o", job.with_name("again.json")).code == 0
+    assert (job.with_name("again.json")).read_bytes() == plan.read_bytes()
+
+
+def test_what_is_forbidden_is_not_planned_and_the_plan_says_so(call: Call, job: Path, plan: Path) -> None:
+    layout = str(read_plan(plan).placement("actor_train").layout)
+    path = job.with_name("other.json")
+    assert call("plan", job, "-o", path, "--forbid", f"actor_train.layout={layout}").code == 0
+    assert str(read_plan(path).placement("actor_train").layout) != layout
+    assert read_plan(path).pins == (f"actor_train.layout!={layout}",)
+    assert call("verify", path).code == 0
+
+
+def test_a_value_that_no_choice_has_cannot_be_forbidden(call: Call, job: Path) -> None:
+    outcome = call("plan", job, "-o", job.with_name("x.json"), "--forbid", "actor_train.layout=tp3")
+    assert outcome.code == 2
+    assert "forbid 'actor_train.layout=tp3,pp1,dp1': tp=3 does not divide" in outcome.err
+
+
+def test_the_best_structures_are_written_side_by_side_and_ranked(call: Call, job: Path) -> None:
+    path = job.with_name("ranked.json")
+    outcome = call("plan", job, "-o", path, "--top", 2, "--json")
+    assert outcome.code == 0
+    rows = json.loads(outcome.out)
+    assert [row["path"] for row in rows] == [str(path), str(job.with_name("ranked.2.json"))]
+    assert rows[0]["simulated_seconds"] <= rows[1]["simulated_seconds"]
+    one, other = (read_plan(Path(row["path"])) for row in rows)
+    assert [p.layout for p in one.placements] != [p.layout for p in other.placements]
+    assert call("verify", path).code == call("verify", rows[1]["path"]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("missing.yaml", None, "does not exist"),
+        ("bad.yaml", "models: [unclosed", "is not YAML"),
+        ("list.yaml", "- 1\n", "should be an object"),
+    ],
+)
+def test_a_job_that_cannot_be_read_gets_a_sentence(
+    call: Call, tmp_path: Path, name: str, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    outcome = call("plan", tmp_path / name, "-o", tmp_path / "plan.json")
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_an_unknown_key_gets_the_nearest_one(call: Call, job: Path) -> None:
+    outcome = call("plan", edited_job(job, "workload", batch_sise=8), "-o", job.with_name("x.json"))
+    assert outcome.code == 2
+    assert "workload.batch_sise" in outcome.err
+    assert "did you mean 'batch_size'?" in outcome.err
+
+
+def test_a_wrong_type_names_its_path_and_value(call: Call, job: Path) -> None:
+    outcome = call("plan", edited_job(job, "workload", batch_size="many"), "-o", job.with_name("x.json"))
+    assert outcome.code == 2
+    assert "workload.batch_size is 'many'" in outcome.err
+
+
+def test_a_job_that_cannot_fit_exits_3_with_the_binding_limit(call: Call, job: Path) -> None:
+    device = {
+        "name": "thimble",
+        "kind": "cpu",
+        "memory_bytes": 100_000,
+        "memory_bytes_per_second": 1e10,
+        "flops_per_second": {"fp32": 1e10},
+        "launch_seconds": 1e-5,
+        "source": "made up",
+    }
+    outcome = call("plan", edited_job(job, "cluster", device=device), "-o", job.with_name("x.json"))
+    assert outcome.code == 3
+    assert "actor_train needs" in outcome.err
+    assert "that the device can use" in outcome.err
+
+
+def test_more_ranks_than_the_cluster_has_are_refused(call: Call, job: Path) -> None:
+    outcome = call("plan", job, "--pin", "actor_train.pool=0:8", "-o", job.with_name("x.json"))
+    assert outcome.code == 2
+    assert "8" in outcome.err
+    assert "2 ranks" in outcome.err

@@ -1,0 +1,56 @@
+"""The run command: what cannot run is refused in one sentence before any rank is started."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.command import Call
+from tests.runtime.small_job import edited_job
+
+
+@pytest.mark.slow
+def test_a_model_without_weights_is_refused_by_run(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(job.parent, tmp_path / "job")
+    for path in bare.glob("*/model.safetensors"):
+        path.unlink()
+    outcome = call("run", plan, bare / job.name, "--steps", "1", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "holds no weights" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_refused_by_run(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--rendezvous", place)
+    assert outcome.code == 2
+    assert f"{place} cannot be used" in outcome.err
+
+
+def test_a_plan_for_other_devices_is_refused_by_run(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cuda.json"
+    larger = edited_job(job, "cluster", device="a100-80gb")
+    assert call("plan", larger, "-o", path).code == 0
+    refused = call("run", path, job, "--steps", "1", "--out", tmp_path / "out")
+    assert (refused.code, refused.out) == (2, "")
+    assert "it is for a cuda cluster and the job's cluster is cpu" in refused.err
+    outcome = call("run", path, larger, "--steps", "1", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "CUDA devices per node and this machine has 0" in outcome.err
+
+
+def test_a_plan_for_one_node_is_not_run_on_two_nor_as_its_second(
+    call: Call, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--nodes", "2")
+    assert outcome.code == 2
+    assert "--nodes 2 does not match the 1 nodes of the plan's cluster" in outcome.err
+    outcome = call("run", plan, job, "--steps", "1", "--out", tmp_path / "out", "--node-rank", "1")
+    assert outcome.code == 2
+    assert "--node-rank 1 is not one of the plan's 1 nodes; they count from 0" in outcome.err

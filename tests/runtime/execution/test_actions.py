@@ -1,0 +1,125 @@
+"""What stages do with a batch: answers of the right sizes, one version a step, and nothing that was done before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.stages import STAGE_BY_NAME, values_of
+from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.training.bodies import MicroBatch, forward_scalars
+from tests.runtime.one_rank import OneRank, one_rank
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.small_job import write_job
+
+SCORING = ("reward_score", "ref_logprob", "critic_value", "actor_logprob")
+FIELDS = tuple(field for name in ("actor_generate", *SCORING) for field in STAGE_BY_NAME[name].writes)
+BATCH = 16
+
+Held = dict[str, dict[int, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"), num_ranks=1)
+
+
+def opened(path: Path, steps: range) -> tuple[OneRank, Actions]:
+    rank = one_rank(path)
+    return rank, rank.actions(steps)
+
+
+def _one_turn(path: Path) -> tuple[Held, list[Tensor], dict[str, dict[str, float]], str]:
+    """What a turn leaves in its batch, what the reward model says of every token of it, what each stage tells, and what
+    is said of a stage that comes when the weights have been trained."""
+    (rank, actions), batch = opened(path, range(2)), StepExperience(step=0, rows=range(BATCH))
+    actions.begin(0)
+    told = {stage: actions.run(stage, batch) for stage in ("actor_generate", *SCORING)}
+    reward = rank.copies["reward_score"]
+    rows = [batch.experience.get("tokens", row) for row in batch.rows]
+    said = [forward_scalars(reward.decoder, reward.mesh, [MicroBatch.of([row])])[0] for row in rows]
+    told |= {stage: actions.run(stage, batch) for stage in ("critic_train", "actor_train")}
+    try:
+        actions.run("actor_logprob", batch)
+        refusal = "nothing was said"
+    except RunFailed as error:
+        refusal = str(error)
+    return {name: dict(rows) for name, rows in batch.experience.fields().items()}, said, told, refusal
+
+
+@pytest.fixture(scope="module")
+def turn(path: Path) -> tuple[Held, list[Tensor], dict[str, dict[str, float]], str]:
+    [found] = run_on_ranks(1, _one_turn, path)
+    return found
+
+
+def test_every_field_has_a_value_for_each_token_or_one_for_the_row(turn: tuple[Held, Any, Any, Any]) -> None:
+    held, *_ = turn
+    assert set(held) == set(FIELDS)
+    for field, rows in held.items():
+        assert sorted(rows) == list(range(BATCH))
+        for row, values in rows.items():
+            assert len(values) == (1 if values_of(field).is_one else len(held["tokens"][row])), field
+            assert values.dtype is getattr(torch, values_of(field).dtype), field
+
+
+def test_a_score_is_what_is_said_at_the_last_token_and_the_last_log_probability_is_nothing(
+    turn: tuple[Held, list[Tensor], Any, Any],
+) -> None:
+    held, said, *_ = turn
+    for row, of_tokens in enumerate(said):
+        torch.testing.assert_close(held["scores"][row], of_tokens[-1:], atol=1e-5, rtol=0)
+        for field in ("ref_logprobs", "proximal_logprobs"):
+            assert held[field][row][-1] == 0
+            assert (held[field][row][:-1] < 0).all()
+
+
+def test_the_reference_says_what_the_policy_says_before_it_is_trained(turn: tuple[Held, Any, Any, Any]) -> None:
+    held, *_ = turn
+    for row, logprobs in held["ref_logprobs"].items():
+        torch.testing.assert_close(held["proximal_logprobs"][row], logprobs, atol=1e-6, rtol=0)
+
+
+def test_training_tells_of_its_role_and_raises_the_version(
+    turn: tuple[Any, Any, dict[str, dict[str, float]], str],
+) -> None:
+    _, _, told, refusal = turn
+    assert {"actor_grad_norm", "actor_learning_rate", "policy_loss", "max_staleness", "score"} <= told[
+        "actor_train"
+    ].keys()
+    assert {"critic_grad_norm", "critic_learning_rate", "value_loss"} <= told["critic_train"].keys()
+    assert "score" not in told["critic_train"]
+    assert told["actor_train"]["max_staleness"] == 0
+    assert told["actor_train"]["skipped_updates"] == 0
+    assert "actor_logprob has weights of version 1 and needs version 0" in refusal
+
+
+def _restored(path: Path) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """What a stage tells of a batch that was filled before the run stopped, of the turn before the first, and of two
+    steps that it has to do."""
+    (_, actions), old = opened(path, range(5, 8)), StepExperience(step=5, rows=range(BATCH))
+    for row in (3, 4):
+        old.experience.put("scores", row, torch.zeros(1))
+        old.experience.put("tokens", row, torch.arange(5))
+    actions.resume(None, 6)
+    actions.begin(4)
+    known = actions.run("reward_score", old)
+    new = StepExperience(step=6, rows=range(2))
+    for row in new.rows:
+        new.experience.put("tokens", row, torch.arange(5 + row))
+    later = actions.run("reward_score", new)
+    actions.begin(5)
+    full = StepExperience(step=5, rows=range(2), experience=new.experience)
+    return known, later, actions.run("reward_score", full)
+
+
+def test_what_a_run_did_ahead_before_it_stopped_is_not_done_again(path: Path) -> None:
+    [(known, later, again)] = run_on_ranks(1, _restored, path)
+    assert known == {"num_restored_rows": 2}
+    assert later == again == {"num_tokens": 11}

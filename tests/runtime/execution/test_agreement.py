@@ -1,0 +1,31 @@
+"""What one rank wishes all ranks do, behind the same turn."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from meshwright.runtime.execution.agreement import Agreement, Wish
+from tests.runtime.ranks import run_on_ranks
+
+
+def wishes(most_ahead: int) -> list[Wish]:
+    """What a rank does behind each of 8 turns, of which rank 1 asks for an end behind the third; the ranks drift."""
+    group = dist.new_group(backend="gloo")
+    assert group is not None
+    agreement, found = Agreement(group, most_ahead=most_ahead), []
+    for turn in range(8):
+        time.sleep(0.02 * dist.get_rank())
+        found.append(agreement.behind_turn(Wish(save=turn == 1, stop=turn == 3 and dist.get_rank() == 1)))
+    agreement.flush()
+    return found
+
+
+@pytest.mark.parametrize(("most_ahead", "delay"), [(0, 0), (2, 3)])
+def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(most_ahead: int, delay: int) -> None:
+    one, other = run_on_ranks(2, wishes, most_ahead)
+    assert one == other
+    assert [turn for turn, wish in enumerate(one) if wish.save] == [1 + delay]
+    assert [turn for turn, wish in enumerate(one) if wish.stop] == [3 + delay]

@@ -1,0 +1,105 @@
+"""The generation stage: what it puts into a batch, and that one which takes up another's sequences goes on as it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.profiles.trace import LIVE
+from meshwright.runtime.generation.generation_stage import Generating
+from meshwright.runtime.generation.in_flight_state import Drawing
+from meshwright.runtime.messages.step_experience import StepExperience
+from tests.runtime.one_rank import one_rank
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.small_job import EOS, write_job
+
+FIELDS = ("tokens", "prompt_lengths", "truncated", "behaviour_logprobs", "versions")
+BATCH, MAX_RESPONSE = 16, 24
+STEPS = range(4)
+
+Held = dict[str, dict[int, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_job(tmp_path_factory.mktemp("job"), num_ranks=1)
+
+
+def batch(step: int, *, held_out: bool = False) -> StepExperience:
+    return StepExperience(step=step, rows=range(40 if held_out else BATCH), held_out=held_out)
+
+
+def held(found: StepExperience) -> Held:
+    return {field: {row: found.experience.get(field, row) for row in found.experience.rows(field)} for field in FIELDS}
+
+
+def _one_batch(path: Path) -> tuple[Held, list[tuple[int, ...]], dict[str, float], list[Drawing], int]:
+    """What a turn puts into its batch; its prompts, its facts, where generation stands before and after held-out
+    prompts are drawn, and how many of these were answered."""
+    rank, found, aside = one_rank(path), batch(0), batch(0, held_out=True)
+    stage = rank.generating(STEPS)
+    stage.begin(None)
+    facts = stage.run(found)
+    before = stage.kept()
+    stage.run(aside)
+    prompts = [prompt.tokens for prompt in rank.data.batch(0)]
+    return held(found), prompts, facts, [before, stage.kept()], len(aside.experience.rows("tokens"))
+
+
+def test_a_row_has_its_prompt_its_response_and_numbers_where_a_token_is_predicted(path: Path) -> None:
+    [(found, prompts, facts, stands, num_held_out)] = run_on_ranks(1, _one_batch, path)
+    num_tokens = num_truncated = 0
+    for row, prompt in enumerate(prompts):
+        tokens, response = found["tokens"][row], found["tokens"][row][len(prompt) :]
+        assert tuple(tokens[: len(prompt)].tolist()) == prompt
+        assert found["prompt_lengths"][row].tolist() == [len(prompt)]
+        assert bool(found["truncated"][row]) == (len(response) == MAX_RESPONSE and response[-1] != EOS)
+        predicted = torch.zeros(len(tokens), dtype=torch.bool)
+        predicted[len(prompt) - 1 : -1] = True
+        assert torch.equal(found["behaviour_logprobs"][row] < 0, predicted)
+        assert not found["versions"][row].any()
+        num_tokens += len(response)
+        num_truncated += int(found["truncated"][row])
+    assert (facts["num_tokens"], facts["num_truncated"]) == (num_tokens, num_truncated)
+    assert 0 < facts[LIVE] <= 8  # the slots
+    assert stands[0] == stands[1]  # held-out prompts are drawn beside the run
+    assert stands[0].in_flight is None
+    assert stands[0].num_admitted == BATCH
+    assert num_held_out == 40
+
+
+def _in_two_parts(path: Path, generation: dict[str, int]) -> tuple[list[Held], list[Held], int]:
+    """All turns of one stage; the last two of another that took over from it; the sequences in flight between."""
+    rank = one_rank(path, staleness=2, **generation)
+    whole, parts = rank.generating(STEPS), rank.generating(STEPS[2:])
+    found = _turns(whole, STEPS[:2])
+    kept = copy.deepcopy(whole.kept())  # as a checkpoint keeps it: what goes on changes what it has
+    parts.resume(kept)
+    assert kept.in_flight is not None
+    in_flight = sum(map(len, kept.in_flight.live)) + len(kept.in_flight.waiting) + len(kept.in_flight.ended)
+    return found + _turns(whole, STEPS[2:]), _turns(parts, STEPS[2:]), in_flight
+
+
+def _turns(stage: Generating, steps: range) -> list[Held]:
+    found = []
+    for step in steps:
+        stage.begin(None)
+        stage.run(one := batch(step))
+        found.append(held(one))
+    return found
+
+
+@pytest.mark.parametrize("generation", [{"batches_in_flight": 2}, {"overcommit": 8, "generation_slots": 16}])
+def test_a_stage_that_takes_over_what_is_in_flight_draws_what_the_other_would_have(
+    path: Path, generation: dict[str, int]
+) -> None:
+    [(whole, later, in_flight)] = run_on_ranks(1, _in_two_parts, path, generation)
+    assert in_flight == (BATCH if "batches_in_flight" in generation else 1)  # of an overcommit that has begun to grow
+    for one, other in zip(whole[2:], later, strict=True):
+        for field in FIELDS:
+            assert sorted(one[field]) == sorted(other[field]) == list(range(BATCH))
+            assert all(torch.equal(one[field][row], other[field][row]) for row in range(BATCH))

@@ -1,0 +1,90 @@
+"""Nodes come together: one that waits in vain says how many came, and one that falls silent is seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistError
+
+from meshwright.profiles.errors import RunFailed
+from meshwright.runtime.launch import gathering
+from meshwright.runtime.launch.gathering import Pulse, Watch, _exchange, _too_few
+from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
+from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
+from tests.runtime.hosts import free_port
+
+
+def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
+    place = Rendezvous(nodes=3, port=free_port(), patience_seconds=1.0)
+    with pytest.raises(RunFailed, match=rf"1 of 3 nodes came to {place.endpoint} within 1 s"):
+        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
+
+
+def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "is_here", lambda _: False)
+    place = Rendezvous(nodes=2, port=free_port(), patience_seconds=1.0)
+    with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one, for nobody answered at {place.endpoint}"):
+        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
+
+
+def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = HashStore(), [0.0]
+    monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
+    pulses = [Pulse(store, node, ["a", "b", "c"]) for node in range(3)]
+    for clock[0] in range(0, 200, 20):
+        assert [pulse.beat() for pulse in pulses] == [[], [], []]
+    for clock[0] in range(200, 281, 20):  # the last beat of the third was at 180, heard at 200
+        found = [pulse.beat() for pulse in pulses[:2]]
+    assert found == [["node 2 (c)"], ["node 2 (c)"]]
+
+
+def test_every_node_reads_what_all_have_said() -> None:
+    store = HashStore()
+    said = [Arrival(host=f"h{node}", node_rank=node, num_ranks=2, work="w") for node in range(3)]
+    with ThreadPoolExecutor(3) as nodes:
+        heard = list(nodes.map(lambda node: _exchange(store, node, 3, said[node]), range(3)))
+    assert heard == [said] * 3
+
+
+def test_a_node_that_is_one_too_many_is_told_to_take_a_port_of_its_own() -> None:
+    place = Rendezvous(nodes=2, port=29500)
+    assert "3 nodes came to 127.0.0.1:29500, where 2 were expected, and this one is one too many" in _too_few(place, 3)
+    assert "1 of 2 nodes came to 127.0.0.1:29500 within 600 s" in _too_few(place, 1)
+
+
+class Quiet(Pulse):
+    """A pulse whose store answers nothing more after its first beat."""
+
+    is_gone = False
+
+    def beat(self) -> list[str]:
+        if self._count:
+            self.is_gone = True
+            raise DistError("the store is gone")
+        return super().beat()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.perf_counter() + 30
+    while not condition():
+        assert time.perf_counter() < deadline
+        time.sleep(0.01)
+
+
+def test_a_node_whose_store_answers_nothing_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, store = [0.0], HashStore()
+    monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gathering, "_PULSE_SECONDS", 0.01)
+    gone = Quiet(store, 1, ["a", "b"])
+    cut, alive = Watch(gone), Watch(Pulse(store, 0, ["a", "b"]))
+    until(lambda: gone.is_gone and store.check(["pulse/0"]))
+    assert not cut.is_cut_off()
+    clock[0] = 1000.0
+    assert cut.is_cut_off()
+    until(lambda: not alive.is_cut_off())
+    until(lambda: alive.silent == ["node 1 (b)"])
+    alive.end()

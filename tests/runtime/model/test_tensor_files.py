@@ -1,0 +1,68 @@
+"""Tensors of a Hugging Face directory: slices are read as they lie, in one file or several, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.model.hf_mapping import StoredTensor
+from meshwright.runtime.model.tensor_files import INDEX, SINGLE, Header, TensorFiles
+
+TABLE = torch.arange(24.0).view(6, 4)
+NORM = torch.arange(4.0).bfloat16()
+
+
+@pytest.fixture(params=["one file", "two files"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "one file":
+        save_file({"table": TABLE, "norm": NORM}, tmp_path / SINGLE)
+        return tmp_path
+    save_file({"table": TABLE}, tmp_path / "first.safetensors")
+    save_file({"norm": NORM}, tmp_path / "second.safetensors")
+    files = {"table": "first.safetensors", "norm": "second.safetensors"}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
+    return tmp_path
+
+
+def test_a_slice_is_read_along_either_axis_and_less_where_the_tensor_ends(directory: Path) -> None:
+    table = StoredTensor("table", (6, 4))
+    with TensorFiles(directory, "model") as files:
+        assert torch.equal(files.read(table), TABLE)
+        assert torch.equal(files.read(table, axis=0, start=2, stop=4), TABLE[2:4])
+        assert torch.equal(files.read(table, axis=1, start=1, stop=3), TABLE[:, 1:3])
+        assert torch.equal(files.read(table, axis=0, start=4, stop=9), TABLE[4:])
+        assert torch.equal(files.read(StoredTensor("norm", (4,)), start=1), NORM[1:])
+
+
+def test_headers_tell_shapes_and_types(directory: Path) -> None:
+    with TensorFiles(directory, "model") as files:
+        assert files.headers() == {"table": Header((6, 4), "F32"), "norm": Header((4,), "BF16")}
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        (StoredTensor("lm_head.weight", (6, 4)), "has no tensor 'lm_head.weight', which model small needs; give"),
+        (StoredTensor("table", (6, 5)), r"tensor 'table' has shape \(6, 4\) and model small needs \(6, 5\); give"),
+    ],
+)
+def test_another_tensor_than_the_model_needs_is_refused(directory: Path, stored: StoredTensor, said: str) -> None:
+    with TensorFiles(directory, "small") as files, pytest.raises(BadInput, match=said):
+        files.read(stored)
+
+
+def test_files_are_closed_behind_the_last_read(directory: Path) -> None:
+    with TensorFiles(directory, "model") as files:
+        files.read(StoredTensor("table", (6, 4)))
+    with pytest.raises(Exception, match="closed"):
+        files.read(StoredTensor("table", (6, 4)))
+
+
+def test_a_directory_without_safetensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"holds no weights: neither model\.safetensors nor .* is there; give a"):
+        TensorFiles(tmp_path, "model")

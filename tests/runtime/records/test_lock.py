@@ -1,0 +1,40 @@
+"""One run at a time in a directory, until its process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.records.lock import locked, require_free
+
+
+def test_a_directory_is_held_by_one_process_until_it_ends_in_whatever_way(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from meshwright.runtime.records.lock import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        for taken in (lambda: locked(tmp_path).__enter__(), lambda: require_free(tmp_path)):
+            with pytest.raises(BadInput, match="is in use by a run that has not ended"):
+                taken()
+        other.kill()
+    require_free(tmp_path)
+    with locked(tmp_path):
+        pass
+
+
+def test_a_directory_without_a_lock_is_free_and_asking_leaves_nothing(tmp_path: Path) -> None:
+    require_free(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_given_back_when_its_run_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a surprise"), locked(tmp_path):
+        raise ValueError("a surprise")
+    require_free(tmp_path)
