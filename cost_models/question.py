@@ -1,4 +1,4 @@
-"""What a cost model is asked, and the protocol that answers.
+"""What a cost model is asked, the protocol that answers, and how answers are kept.
 
 A question carries only facts and one choice; a model answers it without knowing any search.
 """
@@ -15,6 +15,9 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,22 @@ class Move:
     overlap: int
     source_part: int = 0
     target_part: int = 0
+
+
+class Once(Generic[K, T]):
+    """Answers that are computed once, by what they depend on; none of them is None."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[K, T] = {}
+
+    def of(self, key: K, make: Callable[[], T]) -> T:
+        """What `make` answered when this key was first asked about."""
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = make()
+        return known
 
 
 class CostModel(Protocol):

@@ -65,11 +65,11 @@ def compile_plan(
     limits = limits or Limits()
     fixed = parse_pins(pins)
     check_pins(facts, fixed)
-    found = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress)
-    if isinstance(found, Plan):
-        return found
+    best = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress)
+    if isinstance(best, Plan):
+        return best
     try:
-        return refuse(facts, _until(limits, model), pins=fixed, status=found, limits=limits, remodel=remodel)
+        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=remodel)
     except OutOfTimeError:
         return unexplained()
 
@@ -96,17 +96,17 @@ def best_plan(
     limits = limits or Limits()
     allowed = patterns(facts.staleness) if ahead is None else ahead
     hurried = _until(limits, model)
-    asked = _Asked(facts=facts, model=hurried, pins=pins, ahead=allowed, limits=limits, progress=progress)
-    searched = asked.search_all() if limits.deadline is None else asked.search_in_time()
+    search = _Search(facts=facts, model=hurried, pins=pins, ahead=allowed, limits=limits, progress=progress)
+    searched = search.search_all() if limits.deadline is None else search.search_in_time()
     answered = [one for one in searched if one.result.answer is not None]
     if not answered:
-        unknown = asked.left_out or any(one.result.status == "out_of_limit" for one in searched)
+        unknown = search.left_out or any(one.result.status == "out_of_limit" for one in searched)
         return "out_of_limit" if unknown else "infeasible"
     best = min(answered, key=lambda one: one.objective_seconds)
     origin = Origin(
         digests={**facts.digests(), **(digests or {})},
         pins=tuple(str(pin) for pin in pins),
-        solver=_record(searched, limits, is_whole=not asked.left_out),
+        solver=_record(searched, limits, is_whole=not search.left_out),
     )
     assert best.result.answer is not None
     picks, order = _picks(best.formulation, best.result.answer), _order(best.formulation, best.result.answer)
@@ -153,8 +153,8 @@ class _Searched(_Formulated):
 
 
 @dataclass(kw_only=True)
-class _Asked:
-    """What is searched in every scope."""
+class _Search:
+    """The search of every scope, and what is the same in all of them."""
 
     facts: Facts
     model: CostModel
@@ -188,10 +188,10 @@ class _Asked:
             large = {kind: math.inf for kind in kinds[stage.name] if kind.num_ranks * _LARGE >= cluster.num_ranks}
             return frontier(self.facts, self.model, stage, self.pins, scope=scope, most_seconds=large, is_plain=True)
 
-        found = side_by_side(plain, STAGES, prepare=_load_solver)
-        if not all(any(one.candidates.values()) for one in found):
+        frontiers = side_by_side(plain, STAGES, prepare=_load_solver)
+        if not all(any(one.candidates.values()) for one in frontiers):
             return None
-        formulation = formulate(self.facts, self.model, found, self.edges, scope.ahead)
+        formulation = formulate(self.facts, self.model, frontiers, self.edges, scope.ahead)
         from meshwright.planner.solver.solve import first_makespan  # loaded by now, see `_load_solver`
 
         ticks = first_makespan(formulation.problem, self.limits)
@@ -214,16 +214,16 @@ class _Asked:
         Stages work further ahead only where that makes the turn shorter by more than the gap. The likeliest scope is
         searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
         """
-        asked = [self.formulate(scope) for scope in self.scopes]
-        likeliest = _likeliest(asked, self.limits.gap)
-        early = self.search(asked[likeliest])
+        formulated = [self.formulate(scope) for scope in self.scopes]
+        likeliest = _likeliest(formulated, self.limits.gap)
+        early = self.search(formulated[likeliest])
         searched: list[_Searched] = []
-        for one in asked[:likeliest]:
+        for one in formulated[:likeliest]:
             searched.append(self.search(one, self._shorter(one, searched), self._as_short(one, early)))
         if any(one.result.answer is not None for one in searched):
-            early = self.search(asked[likeliest], self._shorter(early, searched))
+            early = self.search(formulated[likeliest], self._shorter(early, searched))
         searched.append(early)
-        for one in asked[likeliest + 1 :]:
+        for one in formulated[likeliest + 1 :]:
             searched.append(self.search(one, self._shorter(one, searched)))
         return searched
 
@@ -241,27 +241,28 @@ class _Asked:
         return searched
 
     def formulate(self, scope: Scope) -> _Formulated:
-        found = self._frontiers(scope)
-        formulation = formulate(self.facts, self.model, found, self.edges, scope.ahead)
+        formulation = formulate(self.facts, self.model, self._frontiers(scope), self.edges, scope.ahead)
         return _Formulated(scope=scope, edges=self.edges, formulation=formulation)
 
-    def search(self, asked: _Formulated, *most: int | None) -> _Searched:
-        """What the search answers within the least of `most` ticks."""
+    def search(self, one: _Formulated, *most: int | None) -> _Searched:
+        """What the search of one scope answers within the least of `most` ticks."""
         from meshwright.planner.solver.solve import solve  # loaded by then, see `_load_solver`
 
         limits = replace(self.limits, most=min((ticks for ticks in most if ticks is not None), default=None))
-        result = solve(asked.formulation.problem, limits, _in_seconds(self.progress, asked.formulation.tick_seconds))
-        return _Searched(scope=asked.scope, edges=asked.edges, formulation=asked.formulation, result=result)
+        result = solve(one.formulation.problem, limits, _in_seconds(self.progress, one.formulation.tick_seconds))
+        return _Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
 
-    def _shorter(self, asked: _Formulated, searched: Sequence[_Searched]) -> int | None:
-        """The most ticks that are fewer, by more than the gap, than every answer; None when there is none."""
-        answered = [one.objective_seconds for one in searched if one.result.answer is not None]
-        return self.limits.shorter(asked.ticks(min(answered))) if answered else None
+    def _shorter(self, one: _Formulated, searched: Sequence[_Searched]) -> int | None:
+        """The most ticks of a scope that are fewer, by more than the gap, than every answer; None when there is
+        none."""
+        answered = [other.objective_seconds for other in searched if other.result.answer is not None]
+        return self.limits.shorter(one.ticks(min(answered))) if answered else None
 
-    def _as_short(self, asked: _Formulated, searched: _Searched) -> int | None:
-        """The most ticks that an answer is not shorter than by more than the gap; None when there is none."""
-        answered = searched.result.answer is not None
-        return self.limits.as_short(asked.ticks(searched.objective_seconds)) if answered else None
+    def _as_short(self, one: _Formulated, other: _Searched) -> int | None:
+        """The most ticks of a scope than which another's answer is not shorter by more than the gap; None when there is
+        none."""
+        answered = other.result.answer is not None
+        return self.limits.as_short(one.ticks(other.objective_seconds)) if answered else None
 
     def _frontiers(self, scope: Scope) -> list[Frontier]:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
@@ -280,9 +281,9 @@ class _Asked:
         return frontier(self.facts, self.model, stage, self.pins, scope=scope, most_seconds=most)
 
 
-def _likeliest(asked: Sequence[_Formulated], gap: float) -> int:
+def _likeliest(formulated: Sequence[_Formulated], gap: float) -> int:
     """The first of those whose bound none is below by more than the gap."""
-    bounds = [one.least_seconds for one in asked]
+    bounds = [one.least_seconds for one in formulated]
     return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
 
 

@@ -31,7 +31,7 @@ def planned(facts: Facts, model: CostModel) -> Plan:
 def test_the_best_plan_is_as_fast_as_when_every_choice_is_costed(seed: int, staleness: int) -> None:
     facts = FACTS.model_copy(update={"staleness": staleness})
     model = RandomModel(seed, 2**27)
-    with mock.patch.object(search._Asked, "worth", None):
+    with mock.patch.object(search._Search, "worth", None):
         whole = planned(facts, model)
     found = planned(facts, model)
     assert found.period_seconds == pytest.approx(whole.period_seconds, rel=1e-4)
@@ -52,7 +52,7 @@ def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
 
 def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
     model = ToyModel(FACTS)
-    asked = search._Asked(
+    asked = search._Search(
         facts=FACTS,
         model=model,
         pins=(),
