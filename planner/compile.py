@@ -40,6 +40,9 @@ from meshwright.profiles.stages import STAGES, Stage
 Progress = Callable[[float, float], None]
 """Called with the period and the bound, in seconds, of each better plan that the search finds."""
 
+_FROM_RANKS = 16
+"""On fewer ranks all choices are costed sooner than a first plan is found."""
+
 _LARGE = 4
 """A first plan has pools of this part of all ranks and more."""
 
@@ -179,6 +182,8 @@ class _Search:
         """How slow choices may be, where a plan is known: the best of a few plain choices, on a quarter of the ranks
         and more, in the scope with stages furthest ahead."""
         scope, cluster = self.scopes[-1], self.facts.cluster
+        if cluster.num_ranks < _FROM_RANKS:
+            return None
         kinds = {
             stage.name: set(kinds_of(self.facts, stage, [p for p in self.pins if p.stage == stage.name]).values())
             for stage in STAGES

@@ -16,8 +16,23 @@ from meshwright.planner.solver.result import Limits
 from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
+pytestmark = pytest.mark.usefixtures("any_ranks")
+
 FACTS = small_facts(ranks_per_node=4, batch_size=4, memory_bytes=2**28)
 LIMITS = Limits(max_deterministic_time=20.0)
+
+
+@pytest.fixture
+def any_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_FROM_RANKS", 1)
+
+
+def test_few_ranks_are_searched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_FROM_RANKS", 5)
+    asked = search._Search(
+        facts=FACTS, model=ToyModel(FACTS), pins=(), ahead=search.patterns(0), limits=LIMITS, progress=None
+    )
+    assert asked.worth is None
 
 
 def planned(facts: Facts, model: CostModel) -> Plan:
