@@ -41,8 +41,8 @@ def planned(facts: Facts, model: CostModel) -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "staleness"), [(0, 0), (1, 1), (2, 2), (3, 0)])
 def test_the_best_plan_is_as_fast_as_when_every_choice_is_costed(seed: int, staleness: int) -> None:
     facts = FACTS.model_copy(update={"staleness": staleness})
     model = RandomModel(seed, 2**27)
