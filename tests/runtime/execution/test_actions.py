@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import STAGE_BY_NAME, values_of
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.outcome import Findings
 from meshwright.runtime.training.bodies import MicroBatch, forward_scalars
 from tests.runtime.one_rank import OneRank, one_rank
 from tests.runtime.ranks import run_on_ranks
@@ -35,16 +37,16 @@ def opened(path: Path, steps: range) -> tuple[OneRank, Actions]:
     return rank, rank.actions(steps)
 
 
-def _one_turn(path: Path) -> tuple[Held, list[Tensor], dict[str, dict[str, float]], str]:
+def _one_turn(path: Path) -> tuple[Held, list[Tensor], dict[str, Mapping[str, float]], str]:
     """What a turn leaves in its batch, what the reward model says of every token of it, what each stage tells, and what
     is said of a stage that comes when the weights have been trained."""
     (rank, actions), batch = opened(path, range(2)), StepExperience(step=0, rows=range(BATCH))
     actions.begin(0)
-    told = {stage: actions.run(stage, batch) for stage in ("actor_generate", *SCORING)}
+    told = {stage: actions.run(stage, batch).facts for stage in ("actor_generate", *SCORING)}
     reward = rank.copies["reward_score"]
     rows = [batch.experience.get("tokens", row) for row in batch.rows]
     said = [forward_scalars(reward.decoder, reward.mesh, [MicroBatch.of([row])])[0] for row in rows]
-    told |= {stage: actions.run(stage, batch) for stage in ("critic_train", "actor_train")}
+    told |= {stage: actions.run(stage, batch).metrics for stage in ("critic_train", "actor_train")}
     try:
         actions.run("actor_logprob", batch)
         refusal = "nothing was said"
@@ -54,7 +56,7 @@ def _one_turn(path: Path) -> tuple[Held, list[Tensor], dict[str, dict[str, float
 
 
 @pytest.fixture(scope="module")
-def turn(path: Path) -> tuple[Held, list[Tensor], dict[str, dict[str, float]], str]:
+def turn(path: Path) -> tuple[Held, list[Tensor], dict[str, Mapping[str, float]], str]:
     [found] = run_on_ranks(1, _one_turn, path)
     return found
 
@@ -87,7 +89,7 @@ def test_the_reference_says_what_the_policy_says_before_it_is_trained(turn: tupl
 
 
 def test_training_tells_of_its_role_and_raises_the_version(
-    turn: tuple[Any, Any, dict[str, dict[str, float]], str],
+    turn: tuple[Any, Any, dict[str, Mapping[str, float]], str],
 ) -> None:
     _, _, told, refusal = turn
     assert {"actor_grad_norm", "actor_learning_rate", "policy_loss", "max_staleness", "score"} <= told[
@@ -100,7 +102,7 @@ def test_training_tells_of_its_role_and_raises_the_version(
     assert "actor_logprob has weights of version 1 and needs version 0" in refusal
 
 
-def _restored(path: Path) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+def _restored(path: Path) -> tuple[Findings, Findings, Findings]:
     """What a stage tells of a batch that was filled before the run stopped, of the turn before the first, and of two
     steps that it has to do."""
     (_, actions), old = opened(path, range(5, 8)), StepExperience(step=5, rows=range(BATCH))
@@ -121,5 +123,5 @@ def _restored(path: Path) -> tuple[dict[str, float], dict[str, float], dict[str,
 
 def test_what_a_run_did_ahead_before_it_stopped_is_not_done_again(path: Path) -> None:
     [(known, later, again)] = run_on_ranks(1, _restored, path)
-    assert known == {"num_restored_rows": 2}
-    assert later == again == {"num_tokens": 11}
+    assert known == Findings(facts={"num_restored_rows": 2})
+    assert later == again == Findings(facts={"num_tokens": 11})
