@@ -182,8 +182,8 @@ class _Search:
         """How slow choices may be, where a plan is known: the best of a few plain choices, on a quarter of the ranks
         and more, in the scope with stages furthest ahead."""
         scope, cluster = self.scopes[-1], self.facts.cluster
-        if cluster.num_ranks < _FROM_RANKS:
-            return None
+        if cluster.num_ranks < _FROM_RANKS or len(cluster.parts) > 1:
+            return None  # there is no first answer where nodes are of several kinds
         kinds = {
             stage.name: set(kinds_of(self.facts, stage, [p for p in self.pins if p.stage == stage.name]).values())
             for stage in STAGES
