@@ -184,10 +184,7 @@ class _Search:
         scope, cluster = self.scopes[-1], self.facts.cluster
         if cluster.num_ranks < _FROM_RANKS or len(cluster.parts) > 1:
             return None  # there is no first answer where nodes are of several kinds
-        kinds = {
-            stage.name: set(kinds_of(self.facts, stage, [p for p in self.pins if p.stage == stage.name]).values())
-            for stage in STAGES
-        }
+        kinds = {stage.name: set(kinds_of(self.facts, stage, self.pins).values()) for stage in STAGES}
 
         def plain(stage: Stage) -> Frontier:
             large = {kind: math.inf for kind in kinds[stage.name] if kind.num_ranks * _LARGE >= cluster.num_ranks}
@@ -274,7 +271,8 @@ class _Search:
         keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
         new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
         for trains in (False, True):
-            for one in side_by_side(partial(self._frontier, scope), [s for s in new if s.trains == trains]):
+            alike = [stage for stage in new if stage.trains == trains]
+            for one in side_by_side(partial(self._frontier, scope), alike, prepare=_load_solver):
                 key = scope.of(one.stage.name)
                 self.known[one.stage.name, key] = one
                 if self.worth:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.cost import Cost, Memory
@@ -161,18 +161,14 @@ class _Costing:
         room = part.device.usable_bytes if self.is_limited else math.inf, host_share(part)
         fitting: list[Candidate] = []
         too_large: dict[Hashable, str] = {}
-        slower: dict[tuple[Layout, int, int], bool] = {}
+        is_slower = self._slower_than(most, kind.part)
         beside = Beside(self.facts.models.spec(self.stage.role))
         for choice in choices(
             self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope, plain_only=self.is_plain
         ):
-            if most < math.inf and not choice.schedule.chunk_tokens:
-                rows = choice.layout, choice.schedule.micro_batch_size, choice.schedule.generation_slots
-                if not self.model.seconds_grow or choice.schedule.generation_slots or rows not in slower:
-                    slower[rows] = self._is_slower(choice, kind.part, most)
-                if slower[rows]:
-                    self.rejected[TOO_SLOW] += 1
-                    continue
+            if is_slower(choice):
+                self.rejected[TOO_SLOW] += 1
+                continue
             family = _family(choice)
             found: Candidate | str
             if family in too_large and self.model.memory_grows:  # a family's choices come with the smaller ones first
@@ -209,15 +205,21 @@ class _Costing:
             return TOO_LARGE_FOR_HOST
         return TOO_LARGE if peak > device_bytes else _candidate(self.model, call, memory)
 
-    def _is_slower(self, choice: Choice, part: int, most: float) -> bool:
-        """Whether the choice takes more than `most` seconds, told by the quickest of those that differ from it in what
-        only takes longer. A stage that reads while generation goes on may take any time."""
-        if most == math.inf or choice.schedule.chunk_tokens:
-            return False
-        if self.model.seconds_grow:
-            quickest = replace(choice.schedule, recompute=Recompute.NONE, offload=Offload.NONE)
-            choice = Choice(choice.layout, quickest)
-        return self.model.seconds(self._call(choice, part)).total > most
+    def _slower_than(self, most: float, part: int) -> Callable[[Choice], bool]:
+        """Whether a choice takes more than `most` seconds, told once by the quickest of those that differ in what only
+        takes longer. A stage that reads while generation goes on may take any time."""
+        told: dict[tuple[Layout, Schedule], bool] = {}
+
+        def is_slower(choice: Choice) -> bool:
+            if most == math.inf or choice.schedule.chunk_tokens:
+                return False
+            quickest = _quickest(choice.schedule) if self.model.seconds_grow else choice.schedule
+            asked = choice.layout, quickest
+            if asked not in told:
+                told[asked] = self.model.seconds(self._call(Choice(*asked), part)).total > most
+            return told[asked]
+
+        return is_slower
 
     def candidate(self, choice: Choice, part: int) -> Candidate:
         """The choice on a part of the cluster with what it costs."""
@@ -227,6 +229,11 @@ class _Costing:
     def _call(self, choice: Choice, part: int) -> Call:
         deferral = max_deferral(self.scope.ahead, self.facts.staleness)
         return call_of(self.facts, self.stage, choice, deferral=deferral, part=part)
+
+
+@lru_cache(maxsize=1024)  # many layouts have the same schedules
+def _quickest(schedule: Schedule) -> Schedule:
+    return replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
 
 
 def _family(choice: Choice) -> Hashable:
