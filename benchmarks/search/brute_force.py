@@ -6,7 +6,7 @@ It shares the problem's own arithmetic (durations, memory) with nobody else's se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from meshwright.planner.solver.problem import Option, Problem
 
@@ -17,7 +17,7 @@ def best_makespan(problem: Problem) -> int | None:
     names = [call.name for call in problem.calls]
     for options in itertools.product(*(call.options for call in problem.calls)):
         picked = dict(zip(names, options, strict=True))
-        if max(problem.memory(picked), default=0) <= problem.device_blocks:
+        if _may_be(options) and max(problem.memory(picked), default=0) <= problem.device_blocks:
             found = _best_order(problem, picked, best)
             best = found if best is None else min(best, found)
     return best
@@ -30,9 +30,16 @@ def least_memory(problem: Problem) -> int | None:
         (
             max(problem.memory(dict(zip(names, options, strict=True))))
             for options in itertools.product(*(call.options for call in problem.calls))
+            if _may_be(options)
         ),
         default=None,
     )
+
+
+def _may_be(options: Sequence[Option]) -> bool:
+    """Whether of two calls' ranks some of one lie in the other's only if all do."""
+    ranks = [frozenset(option.place.ranks) for option in options]
+    return all(not a & b or a <= b or b <= a for a, b in itertools.combinations(ranks, 2))
 
 
 def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | None) -> int:

@@ -26,6 +26,10 @@ class Ranks:
     def __str__(self) -> str:
         return f"{self.first_rank}:{self.num_ranks}"
 
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_ranks)
+
 
 Value: TypeAlias = Layout | Ranks | Recompute | Offload | int
 

@@ -21,38 +21,55 @@ from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 CHUNKS = (128, 256, 512)
 """Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
 
+_POOL_STEPS = 16
+"""Pools of a large cluster are so many parts of it, or a power of two of nodes that divides a part."""
+
 MIN_CONTEXT_TOKENS = 2048
 """Of the longest sequence, the least that context parallelism may leave to a rank."""
 
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
-    """How many ranks a pool may have: powers of two, and all nodes of one kind."""
+    """How many ranks a pool may have: powers of two within a node, and any number of whole nodes of one kind.
+
+    Of more than 16 nodes they are whole steps: the least power of two of nodes that is a 16th of all or more, and the
+    powers of two below it.
+    """
     return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}))
 
 
 def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
-    """Where a pool of this size may start among nodes of one kind: at multiples of its size, and not across a node
-    that could hold it."""
+    """Where a pool of this size may start among nodes of one kind: at every step, and within one at multiples of its
+    size."""
     return tuple(
         before + first
         for before, part in zip(cluster.first_ranks, cluster.parts, strict=True)
         if num_ranks in _sizes(part)
-        for first in range(0, part.num_ranks - num_ranks + 1, num_ranks)
-        if not _straddles(part, first, num_ranks)
+        for first in range(0, part.num_ranks - num_ranks + 1, min(num_ranks, pool_step(part)))
     )
 
 
+def pool_step(part: Cluster) -> int:
+    """Ranks of which every larger pool on nodes of one kind has a multiple, unless it has all, and which every smaller
+    one divides."""
+    nodes = -(-part.nodes // _POOL_STEPS)
+    power_of_two: int = 1 << (nodes - 1).bit_length()
+    return power_of_two * part.ranks_per_node
+
+
 def _sizes(part: Cluster) -> set[int]:
-    return {*(2**k for k in range(part.num_ranks.bit_length()) if 2**k <= part.num_ranks), part.num_ranks}
+    step, per_node = pool_step(part), part.ranks_per_node
+    within_node = (2**k for k in range(per_node.bit_length()) if part.nodes == 1 or per_node % 2**k == 0)
+    within_step = (2**k * per_node for k in range((step // per_node).bit_length()))
+    return {*within_node, *within_step, *range(step, part.num_ranks + 1, step), part.num_ranks}
 
 
 def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
     """Rules that a pool breaks."""
     if num_ranks not in pool_sizes(cluster):
-        legal = _nearest(num_ranks, pool_sizes(cluster))
+        legal, most = _nearest(num_ranks, pool_sizes(cluster)), max(map(pool_step, cluster.parts))
+        steps = f", {most // cluster.ranks_per_node} at a time" if most > cluster.ranks_per_node else ""
         return (
-            f"{num_ranks} ranks is neither a power of two nor the whole cluster of {cluster.num_ranks}; "
-            f"use {legal} ranks.",
+            f"{num_ranks} ranks are neither a power of two within a node nor whole nodes{steps}; use {legal} ranks.",
         )
     if first_rank + num_ranks > cluster.num_ranks:
         legal = _nearest(first_rank, first_ranks(cluster, num_ranks))
@@ -64,6 +81,17 @@ def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tup
         legal = _nearest(first_rank, first_ranks(cluster, num_ranks))
         return (f"a pool of {num_ranks} ranks cannot start at rank {first_rank}; start at rank {legal}.",)
     return ()
+
+
+def crossing_violations(one: range, other: range) -> tuple[str, ...]:
+    """The rule that two pools break when they have some ranks in common, and each has others."""
+    common = range(max(one.start, other.start), min(one.stop, other.stop))
+    if not common or common in (one, other):
+        return ()
+    return (
+        f"ranks {one.start} to {one.stop - 1} and ranks {other.start} to {other.stop - 1} have only a part in common; "
+        "of two pools one lies in the other, or they are apart.",
+    )
 
 
 def rows_per_update(facts: Facts, stage: Stage) -> int:
@@ -271,11 +299,6 @@ def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...
 
 def _nearest(value: int, legal: Iterable[int]) -> int:
     return min(legal, key=lambda other: (abs(other - value), other))
-
-
-def _straddles(cluster: Cluster, first: int, num_ranks: int) -> bool:
-    per_node = cluster.ranks_per_node
-    return num_ranks <= per_node and first // per_node != (first + num_ranks - 1) // per_node
 
 
 def host_share(cluster: Cluster) -> float:

@@ -17,7 +17,13 @@ from meshwright.planner.plan.evaluate import (
 )
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import host_share, layout_rules, pool_violations, schedule_rules
+from meshwright.planner.plan.rules import (
+    crossing_violations,
+    host_share,
+    layout_rules,
+    pool_violations,
+    schedule_rules,
+)
 from meshwright.planner.plan.steps_ahead import GENERATE, staleness_of, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.layout import Layout
@@ -139,6 +145,9 @@ def _pools_are_legal(plan: Plan) -> Iterator[str]:
     for pool in plan.pools:
         for sentence in pool_violations(plan.facts.cluster, pool.first_rank, pool.num_ranks):
             yield f"pool {pool.name!r}: {sentence}"
+    for one, other in combinations(plan.pools, 2):
+        for sentence in crossing_violations(one.ranks, other.ranks):
+            yield f"pools {one.name!r} and {other.name!r}: {sentence}"
 
 
 def _layouts_are_legal(plan: Plan) -> Iterator[str]:

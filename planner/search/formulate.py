@@ -16,7 +16,7 @@ from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.evaluate import refit_name, refit_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
-from meshwright.planner.plan.rules import pool_sizes
+from meshwright.planner.plan.rules import first_ranks, pool_sizes, pool_step
 from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead
 from meshwright.planner.search.frontier import Candidate, Frontier
 from meshwright.planner.solver.problem import (
@@ -134,16 +134,16 @@ def formulate(
         precedences=precedences(handovers, ahead, tick, lambda handover: _may_stream(behind, handover)),
         copies=tuple(_sharers(role) for role in TRAIN_STAGE),
         anywhere=anywhere,
+        step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
     return Formulation(problem=problem, tick_seconds=tick, behind=behind)
 
 
 def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
-    """Whether these are all aligned blocks of the sizes that a pool may have, and all nodes are of one kind."""
-    if len(cluster.parts) > 1:
-        return False
-    blocks = (range(0, cluster.num_ranks - size + 1, size) for size in pool_sizes(cluster))
-    return len(pools) == sum(map(len, blocks))
+    """Whether these are all that a pool may be, and all nodes are of one kind."""
+    return len(cluster.parts) == 1 and len(pools) == sum(
+        len(first_ranks(cluster, size)) for size in pool_sizes(cluster)
+    )
 
 
 def _sharers(role: Role) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.rules import (
+    crossing_violations,
     first_ranks,
     layout_rules,
     max_context_parallel,
@@ -98,6 +100,11 @@ def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
             if isinstance(pin.value, Layout):
                 _refuse(pin, layout_rules(facts, stage, pin.value))
         _check_together(facts, stage, mine)
+    fixed = [pin for pin in pins if isinstance(pin.value, Ranks) and not pin.forbids]
+    for one, other in combinations(fixed, 2):
+        assert isinstance(one.value, Ranks)
+        assert isinstance(other.value, Ranks)
+        _refuse(other, crossing_violations(one.value.ranks, other.value.ranks))
 
 
 def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 
 from ortools.sat.python import cp_model
 
@@ -18,6 +19,7 @@ def add_choice_constraints(model: cp_model.CpModel, problem: Problem, x: Variabl
     _a_place_is_where_the_option_is(model, problem, x)
     _atoms_are_covered_by_the_option(model, problem, x)
     _a_shared_copy_has_an_earlier_owner(model, problem, x)
+    _ranks_are_nested_or_apart(model, problem, x)
     _siblings_are_filled_from_the_left(model, problem, x)
 
 
@@ -89,6 +91,23 @@ def _a_shared_copy_has_an_earlier_owner(model: cp_model.CpModel, problem: Proble
         owners = [x.at[owner, place] for owner in problem.owners(call) if (owner, place) in x.at]
         model.add(shared <= x.at[call, place])
         model.add(shared <= sum(owners))
+
+
+def _ranks_are_nested_or_apart(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
+    """Of two calls' ranks, some of one lie in the other's only if all do."""
+    on = {call.name: _picks_by_ranks(call, x) for call in problem.calls}
+    for one, other in combinations(on, 2):
+        for here, picks in on[one].items():
+            crossing = [pick for there, found in on[other].items() if here.crosses(there) for pick in found]
+            if crossing:
+                model.add(sum(picks) + sum(crossing) <= 1)
+
+
+def _picks_by_ranks(call: CallOptions, x: Variables) -> dict[Place, list[cp_model.IntVar]]:
+    found: dict[Place, list[cp_model.IntVar]] = {}
+    for index, option in enumerate(call.options):
+        found.setdefault(option.place._replace(layout=""), []).append(x.pick[call.name, index])
+    return found
 
 
 def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,10 @@ from meshwright.planner.solver.prospects import Prospects
 
 
 class Score(NamedTuple):
-    """Smaller is better: first the blocks above the device, over all atoms, then the makespan, then ticks of ranks."""
+    """Smaller is better: first the blocks above the device, over all atoms, then the makespan, then ticks of ranks.
+
+    Two calls whose ranks cross count as more blocks than a device has.
+    """
 
     excess_blocks: int
     makespan: int
@@ -45,6 +49,30 @@ class _Table(NamedTuple):
     transient: Array
 
 
+class _Crossing:
+    """Which options of which calls are on ranks that cross."""
+
+    def __init__(self, problem: Problem) -> None:
+        ranks = list(dict.fromkeys(o.place._replace(layout="") for call in problem.calls for o in call.options))
+        number = {place: index for index, place in enumerate(ranks)}
+        self._numbers = [
+            np.array([number[o.place._replace(layout="")] for o in call.options], dtype=np.int64)
+            for call in problem.calls
+        ]
+        self._crosses = np.array([[one.crosses(other) for other in ranks] for one in ranks], dtype=np.int64)
+        self._is_possible = bool(self._crosses.any())
+
+    def count(self, rows: Array) -> Array:
+        """How many pairs of calls cross in each choice of options, [choices]."""
+        found = np.zeros(len(rows), dtype=np.int64)
+        if not self._is_possible:
+            return found
+        on = [numbers[rows[:, call]] for call, numbers in enumerate(self._numbers)]
+        for one, other in combinations(on, 2):
+            found += self._crosses[one, other]
+        return found
+
+
 class Greedy:
     """Scores choices of one problem."""
 
@@ -56,6 +84,7 @@ class Greedy:
         self._sizes = [len(ranks) for ranks in problem.atoms]
         self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
         self._tables = [self._table(options) for options in self.options]
+        self._crossing = _Crossing(problem)
         self._prospects = Prospects(problem, self._owners)
         self._covered = [[self._atoms_in(option.place) for option in options] for options in self.options]
         tasks = {task.name: index for index, task in enumerate(problem.tasks)}
@@ -96,7 +125,7 @@ class Greedy:
             held += table.resident[chosen] - (table.shared[chosen] if self._owners[call] else 0)
             np.maximum(peak, table.transient[chosen], out=peak)
         excess: Array = np.maximum(held + peak - self._device, 0).sum(axis=-1)
-        return excess
+        return excess + self._crossing.count(rows) * (self._device + 1)
 
     def score(self, picks: Sequence[int], best: Score = WORST) -> Score:
         """The score of a choice; WORST as soon as it is clear that it is not below `best`."""
@@ -159,7 +188,8 @@ class Greedy:
         for call, owners in enumerate(self._owners):
             if owners and self._shares(call, picks):
                 held = held - self._tables[call].shared[picks[call]]
-        return int(np.maximum(held + peak - self._device, 0).sum())
+        crossing = self._crossing.count(np.array([picks]))[0] * (self._device + 1)
+        return int(np.maximum(held + peak - self._device, 0).sum() + crossing)
 
     def _duration(self, task: int, picks: Sequence[int]) -> int:
         source, target = self._ends[task]

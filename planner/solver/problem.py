@@ -7,7 +7,7 @@ is decided where the problem is formulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -28,6 +28,10 @@ class Place(NamedTuple):
     @property
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.num_ranks)
+
+    def crosses(self, other: Place) -> bool:
+        """Whether they have ranks in common, and each has others."""
+        return self.overlap(other) not in (0, self.num_ranks, other.num_ranks)
 
     def overlap(self, other: Place) -> int:
         """The number of ranks that are in both."""
@@ -115,7 +119,11 @@ class Problem:
     `copies` lists groups of calls in order of ownership: a call at the same place as an earlier one of its group shares
     that one's copy. Memory on a rank: the resident blocks of every copy on it, and the largest transient of its calls.
 
-    With `anywhere`, an option, written with rank 0 as its first, may be on every aligned block of its number of ranks.
+    Of two calls' ranks, some of one lie in the other's only if all do.
+
+    With `anywhere`, an option, written with rank 0 as its first, may be on every block of its number of ranks: of
+    `step` ranks and more they are multiples of it and start at one, smaller ones divide it and start at multiples of
+    their own. Without a `step` it is the number of all ranks.
     """
 
     num_ranks: int
@@ -125,13 +133,15 @@ class Problem:
     precedences: tuple[Precedence, ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
     anywhere: bool = False
+    step: int = 0
 
     def __post_init__(self) -> None:
         self._check_names()
         for call in self.calls:
             _check_options(call, self.num_ranks)
-            if self.anywhere:
-                _check_blocks(call, self.num_ranks)
+        if self.anywhere:
+            options = [option for call in self.calls for option in call.options]
+            _check_blocks(options, self.num_ranks, self.step or self.num_ranks)
         if self.horizon > MAX_SUM:
             raise ValueError(f"the durations add up to {self.horizon} ticks, above {MAX_SUM}; use a longer tick.")
         try:
@@ -203,8 +213,8 @@ class Problem:
         return found
 
     def blocks(self, num_ranks: int) -> range:
-        """The first ranks of the aligned blocks of a number of ranks."""
-        return range(0, self.num_ranks - num_ranks + 1, num_ranks)
+        """The first ranks of the blocks of a number of ranks."""
+        return range(0, self.num_ranks - num_ranks + 1, min(num_ranks, self.step or num_ranks))
 
     def options(self, call: str) -> tuple[Option, ...]:
         return next(c.options for c in self.calls if c.name == call)
@@ -274,11 +284,16 @@ def ends_of(problem: Problem, picked: Mapping[str, Option], order: Iterable[str]
     return ends
 
 
-def _check_blocks(call: CallOptions, num_ranks: int) -> None:
-    for option in call.options:
-        first, size, _ = option.place
-        if first or (size & (size - 1) and size != num_ranks):
-            raise ValueError(f"{call.name}: {option.place} is neither a power of two nor all ranks, from rank 0 on.")
+def _check_blocks(options: Sequence[Option], num_ranks: int, step: int) -> None:
+    """Blocks fit into each other without a gap, the larger ones first, if each divides the next up to a step."""
+    if any(option.place.first_rank for option in options):
+        raise ValueError("an option that may be anywhere is written with rank 0 as its first.")
+    sizes = sorted({option.place.num_ranks for option in options} - {num_ranks})
+    if odd := [size for size in sizes if size > step and size % step]:
+        raise ValueError(f"{odd[0]} ranks are neither a multiple of {step} nor all {num_ranks}.")
+    chain = [*(size for size in sizes if size < step), *([step] if step < num_ranks else [])]
+    if odd := [size for size, larger in pairwise(chain) if larger % size]:
+        raise ValueError(f"{odd[0]} ranks do not divide the next larger block of {chain}.")
 
 
 def _check_options(call: CallOptions, num_ranks: int) -> None:

@@ -12,15 +12,15 @@ from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Plac
 from meshwright.planner.solver.symmetry import swaps
 
 
-def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:
-    """A random problem whose options may be on any aligned block."""
-    problem = random_problem(seed, num_ranks=num_ranks, num_calls=num_calls, num_options=num_options)
+def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int, step: int = 0) -> Problem:
+    """A random problem whose options may be on any block."""
+    problem = random_problem(seed, num_ranks=num_ranks, num_calls=num_calls, num_options=num_options, step=step)
     kept = tuple(CallOptions(c.name, tuple(_first_of_each(c.options))) for c in problem.calls)
-    return replace(problem, calls=kept, anywhere=True)
+    return replace(problem, calls=kept, anywhere=True, step=step)
 
 
 def everywhere(problem: Problem) -> Problem:
-    """The same problem with every aligned block as a place of its own."""
+    """The same problem with every block as a place of its own."""
     if not problem.anywhere:
         return problem
     calls = tuple(
@@ -57,14 +57,16 @@ def _first_of_each(options: Iterable[Option]) -> Iterator[Option]:
             yield option
 
 
-def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: int) -> Problem:
+def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: int, step: int = 0) -> Problem:
     """Calls over aligned pools, a random order, copies shared by the first two calls and a refit between them.
+
+    With a `step` pools are any number of steps, or a power of two of ranks within one.
 
     In half of the problems some calls are streamed to.
     """
     rng = random.Random(seed)
     names = [f"call{i}" for i in range(num_calls)]
-    calls = tuple(CallOptions(name, _options(rng, num_ranks, num_options)) for name in names)
+    calls = tuple(CallOptions(name, _options(rng, num_ranks, num_options, step or num_ranks)) for name in names)
     precedences = [
         Precedence(before, after, rng.randrange(3))
         for i, before in enumerate(names)
@@ -110,14 +112,15 @@ def _streamed(rng: random.Random, problem: Problem) -> Problem:
     return replace(problem, calls=calls, precedences=precedences)
 
 
-def _options(rng: random.Random, num_ranks: int, num_options: int) -> tuple[Option, ...]:
+def _options(rng: random.Random, num_ranks: int, num_options: int, step: int) -> tuple[Option, ...]:
     """All positions of a few random sizes, so that ranks are interchangeable as in a real cluster."""
-    sizes = [2**k for k in range(num_ranks.bit_length())]
+    sizes = [2**k for k in range(step.bit_length()) if 2**k < step] + [*range(step, num_ranks + 1, step)]
     found = []
     while len(found) < num_options:
         size, layout, shared = rng.choice(sizes), rng.choice("PQ"), rng.randrange(4)
         ticks, resident, transient = rng.randrange(1, 12), rng.randrange(6), rng.randrange(6)
-        firsts = range(0, num_ranks, size) if rng.random() < 0.6 else [rng.randrange(0, num_ranks, size)]
+        every = range(0, num_ranks - size + 1, min(size, step))
+        firsts = every if rng.random() < 0.6 else [rng.choice(every)]
         for first in firsts:
             place = Place(first, size, layout)
             known = next((o.shared_blocks for o in found if o.place == place), shared)

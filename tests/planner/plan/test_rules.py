@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
 from meshwright.planner.plan.rules import (
+    crossing_violations,
     first_ranks,
     host_share,
     in_flight,
@@ -36,19 +38,48 @@ def test_num_minibatches_must_divide_the_batch_for_training_only() -> None:
     )
 
 
-def test_pools_are_aligned_powers_of_two_and_the_whole_cluster() -> None:
-    cluster = small_facts(nodes=3, ranks_per_node=2).cluster
-    assert pool_sizes(cluster) == (1, 2, 4, 6)
-    assert first_ranks(cluster, 2) == (0, 2, 4)
-    assert first_ranks(cluster, 4) == (0,)
-    assert pool_violations(cluster, 0, 6) == ()
-    for first, size in itertools.product(range(7), range(1, 8)):
-        legal = size in pool_sizes(cluster) and first in first_ranks(cluster, size)
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "sizes"),
+    [
+        (1, 6, (1, 2, 4, 6)),
+        (3, 2, (1, 2, 4, 6)),
+        (2, 6, (1, 2, 6, 12)),
+        (5, 8, (1, 2, 4, 8, 16, 24, 32, 40)),
+        (19, 4, (1, 2, 4, *range(8, 76, 8), 76)),
+        (96, 1, (1, 2, 4, *range(8, 97, 8))),
+    ],
+)
+def test_pools_are_powers_of_two_within_a_node_and_whole_nodes(
+    nodes: int, per_node: int, sizes: tuple[int, ...]
+) -> None:
+    cluster = small_facts(nodes=nodes, ranks_per_node=per_node).cluster
+    assert pool_sizes(cluster) == sizes
+    for size in sizes:
+        for first in first_ranks(cluster, size):
+            inside = first // per_node == (first + size - 1) // per_node
+            assert inside if size < per_node else first % per_node == 0
+    for first, size in itertools.product(range(cluster.num_ranks + 1), range(1, cluster.num_ranks + 2)):
+        legal = size in sizes and first in first_ranks(cluster, size)
         assert (pool_violations(cluster, first, size) == ()) == legal
 
 
-def test_a_pool_never_straddles_nodes_that_could_hold_it() -> None:
-    assert first_ranks(small_facts(nodes=2, ranks_per_node=6).cluster, 4) == (0, 8)
+def test_few_pools_are_enough_for_a_large_cluster() -> None:
+    """Every number of nodes up to 16; of more a part, with a sixteenth of all nodes between one and the next."""
+    assert len(pool_sizes(small_facts(nodes=16, ranks_per_node=8).cluster)) == 19
+    for nodes in (17, 100, 128, 2048):
+        sizes = [size // 8 for size in pool_sizes(small_facts(nodes=nodes, ranks_per_node=8).cluster) if size >= 8]
+        assert len(sizes) <= 16 + math.log2(nodes)
+        assert max(after - before for before, after in itertools.pairwise(sizes)) <= nodes / 8
+
+
+def test_of_two_pools_one_lies_in_the_other_or_they_are_apart() -> None:
+    assert crossing_violations(range(0, 4), range(4, 8)) == ()
+    assert crossing_violations(range(0, 8), range(4, 8)) == ()
+    assert crossing_violations(range(4, 6), range(0, 8)) == ()
+    assert crossing_violations(range(0, 4), range(2, 6)) == (
+        "ranks 0 to 3 and ranks 2 to 5 have only a part in common; of two pools one lies in the other, or they are "
+        "apart.",
+    )
 
 
 def test_replicas_of_spread_experts_do_not_read_while_tokens_are_generated() -> None:

@@ -53,6 +53,16 @@ def of_experts(plan: Plan) -> Plan:
     return plan.model_copy(update={"facts": facts, "digests": facts.digests()})
 
 
+def test_pools_that_cross_are_refused() -> None:
+    facts = small_facts(nodes=3, ranks_per_node=2)
+    found = compile_plan(facts, ToyModel(facts), pins=["actor_train.pool=0:4", "critic_train.pool=4:2"])
+    assert isinstance(found, Plan)
+    assert verify(found) == ()
+    moved = [p.model_copy(update={"first_rank": 2, "num_ranks": 4}) if p.first_rank == 4 else p for p in found.pools]
+    broken = verify(found.model_copy(update={"pools": tuple(moved)}))
+    assert any("ranks 0 to 3 and ranks 2 to 5 have only a part in common" in sentence for sentence in broken)
+
+
 def test_a_compiled_plan_is_clean(plan: Plan) -> None:
     assert verify(plan) == ()
 

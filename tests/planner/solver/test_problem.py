@@ -59,8 +59,12 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
         )
     with pytest.raises(ValueError, match="1 ticks starts 2 early"):
         of((option(ONE, early_ticks=2),))
-    with pytest.raises(ValueError, match="neither a power of two nor all ranks"):
-        of((option(Place(0, 3, "P")),), num_ranks=4, anywhere=True)
+    with pytest.raises(ValueError, match="written with rank 0 as its first"):
+        of((option(Place(1, 1, "P")),), num_ranks=2, anywhere=True)
+    with pytest.raises(ValueError, match="3 ranks are neither a multiple of 2 nor all 5"):
+        of((option(Place(0, 3, "P")),), num_ranks=5, anywhere=True, step=2)
+    with pytest.raises(ValueError, match=r"2 ranks do not divide the next larger block of \[2, 3\]"):
+        of((option(Place(0, 2, "P")), option(Place(0, 3, "P"))), num_ranks=4, anywhere=True)
     with pytest.raises(ValueError, match="use a longer tick"):
         of((option(ONE, 2**31),))
     with pytest.raises(ValueError, match=r"there is no call named \['b'\]"):

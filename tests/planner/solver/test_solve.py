@@ -23,13 +23,19 @@ from meshwright.planner.solver.result import Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
 from tests.planner.problems import everywhere, random_blocks, random_problem
 
-SHAPES = ({"num_ranks": 4, "num_calls": 4, "num_options": 3}, {"num_ranks": 8, "num_calls": 3, "num_options": 3})
+SHAPES = (
+    {"num_ranks": 4, "num_calls": 4, "num_options": 3},
+    {"num_ranks": 8, "num_calls": 3, "num_options": 3},
+    {"num_ranks": 5, "num_calls": 4, "num_options": 3, "step": 1},
+    {"num_ranks": 6, "num_calls": 3, "num_options": 3, "step": 2},
+)
 
 
 def problem(seed: int) -> Problem:
-    """In three of four problems options may be anywhere, in the others each has its own ranks."""
-    make = random_blocks if seed % 8 < 6 else random_problem
-    return make(seed, **SHAPES[seed % 2])
+    """In three of four problems options may be anywhere, in the others each has its own ranks. In half of them pools
+    are powers of two, in the others any number of steps."""
+    make = random_blocks if seed % 16 < 12 else random_problem
+    return make(seed, **SHAPES[seed % 4])
 
 
 def check(asked: Problem, result: Result) -> None:
@@ -45,7 +51,7 @@ def check(asked: Problem, result: Result) -> None:
         assert option in everywhere(asked).options(name)
 
 
-@pytest.mark.parametrize("seed", range(320))
+@pytest.mark.parametrize("seed", range(640))
 def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     result = solve(asked, Limits())
