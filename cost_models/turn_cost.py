@@ -133,13 +133,18 @@ class Turns:
         return _stretched(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
 
     def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap) -> float:
-        num_replicas = self._workload.batch_size // num_rows
+        num_replicas = _num_replicas(self._workload, num_rows)
         return _slowest_rounds(self._dealt_of(num_rows).shares, num_replicas, num_slots, overlap)
 
     def _dealt_of(self, num_rows: int) -> _Dealt:
         if num_rows not in self._dealt:
             self._dealt[num_rows] = _dealt(self._workload, num_rows)
         return self._dealt[num_rows]
+
+
+def _num_replicas(workload: Workload, num_rows: int) -> int:
+    """That hold a batch, if they have so many rows each."""
+    return -(-workload.batch_size // num_rows)
 
 
 def whole_steps(overcommit: int, num_rows: int) -> int:
@@ -191,10 +196,11 @@ def _steady(workload: Workload, dealt: _Dealt, num_slots: int, overlap: Overlap)
 def shares_of(workload: Workload, num_rows: int) -> Integers:
     """Responses of several batches, [batch, replica, row]: equally likely parts of their distribution, dealt at random
     from a fixed seed. Batches and replicas differ as drawn ones do; of very many replicas some stand for all."""
-    batch_size = min(workload.batch_size, max(_MOST_SEQUENCES, num_rows)) // num_rows * num_rows
+    num_replicas = min(_num_replicas(workload, num_rows), max(1, _MOST_SEQUENCES // num_rows))
+    batch_size = num_replicas * num_rows
     num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
     responses = np.array(workload.response_lengths.strata(num_batches * batch_size))
-    dealt: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, -1, num_rows)
+    dealt: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
     return dealt
 
 

@@ -1,4 +1,4 @@
-"""Which rows share a micro-batch. The runtime deals rows by this law, and the cost models count by it."""
+"""Which rows share a replica or a micro-batch. The runtime deals rows by these laws, the cost models count by them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,37 @@ import heapq
 from collections.abc import Sequence
 
 
+def rows_of_replicas(num_rows: int, num_replicas: int) -> tuple[int, ...]:
+    """How many rows each replica has: as many as the next, and where they do not come out even the first ones have one
+    more."""
+    each, left = divmod(num_rows, num_replicas)
+    return (each + 1,) * left + (each,) * (num_replicas - left)
+
+
 def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
     """Indices into `lengths`, in as few micro-batches as may be of at most `micro_batch_size` rows each.
 
     They are packed, so any rows may meet, and those that meet give every micro-batch nearly as many tokens as the
-    next: the longest row first, each goes to the one with the fewest tokens that has room (Graham, Bounds on
-    multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969: longest processing time first). Even ones keep
-    the stages of a pipeline equally busy.
+    next. Even ones keep the stages of a pipeline equally busy.
     """
-    number = -(-len(lengths) // micro_batch_size)
-    dealt: list[list[int]] = [[] for _ in range(number)]
-    with_room = [(0, micro_batch) for micro_batch in range(number)]
+    return _deal(lengths, [micro_batch_size] * -(-len(lengths) // micro_batch_size))
+
+
+def deal_to_replicas(lengths: Sequence[int], num_replicas: int) -> tuple[tuple[int, ...], ...]:
+    """Indices into `lengths` for each replica, so many as `rows_of_replicas` has, with nearly as many tokens."""
+    return _deal(lengths, rows_of_replicas(len(lengths), num_replicas))
+
+
+def _deal(lengths: Sequence[int], rooms: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Indices for each of the rooms, which hold so many at most: the longest row first, each goes to the one with the
+    fewest tokens that has room (Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969:
+    longest processing time first)."""
+    dealt: list[list[int]] = [[] for _ in rooms]
+    with_room = [(0, index) for index, room in enumerate(rooms) if room]
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         num_tokens, lightest = with_room[0]
         dealt[lightest].append(index)
-        if len(dealt[lightest]) < micro_batch_size:
+        if len(dealt[lightest]) < rooms[lightest]:
             heapq.heapreplace(with_room, (num_tokens + lengths[index], lightest))
         else:
             heapq.heappop(with_room)

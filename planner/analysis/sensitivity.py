@@ -13,10 +13,12 @@ from typing import NamedTuple
 from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import has_even_rows
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.search.recost import illegal_under, recost
 from meshwright.profiles.cluster import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.stages import STAGE_BY_NAME
 
 FACTOR = 1.1
 """By which an input grows: enough for whole numbers to change, and little enough that the placements stay sensible."""
@@ -99,9 +101,13 @@ def _larger_batch(plan: Plan) -> _Larger:
     size = plan.facts.workload.batch_size
     for larger in range(math.ceil(size * FACTOR), 2 * size):
         facts = with_setting(plan.facts, {"workload.batch_size": larger})
-        if not illegal_under(plan, facts):
+        if _divide(plan, facts) and not illegal_under(plan, facts):
             return _Larger("batch size", larger / size, facts)
     return _Larger("batch size", 2.0, with_setting(plan.facts, {"workload.batch_size": 2 * size}))
+
+
+def _divide(plan: Plan, facts: Facts) -> bool:
+    return all(has_even_rows(facts, STAGE_BY_NAME[p.stage], p.layout) for p in plan.placements)
 
 
 def _answer(plan: Plan, remodel: Remodel, before: float, larger: _Larger) -> Sensitivity:

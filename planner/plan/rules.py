@@ -15,6 +15,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import PLAIN, Scope, max_deferral
 from meshwright.profiles.cluster import AnyCluster, Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.packing import rows_of_replicas
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 
@@ -101,8 +102,25 @@ def rows_per_update(facts: Facts, stage: Stage) -> int:
 
 
 def rows_per_replica(facts: Facts, stage: Stage, layout: Layout) -> int:
-    """The sequences that one replica takes at once."""
-    return rows_per_update(facts, stage) // layout.dp
+    """The sequences that the fullest replica takes at once; others may have one fewer."""
+    return rows_of_replicas(rows_per_update(facts, stage), layout.dp)[0]
+
+
+def has_even_rows(facts: Facts, stage: Stage, layout: Layout) -> bool:
+    """Whether every replica takes as many sequences as the others."""
+    return rows_per_update(facts, stage) % layout.dp == 0
+
+
+def micro_batch_sizes(rows: int, *, is_even: bool) -> tuple[int, ...]:
+    """The rows that a replica of `rows` rows may take at a time, ascending.
+
+    They divide its rows, where others have as many. Else none divides those of all: for each power of two, and for all
+    rows, the smallest size that makes no more micro-batches of them.
+    """
+    if is_even:
+        return divisors(rows)
+    powers = (2**k for k in range(rows.bit_length()))
+    return tuple(sorted({-(-rows // -(-rows // size)) for size in (*powers, rows)}))
 
 
 def workload_violations(facts: Facts) -> tuple[str, ...]:
@@ -132,23 +150,13 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
         *(workload_violations(facts) if stage.trains else ()),
         *layout_violations(layout, facts.models.spec(stage.role)),
     ]
-    per_node, rows = facts.cluster.ranks_per_node, rows_per_update(facts, stage)
+    per_node = facts.cluster.ranks_per_node
     if per_node % layout.tp:
         legal = nearest_divisor(layout.tp, per_node)
         found.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
-    if rows % layout.dp:
-        legal = nearest_divisor(layout.dp, rows)
-        what = "minibatch" if stage.trains else "batch"
-        found.append(f"dp={layout.dp} does not divide the {rows} sequences of a {what}; use dp={legal}.")
+    found += _dealing_rules(facts, stage, layout)
     if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
         found.append(f"tp={layout.tp} cuts experts, which are trained with sequence parallelism only; turn sp on.")
-    if layout.vpp > 1 and not stage.trains:
-        found.append(f"vpp={layout.vpp} on a stage that does not train; use vpp=1.")
-    elif layout.vpp > 1 and rows // layout.dp % layout.pp:
-        found.append(
-            f"vpp={layout.vpp} needs micro-batches in multiples of pp={layout.pp}, and a replica has "
-            f"{rows // layout.dp} sequences of a minibatch; use vpp=1."
-        )
     if stage.generates and layout.sp:
         found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
     most = max_context_parallel(facts, stage)
@@ -163,15 +171,36 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
+    """Rules about how many sequences each replica has."""
+    rows, dp, vpp = rows_per_update(facts, stage), layout.dp, layout.vpp
+    what = "minibatch" if stage.trains else "batch"
+    if dp > rows:
+        yield f"dp={dp} is more than the {rows} sequences of a {what}; use dp={rows} at most."
+    uneven = f"as many sequences on every replica, and dp={dp} does not divide the {rows} of a {what}"
+    if vpp > 1 and not stage.trains:
+        yield f"vpp={vpp} on a stage that does not train; use vpp=1."
+    elif vpp > 1 and rows % dp:
+        yield f"vpp={vpp} needs {uneven}; use vpp=1."
+    elif vpp > 1 and rows // dp % layout.pp:
+        yield (
+            f"vpp={vpp} needs micro-batches in multiples of pp={layout.pp}, and a replica has {rows // dp} sequences "
+            f"of a {what}; use vpp=1."
+        )
+    if layout.ep > 1 and stage.trains and rows % dp:
+        yield f"ep={layout.ep} needs {uneven}; use ep=1."
+
+
 def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
     """Rules that a stage's schedule breaks on a legal layout."""
     found = []
-    rows = rows_per_replica(facts, stage, layout)
-    if rows % schedule.micro_batch_size:
-        legal = nearest_divisor(schedule.micro_batch_size, rows)
+    rows, is_even = rows_per_replica(facts, stage, layout), has_even_rows(facts, stage, layout)
+    sizes = micro_batch_sizes(rows, is_even=is_even)
+    if schedule.micro_batch_size not in sizes:
+        rule = "does not divide" if is_even else f"is none of {', '.join(map(str, sizes))}, which deal out"
         found.append(
-            f"micro_batch_size={schedule.micro_batch_size} does not divide the {rows} sequences of a replica; "
-            f"use {legal}."
+            f"micro_batch_size={schedule.micro_batch_size} {rule} the {rows} sequences of a replica; "
+            f"use {_nearest(schedule.micro_batch_size, sizes)}."
         )
     elif layout.vpp > 1 and rows // schedule.micro_batch_size % layout.pp:
         legal = nearest_divisor(schedule.micro_batch_size, rows // layout.pp)
@@ -269,7 +298,8 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) 
     states = offloads(stage) if scope.offload else (Offload.NONE,)
     if layout.vpp > 1:  # a multiple of pp micro-batches
         rows //= layout.pp
-    return _schedules(divisors(rows) if layout.cp == 1 else (1,), kinds, chunks, states)
+    sizes = micro_batch_sizes(rows, is_even=has_even_rows(facts, stage, layout))
+    return _schedules(sizes if layout.cp == 1 else (1,), kinds, chunks, states)
 
 
 @lru_cache(maxsize=1024)  # many layouts of many stages have as many rows
@@ -287,14 +317,16 @@ def _schedules(
 
 def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...]:
     """How generation may run on from turn to turn, as the bound on staleness allows: batches in flight as powers of
-    two, an overcommit of an eighth, a quarter, a half and the whole of a batch."""
+    two, an overcommit of an eighth, a quarter, a half and the whole of a batch, rounded down to equal parts where the
+    replicas' rows are uneven."""
     batch_size = facts.workload.batch_size
     deferral = max_deferral(scope.ahead, facts.staleness) if scope.runs_on else 0
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
     if not deferral:
         return tuple(batches)
-    extras = [batch_size // part for part in (8, 4, 2, 1) if batch_size % (part * layout.dp) == 0]
-    return (*batches, *(Schedule(overcommit=extra) for extra in extras))
+    parts = [part for part in (8, 4, 2, 1) if batch_size % layout.dp or batch_size % (part * layout.dp) == 0]
+    extras = dict.fromkeys(batch_size // part // layout.dp * layout.dp for part in parts)
+    return (*batches, *(Schedule(overcommit=extra) for extra in extras if extra))
 
 
 def _nearest(value: int, legal: Iterable[int]) -> int:

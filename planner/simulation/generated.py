@@ -23,6 +23,7 @@ from meshwright.planner.simulation.flight import Delivery, FirstEnded, WholeStep
 from meshwright.planner.simulation.pace import Pace
 from meshwright.planner.simulation.round_times import RoundTimes
 from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
+from meshwright.profiles.packing import rows_of_replicas
 
 Lengths: TypeAlias = NDArray[np.int64]
 
@@ -82,11 +83,11 @@ class CarriedOver:
         self._plan, self._lengths, self._level, self._overcommit_of = plan, lengths, level, overcommit
         placement = plan.placement(GENERATE)
         layout, schedule = placement.layout, placement.schedule
-        self._num_replicas, self._overcommits = layout.dp, schedule.overcommit > 0
+        self._overcommits = schedule.overcommit > 0
         self._max_deferral = plan.staleness - placement.steps_ahead
-        self._per_step = plan.facts.workload.batch_size // layout.dp
-        self._batches_ahead = (schedule.batches_in_flight - 1) * self._per_step
-        self._num_admitted = 0  # of each replica
+        self._per_step = rows_of_replicas(plan.facts.workload.batch_size, layout.dp)
+        self._batches_ahead = schedule.batches_in_flight - 1
+        self._num_admitted = [0] * layout.dp
         self._flights = [SimulatedFlight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
         self._paces = [Pace(plan) for _ in range(layout.dp)]
         self._recomputing = sum(t.amount for t in placement.cost.terms if t.name == RECOMPUTATION)
@@ -99,9 +100,7 @@ class CarriedOver:
         return self._played[step]
 
     def _play(self, step: int) -> Generated:
-        delivery: Delivery = FirstEnded(self._per_step, self._max_deferral) if self._overcommits else WholeStep(step)
-        admitted = self._admitted(step)
-        turns = [self._turn(replica, admitted, delivery) for replica in range(self._num_replicas)]
+        turns = [self._turn(replica, step) for replica in range(len(self._per_step))]
         delivered = [one for turn in turns for one in turn.delivered]
         return Generated(
             prompts=np.array([one.prompt_tokens for one in delivered]),
@@ -111,25 +110,27 @@ class CarriedOver:
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
 
-    def _turn(self, replica: int, admitted: range, delivery: Delivery) -> Turn:
-        drawn = [self._drawn(replica, *divmod(position, self._per_step)) for position in admitted]
-        pace = self._paces[replica]
+    def _turn(self, replica: int, step: int) -> Turn:
+        num_rows, pace = self._per_step[replica], self._paces[replica]
+        delivery: Delivery = FirstEnded(num_rows, self._max_deferral) if self._overcommits else WholeStep(step)
+        drawn = [self._drawn(replica, *divmod(position, num_rows)) for position in self._admitted(replica, step)]
         turn = self._flights[replica].play(drawn, delivery, pace.least_rounds)
         pace.delivered([one.response_tokens for one in turn.delivered])
         return turn
 
-    def _admitted(self, step: int) -> range:
-        """The next prompts of each replica, of its shares of the batches laid end to end."""
-        first, ahead = self._num_admitted, self._batches_ahead
+    def _admitted(self, replica: int, step: int) -> range:
+        """The next prompts of a replica, of its shares of the batches laid end to end."""
+        first, num_rows = self._num_admitted[replica], self._per_step[replica]
+        ahead = self._batches_ahead * num_rows
         if self._overcommits:
-            most = self._overcommit_of(step) // self._num_replicas
-            ahead = held_back(step, first - step * self._per_step, most, self._per_step)
-        self._num_admitted = max(first, (step + 1) * self._per_step + ahead)
-        return range(first, self._num_admitted)
+            most = self._overcommit_of(step) // len(self._per_step)
+            ahead = held_back(step, first - step * num_rows, most, num_rows)
+        self._num_admitted[replica] = max(first, (step + 1) * num_rows + ahead)
+        return range(first, self._num_admitted[replica])
 
     def _drawn(self, replica: int, step: int, index: int) -> Drawn:
         prompts, responses = self._lengths(step)
-        row = replica + index * self._num_replicas
+        row = replica + index * len(self._per_step)
         return Drawn(step=step, row=row, prompt_tokens=int(prompts[row]), response_tokens=int(responses[row]))
 
     def _tokens_by_staleness(self, step: int, delivered: Iterable[Drawn]) -> Mapping[int, int]:

@@ -18,6 +18,7 @@ from meshwright.planner.simulation.controlled import Controlled
 from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths
 from meshwright.planner.simulation.round_times import round_times
 from meshwright.profiles.lengths import Histogram
+from meshwright.profiles.packing import deal_to_replicas
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload
 
@@ -77,7 +78,7 @@ class Sampled:
     def _streaming(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
         """Rows are shared as they were for generation, in order of the prompts."""
         dp = placement.layout.dp
-        typical = self._workload.mean_tokens * len(lengths) / dp
+        typical = self._workload.mean_tokens * -(-len(lengths) // dp)
         return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
 
     def _forward(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
@@ -118,7 +119,11 @@ def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, 
 
 
 def tokens_of_replicas(lengths: Lengths, num_replicas: int) -> NDArray[np.float64]:
-    """Tokens of each replica: rows are dealt as evenly as the longest of them allows, as in the runtime."""
+    """Tokens of each replica: rows are dealt as evenly as the longest of them allows, as in the runtime; where they do
+    not come out even, as the runtime deals them."""
+    if len(lengths) % num_replicas:
+        dealt = deal_to_replicas(lengths.tolist(), num_replicas)
+        return np.array([float(lengths[list(rows)].sum()) for rows in dealt])
     total = float(lengths.sum())
     most, others = max(total / num_replicas, float(lengths.max())), num_replicas - 1
     return np.array([most, *((total - most) / others for _ in range(others))])

@@ -19,6 +19,7 @@ from meshwright.planner.program.program import Program, Receive, RunStage, lower
 from meshwright.planner.simulation.deferral import steps_to_grow
 from meshwright.planner.simulation.events import RankProgram, Record, Replica, play, score
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.packing import rows_of_replicas
 from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
 
@@ -151,7 +152,7 @@ def _require_few_spans(program: Program, steps: int) -> None:
 def first_step(plan: Plan) -> int:
     """The first step that a simulation reports: the ones before it fill what is in flight."""
     placement = plan.placement(GENERATE)
-    num_rows = max(1, plan.facts.workload.batch_size // placement.layout.dp)
+    num_rows = rows_of_replicas(plan.facts.workload.batch_size, placement.layout.dp)[-1]
     return 1 + 2 * plan.staleness + steps_to_grow(placement.schedule.overcommit // placement.layout.dp, num_rows)
 
 

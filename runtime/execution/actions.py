@@ -106,7 +106,7 @@ class Actions:
         return ChunkScorer(
             copy.decoder,
             copy.mesh,
-            max_rows=in_flight(generation, workload.batch_size // dp, dp),
+            max_rows=in_flight(generation, -(-workload.batch_size // dp), dp),
             max_tokens=workload.max_tokens,
             micro_batch_size=placement.schedule.micro_batch_size,
             temperature=self._job.ppo.temperature,

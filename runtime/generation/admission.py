@@ -14,6 +14,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.deferral import held_back
 from meshwright.planner.simulation.flight import Delivery, Everything, FirstEnded, WholeStep
 from meshwright.planner.simulation.pace import Pace
+from meshwright.profiles.packing import rows_of_replicas
 from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Prompt, Response
@@ -40,7 +41,7 @@ class Admission:
         self.overcommit = placement.schedule.overcommit
         """Sequences over all replicas beyond a batch, once so many are held back; at most the plan's."""
         self._max_deferral = plan.staleness - placement.steps_ahead
-        self._per_step = data.batch_size // self._num_replicas
+        self._per_step = rows_of_replicas(data.batch_size, self._num_replicas)[replica]
         self._num_admitted = 0
         self._pace = Pace(plan)
         self._batches: dict[int, tuple[int, int]] = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.packing import deal
+from meshwright.profiles.packing import deal, deal_to_replicas
 from meshwright.runtime.messages.transport import Transport
 
 _ROWS = ".rows"
@@ -136,9 +136,9 @@ class ExperienceTransport:
 
 
 def even_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
-    """The rows of one replica: as many as another's where the replicas divide them, with nearly as many tokens."""
-    dealt = deal([lengths[row] for row in rows], -(-len(rows) // num_replicas))
-    return tuple(rows[index] for index in dealt[replica]) if replica < len(dealt) else ()
+    """The rows of one replica, dealt evenly by number, with nearly as many tokens as another's."""
+    dealt = deal_to_replicas([lengths[row] for row in rows], num_replicas)
+    return tuple(rows[index] for index in dealt[replica])
 
 
 def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:

@@ -79,6 +79,12 @@ def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.parametrize(("num_rows", "num_replicas"), [(8, 1), (4, 2), (3, 3), (2, 4)])
+def test_replicas_that_are_played_hold_a_whole_batch(num_rows: int, num_replicas: int) -> None:
+    workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8)
+    assert turn_cost.shares_of(workload, num_rows).shape[1:] == (num_replicas, num_rows)
+
+
 def _batches(responses: np.ndarray, num_rows: int) -> tuple[Batch, ...]:
     """All whole batches of a stream of responses."""
     whole = responses[: len(responses) // num_rows * num_rows].reshape(-1, num_rows)

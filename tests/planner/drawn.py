@@ -29,9 +29,11 @@ def model_of(facts: Facts) -> CostModel:
     return cost_model(facts.cluster, facts.workload, facts.precision)
 
 
-def plan_of(seed: int, response: LengthSpec, deferral: int = 0) -> Plan:
+def plan_of(seed: int, response: LengthSpec, deferral: int = 0, *, batch_size: int = 16) -> Plan:
     facts = small_facts(memory_bytes=2**50)
-    workload = Workload(batch_size=16, prompt=LengthSpec(max=64, fixed=64), response=response, num_minibatches=2)
+    workload = Workload(
+        batch_size=batch_size, prompt=LengthSpec(max=64, fixed=64), response=response, num_minibatches=2
+    )
     facts = facts.model_copy(update={"workload": workload})
     return random_plan(seed, facts, model_of(facts), deferral=deferral)
 

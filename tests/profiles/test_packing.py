@@ -1,11 +1,11 @@
-"""Rows are dealt to micro-batches of nearly equal tokens."""
+"""Rows are dealt to replicas evenly, and to micro-batches of nearly equal tokens."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.profiles.packing import deal
+from meshwright.profiles.packing import deal, deal_to_replicas, rows_of_replicas
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 9))
@@ -28,3 +28,24 @@ def test_a_long_tail_is_spread_evenly() -> None:
     dealt = deal(lengths, 8)
     sums = [sum(lengths[index] for index in micro_batch) for micro_batch in dealt]
     assert max(sums) < 1.25 * min(sums)
+
+
+@given(st.integers(0, 600), st.integers(1, 50))
+def test_replicas_have_as_many_rows_as_the_next_and_the_first_ones_one_more(num_rows: int, num_replicas: int) -> None:
+    rows = rows_of_replicas(num_rows, num_replicas)
+    assert len(rows) == num_replicas
+    assert sum(rows) == num_rows
+    assert rows[0] - rows[-1] == (num_rows % num_replicas > 0)
+    assert rows == tuple(sorted(rows, reverse=True))
+
+
+@given(st.lists(st.integers(1, 500), max_size=40), st.integers(1, 9))
+def test_every_row_is_dealt_to_one_replica_and_each_has_its_number(lengths: list[int], num_replicas: int) -> None:
+    dealt = deal_to_replicas(lengths, num_replicas)
+    assert sorted(index for replica in dealt for index in replica) == list(range(len(lengths)))
+    assert tuple(map(len, dealt)) == rows_of_replicas(len(lengths), num_replicas)
+
+
+def test_uneven_replicas_have_nearly_as_many_tokens() -> None:
+    # 90 and 50 begin; 40 and 30 join 50, which is full then, and 90 takes what is left.
+    assert deal_to_replicas([10, 30, 40, 90, 50], 2) == ((3, 1, 0), (4, 2))

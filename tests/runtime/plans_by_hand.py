@@ -45,7 +45,7 @@ def plan_by_hand(
         place = where[stage.name if stage.name in where else "other"]
         schedule = place.schedule
         if stage.generates and not schedule.generation_slots:
-            schedule = Schedule(generation_slots=facts.workload.batch_size // Layout.parse(place.layout).dp)
+            schedule = Schedule(generation_slots=-(-facts.workload.batch_size // Layout.parse(place.layout).dp))
         choice = Choice(Layout.parse(place.layout), schedule)
         picks[stage.name] = Pick(place.pool, costed_choice(facts, model, STAGE_BY_NAME[stage.name], choice, scope))
     solver = Solver(

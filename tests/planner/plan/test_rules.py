@@ -13,6 +13,7 @@ from meshwright.planner.plan.rules import (
     host_share,
     in_flight,
     layout_rules,
+    micro_batch_sizes,
     offloads,
     pool_sizes,
     pool_violations,
@@ -121,6 +122,36 @@ def test_training_takes_a_minibatch_at_once_and_other_stages_the_batch() -> None
     assert workload_violations(facts) == ()
 
 
+def test_of_replicas_that_do_not_divide_the_batch_the_fullest_counts() -> None:
+    facts = small_facts(batch_size=16, num_minibatches=2)
+    assert layout_rules(facts, STAGE_BY_NAME["ref_logprob"], Layout(dp=3)) == ()
+    assert rows_per_replica(facts, STAGE_BY_NAME["ref_logprob"], Layout(dp=3)) == 6
+    assert rows_per_replica(facts, STAGE_BY_NAME["actor_train"], Layout(dp=3)) == 3
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 11, 103, 128, 171])
+def test_of_uneven_rows_no_smaller_size_makes_as_few_micro_batches(rows: int) -> None:
+    sizes = micro_batch_sizes(rows, is_even=False)
+    numbers = [-(-rows // size) for size in sizes]
+    assert sizes[0] == 1
+    assert sizes[-1] == rows
+    assert len(set(numbers)) == len(sizes) <= rows.bit_length() + 1
+    assert all(-(-rows // (size - 1)) > number for size, number in zip(sizes[1:], numbers[1:], strict=True))
+
+
+def test_even_rows_are_taken_in_sizes_that_divide_them() -> None:
+    assert micro_batch_sizes(12, is_even=True) == (1, 2, 3, 4, 6, 12)
+    assert micro_batch_sizes(16, is_even=False) == micro_batch_sizes(16, is_even=True)
+
+
+def test_an_overcommit_is_of_equal_parts_where_rows_are_uneven() -> None:
+    facts = small_facts(batch_size=64).model_copy(update={"staleness": 2})
+    scope = Scope(ahead=SYNCHRONOUS, runs_on=True)
+    for dp, extras in ((4, [8, 16, 32, 64]), (16, [16, 32, 64]), (6, [6, 12, 30, 60]), (24, [24, 48])):
+        found = schedules(facts, STAGE_BY_NAME["actor_generate"], Layout(dp=dp), scope)
+        assert sorted({schedule.overcommit for schedule in found} - {0}) == extras
+
+
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_what_waits_on_the_host_is_an_optimizer_or_a_copy_that_nobody_trains(stage: Stage) -> None:
     state = Offload.OPTIMIZER if stage.trains else Offload.WEIGHTS
@@ -140,9 +171,9 @@ def test_the_hosts_memory_is_shared_by_its_ranks_and_by_the_stages_that_can_offl
 def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bool) -> None:
     facts = small_facts(batch_size=12, response=400).model_copy(update={"staleness": 2})
     scope = Scope(ahead=SYNCHRONOUS, offload=offload, runs_on=offload)
-    for tp, pp, dp in itertools.product((1, 2), repeat=3):
+    for tp, pp, dp in itertools.product((1, 2), (1, 2), (1, 2, 5, 7)):
         layout = Layout(tp=tp, pp=pp, dp=dp)
-        if layout.num_ranks < 4:
+        if layout.num_ranks != 4:
             found = schedules(facts, stage, layout, scope)
             assert len(set(found)) == len(found)
             assert all(schedule_rules(facts, stage, layout, schedule) == () for schedule in found)
@@ -151,7 +182,13 @@ def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bo
 @pytest.mark.parametrize(
     ("stage", "layout", "says"),
     [
-        ("actor_train", "tp2,pp1,dp3", "dp=3 does not divide the 16 sequences of a minibatch; use dp=2."),
+        ("actor_train", "tp2,pp1,dp17", "dp=17 is more than the 16 sequences of a minibatch; use dp=16 at most."),
+        ("ref_logprob", "dp17", "dp=17 is more than the 16 sequences of a batch; use dp=16 at most."),
+        (
+            "actor_train",
+            "pp2,dp3,vpp2",
+            "vpp=2 needs as many sequences on every replica, and dp=3 does not divide the 16 of a minibatch; use",
+        ),
         ("ref_logprob", "pp2,vpp2", "vpp=2 on a stage that does not train; use vpp=1."),
         ("actor_generate", "tp2,sp", "sp is on, and a single new token cannot be divided along the sequence"),
         ("actor_generate", "cp2", "cp=2 cuts sequences, and generation draws one token after the other; use cp=1."),
@@ -178,3 +215,19 @@ def test_an_illegal_schedule_names_the_value_the_rule_and_the_way_out(
     stage: str, schedule: Schedule, says: str
 ) -> None:
     assert says in " ".join(schedule_rules(small_facts(), STAGE_BY_NAME[stage], Layout(), schedule))
+
+
+def test_a_size_for_uneven_rows_is_told_the_sizes_that_there_are() -> None:
+    says = "micro_batch_size=5 is none of 1, 2, 3, 6, which deal out the 6 sequences of a replica; use 6."
+    assert schedule_rules(small_facts(), STAGE_BY_NAME["ref_logprob"], Layout(dp=3), Schedule(micro_batch_size=5)) == (
+        says,
+    )
+
+
+def test_replicas_that_share_experts_train_on_as_many_sequences_each() -> None:
+    facts, layout = mixture_facts(small_facts(batch_size=18)), Layout(dp=4, ep=2)
+    assert layout_rules(facts, STAGE_BY_NAME["ref_logprob"], layout) == ()
+    assert layout_rules(facts, STAGE_BY_NAME["actor_generate"], layout) == ()
+    assert layout_rules(facts, STAGE_BY_NAME["actor_train"], layout) == (
+        "ep=2 needs as many sequences on every replica, and dp=4 does not divide the 18 of a minibatch; use ep=1.",
+    )

@@ -14,18 +14,21 @@ from meshwright.planner.search.space import check_pins, choices, pools
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, Stage
 from tests.planner.jobs import mixture_facts, small_facts
 
 FACTS = small_facts(batch_size=12, num_minibatches=3)
+UNEVEN = small_facts(batch_size=10, num_minibatches=2)
+"""Two and four replicas have different numbers of rows."""
 
 
 def pools_of(facts: Facts) -> list[str]:
     return [str(ranks) for ranks in pools(facts, STAGE_BY_NAME["actor_train"], ())]
 
 
+@pytest.mark.parametrize("facts", [FACTS, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-def test_the_choices_are_those_that_break_no_rule(stage) -> None:  # type: ignore[no-untyped-def]
+def test_the_choices_are_those_that_break_no_rule(stage: Stage, facts: Facts) -> None:
     degrees = itertools.product(range(1, 5), repeat=4)
     layouts = [
         Layout(tp, pp, dp, sp, vpp=vpp)
@@ -33,8 +36,8 @@ def test_the_choices_are_those_that_break_no_rule(stage) -> None:  # type: ignor
         for sp in (False, True)
         if not (sp and tp == 1) and not (vpp > 1 and pp == 1)
     ]
-    legal = {layout for layout in layouts if layout.num_ranks == 4 and not layout_rules(FACTS, stage, layout)}
-    found = list(choices(FACTS, stage, 4, (), Counter()))
+    legal = {layout for layout in layouts if layout.num_ranks == 4 and not layout_rules(facts, stage, layout)}
+    found = list(choices(facts, stage, 4, (), Counter()))
     assert {choice.layout for choice in found} == legal
     for layout in legal:
         schedules = {choice.schedule for choice in found if choice.layout == layout}
@@ -42,7 +45,7 @@ def test_the_choices_are_those_that_break_no_rule(stage) -> None:  # type: ignor
             schedule
             for size, recompute, slots in itertools.product(range(1, 13), Recompute, range(13))
             for schedule in [Schedule(micro_batch_size=size, recompute=recompute, generation_slots=slots)]
-            if not schedule_rules(FACTS, stage, layout, schedule) and not (stage.generates and size > 1)
+            if not schedule_rules(facts, stage, layout, schedule) and not (stage.generates and size > 1)
         }
 
 
@@ -79,12 +82,13 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
     rejected: Counter[str] = Counter()
     list(choices(FACTS, STAGE_BY_NAME["actor_train"], 4, (), rejected))
     assert rejected == Counter()
-    facts = small_facts(batch_size=6, num_heads=2)
+    facts = small_facts(batch_size=3, num_heads=2)
     list(choices(facts, STAGE_BY_NAME["actor_train"], 4, (), rejected))
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
-        "dp=4 does not divide the 6 sequences of a minibatch; use dp=3.": 1,
-        "vpp=2 needs micro-batches in multiples of pp=2, and a replica has 3 sequences of a minibatch; use vpp=1.": 1,
+        "dp=4 is more than the 3 sequences of a minibatch; use dp=3 at most.": 1,
+        "vpp=2 needs as many sequences on every replica, and dp=2 does not divide the 3 of a minibatch; use vpp=1.": 1,
+        "vpp=2 needs micro-batches in multiples of pp=2, and a replica has 3 sequences of a minibatch; use vpp=1.": 2,
     }
 
 

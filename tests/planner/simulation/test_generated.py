@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths, generation_seconds
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import Schedule
 from tests.planner.drawn import TIMES, carrying_over, plan_of
+from tests.planner.jobs import small_facts
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 
 def test_a_response_takes_a_round_for_each_token_and_the_first_is_its_prefill() -> None:
@@ -69,6 +73,20 @@ def test_every_sequence_is_delivered_once_and_none_is_made_up(overcommits: bool)
         drawn = sorted(length for step in range(15) for length in lengths_of(step)[1].tolist())
         for length in np.concatenate([step.responses for step in found]).tolist():
             drawn.remove(length)
+
+
+@pytest.mark.parametrize("how", [{"batches_in_flight": 2}, {"overcommit": 12}], ids=str)
+def test_uneven_replicas_deliver_every_sequence_once(how: dict[str, int]) -> None:
+    """Of 16 rows three replicas have 6, 5 and 5."""
+    facts = small_facts(ranks_per_node=3, memory_bytes=2**50).model_copy(update={"staleness": 1})
+    schedule = Schedule(generation_slots=4, **how)  # type: ignore[arg-type]
+    plan = plan_by_hand(facts, {GENERATE: Where("0:3", "dp3", schedule), "other": Where("0:3", "dp3")})
+    turns = CarriedOver(plan, lengths_of, TIMES, 1.0, lambda _: schedule.overcommit)
+    found = [turns.of_step(step) for step in range(12)]
+    assert all(len(step.responses) == 16 for step in found)
+    drawn = sorted(length for step in range(15) for length in lengths_of(step)[1].tolist())
+    for length in np.concatenate([step.responses for step in found]).tolist():
+        drawn.remove(length)
 
 
 def test_a_turn_is_played_once_whatever_is_asked_first() -> None:

@@ -51,6 +51,16 @@ def test_the_pace_of_replicas_that_wait_for_each_other_is_that_of_the_plans_turn
     assert Pace(plan).least_rounds == int(rounds)
 
 
+def test_the_pace_of_uneven_replicas_is_that_of_the_fullest() -> None:
+    """Of 16 rows five replicas have 4 or 3."""
+    facts = ahead(batches_in_flight=2).facts
+    cluster = facts.cluster.model_copy(update={"ranks_per_node": 5})
+    five = Where("0:5", "dp5", Schedule(generation_slots=8, batches_in_flight=2))
+    plan = plan_by_hand(facts.model_copy(update={"cluster": cluster}), {GENERATE: five, "other": Where("0:5", "dp5")})
+    rounds = Turns(plan.facts.workload).rounds(4, 8, Overlap(batches_in_flight=2)).num_rounds
+    assert planned_rounds(plan) == rounds
+
+
 def test_a_single_replica_that_would_be_waited_for_keeps_no_pace() -> None:
     where = {name: Where("0:1") for name in ("actor_train", "critic_train", "actor_logprob")}
     assert planned_rounds(ahead(others=where, batches_in_flight=2)) == 0

@@ -30,6 +30,18 @@ def test_equal_lengths_give_the_planned_seconds_back(seed: int) -> None:
         )
 
 
+def test_equal_lengths_give_the_slowest_of_uneven_replicas_the_planned_seconds() -> None:
+    """Of 14 rows four replicas have 4, 4, 3 and 3, and of a minibatch of 7 they have 2, 2, 2 and 1."""
+    plans = [plan_of(seed, LengthSpec(max=128, fixed=128), batch_size=14) for seed in range(8)]
+    assert any(placement.layout.dp == 4 for plan in plans for placement in plan.placements)
+    for plan in plans:
+        work = Sampled(plan, model_of, seed=0).of_step(0)
+        for placement in plan.placements:
+            tolerance = 0.03 if placement.stage == "actor_generate" else 1e-9
+            slowest = max(work.seconds[placement.stage])
+            assert slowest == pytest.approx(placement.cost.total, tolerance), placement.stage
+
+
 def test_drawn_steps_differ_and_a_seed_repeats_them() -> None:
     plan = plan_of(1, LengthSpec(max=256, median=40, p99=200))
     one, same, other = (Sampled(plan, model_of, seed=seed) for seed in (7, 7, 8))
@@ -49,6 +61,11 @@ def test_replicas_share_tokens_as_evenly_as_the_longest_row_allows() -> None:
     # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8.
     assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), 2).tolist() == [18.0, 18.0]
     assert tokens_of_replicas(np.array([30, 1, 2, 3]), 4).tolist() == [30.0, 2.0, 2.0, 2.0]
+
+
+def test_replicas_whose_rows_are_uneven_share_tokens_as_they_do_in_a_run() -> None:
+    assert tokens_of_replicas(np.full(8, 10), 3).tolist() == [30.0, 30.0, 20.0]
+    assert tokens_of_replicas(np.array([10, 30, 40, 90, 50]), 2).tolist() == [130.0, 90.0]
 
 
 @pytest.mark.parametrize("seed", range(8))

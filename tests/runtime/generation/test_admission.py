@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -30,10 +31,12 @@ either = pytest.mark.parametrize("how", SCHEDULES)
 
 
 @cache
-def plan(how: str) -> Plan:
-    facts = small_facts(ranks_per_node=REPLICAS, batch_size=BATCH, response=32, memory_bytes=2**40)
-    schedule = Schedule(generation_slots=PER_STEP, **SCHEDULES[how])  # type: ignore[arg-type]
-    where = {"other": Where("0:2", "dp2"), "actor_generate": Where("0:2", "dp2", schedule)}
+def plan(how: str, replicas: int = REPLICAS) -> Plan:
+    facts = small_facts(ranks_per_node=replicas, batch_size=BATCH, response=32, memory_bytes=2**40)
+    schedule = Schedule(generation_slots=8, **SCHEDULES[how])  # type: ignore[arg-type]
+    schedule = replace(schedule, overcommit=schedule.overcommit // replicas * replicas)
+    everywhere = f"0:{replicas}", f"dp{replicas}"
+    where = {"other": Where(*everywhere), "actor_generate": Where(*everywhere, schedule)}
     return plan_by_hand(facts.model_copy(update={"staleness": 2}), where)
 
 
@@ -67,6 +70,18 @@ def test_every_prompt_of_a_run_is_admitted_once_and_none_of_a_later_step(how: st
         for prompt in found.of(step).prompts
     )
     assert draws == Counter(prompt.draw for step in STEPS for prompt in DATA.batch(step))
+
+
+@either
+def test_uneven_replicas_admit_every_prompt_once_and_fill_every_row(how: str) -> None:
+    """Of 64 rows five replicas have 13, 13, 13, 13 and 12."""
+    draws, rows = Counter[int](), list[int]()
+    for replica in range(5):
+        found = Admission(plan(how, 5), DATA, replica, STEPS)
+        draws.update(prompt.draw for step in STEPS for prompt in found.of(step).prompts)
+        rows += found.rows([answered(prompt) for prompt in shared(DATA.batch(4), replica, 5)])
+    assert draws == Counter(prompt.draw for step in STEPS for prompt in DATA.batch(step))
+    assert sorted(rows) == list(range(BATCH))
 
 
 def test_the_order_of_a_replicas_prompts_does_not_depend_on_what_stays_in_flight() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planner.program.program import Receive, Send
+from meshwright.profiles.packing import rows_of_replicas
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport, even_share, micro_batches, share
 from meshwright.runtime.messages.transport import Transport
 from tests.runtime.ranks import run_on_ranks
@@ -29,11 +30,14 @@ def test_rows_of_like_length_are_spread_over_replicas() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 40), st.integers(1, 99), min_size=1), st.integers(1, 5))
-def test_replicas_that_divide_the_rows_have_as_many_of_them(lengths: dict[int, int], num_replicas: int) -> None:
-    shares = [even_share(tuple(lengths), lengths, replica, num_replicas) for replica in range(num_replicas)]
+def test_replicas_have_as_many_rows_of_each_kind_of_share_and_each_row_once(
+    lengths: dict[int, int], num_replicas: int
+) -> None:
+    replicas = range(num_replicas)
+    shares = [even_share(tuple(lengths), lengths, replica, num_replicas) for replica in replicas]
     assert sorted(row for part in shares for row in part) == sorted(lengths)
-    if len(lengths) % num_replicas == 0:
-        assert len(set(map(len, shares))) == 1
+    assert tuple(map(len, shares)) == rows_of_replicas(len(lengths), num_replicas)
+    assert [len(part) for part in shares] == [len(share(tuple(lengths), lengths, r, num_replicas)) for r in replicas]
 
 
 def test_replicas_have_nearly_as_many_tokens_where_one_row_is_long() -> None:

@@ -36,6 +36,8 @@ OTHERS = [
     How("tp1", 4, "selective"),
     How("tp1", 4, "full"),
     How("dp2", 1),
+    How("dp3", 1),  # two rows, one and one
+    How("dp3", 2, "full"),
     How("dp4", 1),
     How("tp2", 2),
     How("tp2,sp", 2),
