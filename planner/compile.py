@@ -96,7 +96,7 @@ def best_plan(
 
     `ahead` may be some of the patterns that the bound on staleness allows; all of them are searched without it.
     """
-    limits = limits or Limits()
+    limits = (limits or Limits()).on(facts.cluster.num_ranks)
     allowed = patterns(facts.staleness) if ahead is None else ahead
     hurried = _until(limits, model)
     search = _Search(facts=facts, model=hurried, pins=pins, ahead=allowed, limits=limits, progress=progress)
@@ -217,7 +217,7 @@ class _Search:
         searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
         """
         formulated = [self.formulate(scope) for scope in self.scopes]
-        likeliest = _likeliest(formulated, self.limits.gap)
+        likeliest = _likeliest(formulated, self.limits.tolerance)
         early = self.search(formulated[likeliest])
         searched: list[_Searched] = []
         for one in formulated[:likeliest]:
@@ -317,13 +317,14 @@ def _record(searched: Sequence[_Searched], limits: Limits, *, is_whole: bool) ->
     from meshwright.planner.solver.place_model import NAME, VERSION
 
     possible = [one for one in searched if one.result.status != "infeasible"]
-    exact = {"optimal"} if limits.gap else {"optimal", "beaten"}
+    exact = {"optimal"} if limits.tolerance else {"optimal", "beaten"}
     return Solver(
         name=NAME,
         version=VERSION,
         seed=limits.seed,
         num_workers=limits.num_workers,
         max_deterministic_time=limits.max_deterministic_time,
+        asked_gap=limits.tolerance,
         status="optimal" if is_whole and all(one.result.status in exact for one in possible) else "feasible",
         objective_seconds=0.0,
         bound_seconds=min(one.bound_seconds for one in possible) if is_whole else 0.0,

@@ -11,7 +11,7 @@ from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
 
-LIMITS = Limits(max_deterministic_time=2.0)
+LIMITS = Limits(max_deterministic_time=2.0, gap=0.0)
 """Per search: a runner-up that is not proven is told as such."""
 
 

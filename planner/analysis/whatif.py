@@ -93,9 +93,10 @@ def whatif(
     """
     before = recost(plan, plan.facts, remodel(plan.facts))
     baseline = outlook(before, price)
-    answers = []
+    answers, most_ranks = [], 0
     for setting in settings:
         facts = with_setting(plan.facts, setting)
+        most_ranks = max(most_ranks, facts.cluster.num_ranks)
         found = _replanned(plan, facts, remodel, limits) if replan else _recosted(plan, facts, remodel)
         broken, after = found
         seen = outlook(after, price) if after else None
@@ -114,7 +115,7 @@ def whatif(
         baseline=baseline,
         replanned=replan,
         answers=tuple(answers),
-        notes=(*_doubts(plan, before), *_stops(replan, limits)),
+        notes=(*_doubts(plan, before), *_stops(replan, (limits or Limits()).on(most_ranks))),
     )
 
 
@@ -164,9 +165,9 @@ def _cut_lengths(facts: Facts) -> Iterator[str]:
             yield f"workload.{what}.p99={lengths.p99:g} is cut at workload.{what}.max={lengths.max}; set both."
 
 
-def _stops(replan: bool, limits: Limits | None) -> Iterator[str]:
-    if replan and limits and limits.gap:
-        yield f"every new search stopped when it was proven to be within {limits.gap:.2g} of the best."
+def _stops(replan: bool, limits: Limits) -> Iterator[str]:
+    if replan and limits.tolerance:
+        yield f"every new search stopped when it was proven to be within {limits.tolerance:.2g} of the best."
 
 
 def _doubts(plan: Plan, before: Plan) -> Iterator[str]:

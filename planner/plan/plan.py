@@ -92,6 +92,7 @@ class Solver(Document):
     seed: int
     num_workers: int
     max_deterministic_time: float
+    asked_gap: float = Field(default=0.0, ge=0, description="at which the search was to end")
     status: Literal["optimal", "feasible", "pinned"]
     objective_seconds: float
     bound_seconds: float

@@ -59,7 +59,7 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
-    apart = int(limits.gap * best.bound) // _APART
+    apart = int(limits.tolerance * best.bound) // _APART
     if apart and best.has_many(remaining):
         remaining = best.narrow(remaining, _PARTS[0], apart)
     for parts in _PARTS:
@@ -112,7 +112,7 @@ class _Best:
     @property
     def _grain(self) -> int:
         """Ticks to which times may be rounded without much harm to a bound."""
-        return max(1, int(self.limits.gap * self.bound) // _TICKS_PER_GAP)
+        return max(1, int(self.limits.tolerance * self.bound) // _TICKS_PER_GAP)
 
     def left_of(self, problem: Problem) -> Problem:
         """The problem without the options that cannot meet the target; when a call has none left, nothing can."""

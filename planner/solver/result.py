@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeAlias
 
 from meshwright.planner.solver.problem import Option, Problem
@@ -17,14 +17,18 @@ Progress: TypeAlias = Callable[[int, int], None]
 _KEPT = 0.99
 """The part of the gap that the search uses; the rest is for seconds that are not whole ticks."""
 
+_MANY_RANKS, _GAP, _GAP_OF_MANY = 1024, 0.01, 0.03
+"""The gap at which a search for a plan ends where none is asked: of up to so many ranks, and of more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What the search may use. The same limits give the same answer on every machine.
 
-    The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof.
-    It may end without an answer when none takes at most `most` ticks, and with what it has when `deadline` comes, in
-    seconds of `time.monotonic`: then machines differ.
+    The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof. A
+    search for a plan takes the usual gap where none is given (`on`), the solver alone then takes 0. It may end without
+    an answer when none takes at most `most` ticks, and with what it has when `deadline` comes, in seconds of
+    `time.monotonic`: then machines differ.
 
     More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
     """
@@ -32,15 +36,25 @@ class Limits:
     seed: int = 0
     num_workers: int = 1
     max_deterministic_time: float = 60.0
-    gap: float = 0.0
+    gap: float | None = None
     most: int | None = None
     deadline: float | None = None
 
     @classmethod
-    def within(cls, seconds: float, *, gap: float = 0.0, began: float | None = None) -> Self:
+    def within(cls, seconds: float, *, gap: float | None = None, began: float | None = None) -> Self:
         """So many seconds from `began` on, of `time.monotonic`, by default from now."""
         start = time.monotonic() if began is None else began
         return cls(max_deterministic_time=seconds, gap=gap, deadline=start + seconds)
+
+    def on(self, num_ranks: int) -> Self:
+        """The same with the gap that is usual on so many ranks where none is given."""
+        usual = _GAP if num_ranks <= _MANY_RANKS else _GAP_OF_MANY
+        return self if self.gap is not None else replace(self, gap=usual)
+
+    @property
+    def tolerance(self) -> float:
+        """The gap, 0 where none is given."""
+        return self.gap or 0.0
 
     @property
     def seconds_left(self) -> float:
@@ -55,11 +69,11 @@ class Limits:
 
     def shorter(self, makespan: int) -> int:
         """The largest makespan that is shorter than this one by more than the gap."""
-        return math.ceil(makespan * (1 - _KEPT * self.gap)) - 1
+        return math.ceil(makespan * (1 - _KEPT * self.tolerance)) - 1
 
     def as_short(self, makespan: int) -> int:
         """The largest makespan that this one is not shorter than by more than the gap."""
-        return math.floor(makespan / (1 - _KEPT * self.gap))
+        return math.floor(makespan / (1 - _KEPT * self.tolerance))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ def require_number(name: str, value: float | None, *, least: float, most: float 
 
 
 def limits_of(limits: Limits | None) -> Limits:
-    """What a search may use, by default until it has a proof. Raises BadInput for a gap that is none."""
+    """What a search may use, by default until the plan is near the best. Raises BadInput for a gap that is none."""
     found = limits or Limits()
     require_number("gap", found.gap, least=0, most=_MOST_GAP)
     return found

@@ -28,8 +28,14 @@ Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profi
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Price = Annotated[float | None, typer.Option(min=0, max=1e9, callback=finite, help="Of one GPU-hour, in any currency.")]
 Gap = Annotated[
-    float,
-    typer.Option(min=0, max=0.99, callback=finite, help="Stop when the plan is proven to be so near to the best."),
+    float | None,
+    typer.Option(
+        min=0,
+        max=0.99,
+        callback=finite,
+        help="Stop when the plan is proven to be so near to the best: 0 for the last digit. By default 0.01 up to "
+        "1,024 ranks and 0.03 above.",
+    ),
 ]
 
 

@@ -34,7 +34,7 @@ EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.jso
 
 meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
 
-meshwright plan job.yaml --top 3 --time-limit 20 --gap 0.01 -o plan.json
+meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
 """
 
 
@@ -65,7 +65,7 @@ def plan(
             "count of its own, so that every machine finds the same plan.",
         ),
     ] = None,
-    gap: Gap = 0.0,
+    gap: Gap = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is."""

@@ -146,5 +146,10 @@ def _proof(found: Plan) -> str:
     named = ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))
     return (
         f"step {found.period_seconds:.3f} s; {solver.status}: no plan in the space is faster than "
-        f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%})\ncosts: {named}"
+        f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%}{_asked(solver)})\ncosts: {named}"
     )
+
+
+def _asked(solver: Solver) -> str:
+    """At which gap the search was to end, where that left anything open."""
+    return f", {solver.asked_gap:.1%} was asked; --gap 0 for the last digit" if solver.asked_gap and solver.gap else ""

@@ -35,7 +35,7 @@ def whatif(
     replan: Annotated[
         bool, typer.Option(help="Search for the best plan each time, instead of costing this one.")
     ] = False,
-    gap: Gap = 0.01,
+    gap: Gap = None,
     profile: Profile = None,
     price: Price = None,
     plot: Annotated[

@@ -20,9 +20,17 @@ from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
 def planned(seed: int = 0, **kw: int) -> Plan:
     facts = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**30, **kw)
-    plan = compile_plan(facts, RandomModel(seed, 2**27))
+    plan = compile_plan(facts, RandomModel(seed, 2**27), limits=Limits(gap=0.0))
     assert isinstance(plan, Plan)
     return plan
+
+
+def test_a_plan_says_at_which_gap_its_search_was_to_end() -> None:
+    facts = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**30)
+    plan = compile_plan(facts, RandomModel(0, 2**27))
+    assert isinstance(plan, Plan)
+    assert plan.solver.gap <= plan.solver.asked_gap == 0.01
+    assert planned().solver.asked_gap == 0.0
 
 
 @pytest.mark.parametrize("seed", range(6))

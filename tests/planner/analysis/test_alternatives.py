@@ -7,6 +7,7 @@ import pytest
 from meshwright.planner.analysis.alternatives import Considered, alternatives
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import ToyModel, small_facts
 
@@ -16,7 +17,7 @@ PIN = "reward_score.pool=0:1"
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     facts = small_facts(ranks_per_node=2)
-    found = compile_plan(facts, ToyModel(facts), pins=(PIN,))
+    found = compile_plan(facts, ToyModel(facts), pins=(PIN,), limits=Limits(gap=0.0))
     assert isinstance(found, Plan)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.runners_up import RunnerUp, runners_up
+from meshwright.planner.analysis.runners_up import LIMITS, RunnerUp, runners_up
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
@@ -43,7 +43,7 @@ def test_a_proven_choice_costs_nothing_and_buys_what_is_proven_at_least(found: t
 def test_a_runner_up_is_the_best_plan_without_the_choice(plan: Plan, found: tuple[RunnerUp, ...]) -> None:
     one = next(one for one in found if one.stage == "actor_train")
     barred = Pin("actor_train", "layout", plan.placement("actor_train").layout, forbids=True)
-    other = best_plan(FACTS, MODEL, pins=(Pin("ref_logprob", "layout", Layout(dp=2)), barred))
+    other = best_plan(FACTS, MODEL, pins=(Pin("ref_logprob", "layout", Layout(dp=2)), barred), limits=LIMITS)
     assert isinstance(other, Plan)
     assert one.period_seconds == other.period_seconds
     assert one.instead == str(other.placement("actor_train").layout) != one.choice

@@ -27,7 +27,7 @@ def structure(plan: Plan) -> tuple[Layout, ...]:
 
 
 def best(*pins: Pin) -> Plan | None:
-    found = best_plan(FACTS, RandomModel(4, 2**20), pins=(*FIXED, *pins))
+    found = best_plan(FACTS, RandomModel(4, 2**20), pins=(*FIXED, *pins), limits=Limits(gap=0.0))
     return found if isinstance(found, Plan) else None
 
 
@@ -35,7 +35,7 @@ def best(*pins: Pin) -> Plan | None:
 def found() -> tuple[Plan, ...]:
     first = best()
     assert first is not None
-    return best_structures(first, RandomModel(4, 2**20), count=4, limits=Limits())
+    return best_structures(first, RandomModel(4, 2**20), count=4, limits=Limits(gap=0.0))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.planner.jobs import small_facts
 
 MIB = 2**20
 ROUNDING = 1 + 1e-4
-LIMITS = Limits(max_deterministic_time=5.0)
+LIMITS = Limits(max_deterministic_time=5.0, gap=0.0)
 FIXED = (
     *(Pin(name, "layout", Layout()) for name in ("reward_score", "ref_logprob", "critic_value", "actor_logprob")),
     *(Pin(name, "micro_batch_size", 1) for name in ("reward_score", "ref_logprob", "critic_value", "critic_train")),

@@ -45,6 +45,11 @@ def test_as_many_ranks_as_anybody_has_are_possible() -> None:
         with_setting(facts, {"cluster.nodes": 2**17, "cluster.ranks_per_node": 16})
 
 
+def test_a_batch_of_many_rows_for_each_of_many_ranks_is_possible() -> None:
+    facts = small_facts(ranks_per_node=8, batch_size=4, memory_bytes=2**34)
+    assert with_setting(facts, {"cluster.nodes": 2**14, "workload.batch_size": 64 * 2**17}).cluster.num_ranks == 2**17
+
+
 def test_what_is_beyond_all_use_is_told_with_whose_number_it_is() -> None:
     facts = small_facts()
     require_possible(dict(facts.models), facts.cluster, facts.workload, "job")

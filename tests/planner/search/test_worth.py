@@ -19,7 +19,7 @@ from tests.planner.jobs import RandomModel, ToyModel, small_facts
 pytestmark = pytest.mark.usefixtures("any_ranks")
 
 FACTS = small_facts(ranks_per_node=4, batch_size=4, memory_bytes=2**28)
-LIMITS = Limits(max_deterministic_time=20.0)
+LIMITS = Limits(max_deterministic_time=20.0, gap=0.0)
 
 
 @pytest.fixture

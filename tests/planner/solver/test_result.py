@@ -27,6 +27,13 @@ def test_what_is_left_when_nothing_shorter_is_found_is_within_the_gap(gap: float
     assert limits.shorter(longest + 1) >= makespan
 
 
+@pytest.mark.parametrize(("num_ranks", "gap"), [(8, 0.01), (1024, 0.01), (1025, 0.03), (131072, 0.03)])
+def test_a_search_that_is_given_no_gap_takes_the_usual_one(num_ranks: int, gap: float) -> None:
+    assert Limits(seed=3).on(num_ranks) == Limits(seed=3, gap=gap)
+    assert Limits(gap=0.0).on(num_ranks).gap == 0.0
+    assert Limits().tolerance == 0.0
+
+
 def test_what_is_asked_for_comes_before_what_is_better() -> None:
     limits = Limits(most=50)
     assert [limits.target(makespan) for makespan in (80, 51, 50, 20)] == [50, 50, 49, 19]
