@@ -147,3 +147,11 @@ def test_an_illegal_schedule_names_the_value_the_rule_and_the_way_out(
     stage: str, schedule: Schedule, says: str
 ) -> None:
     assert says in " ".join(schedule_rules(small_facts(), STAGE_BY_NAME[stage], Layout(), schedule))
+
+
+def test_generation_has_no_micro_batches() -> None:
+    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
+    schedule = Schedule(micro_batch_size=2, generation_slots=16)
+    assert schedule_rules(facts, stage, Layout(), schedule) == (
+        "micro_batch_size=2 on a stage that generates, slot by slot; use 1.",
+    )
