@@ -21,7 +21,7 @@ demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with 
 	$(BIN)/python $(TINY)/make.py --out $(BUILD)
 	$(BIN)/meshwright profile $(TINY)/job.yaml -o $(BUILD)/table.json --fresh
 	$(BIN)/meshwright plan $(TINY)/job.yaml --profile $(BUILD)/table.json -o $(BUILD)/plan.json
-	$(BIN)/meshwright verify $(BUILD)/plan.json
+	$(BIN)/meshwright verify $(BUILD)/plan.json --profile $(BUILD)/table.json
 	rm -rf $(BUILD)/run
 	$(BIN)/meshwright run $(BUILD)/plan.json $(TINY)/job.yaml --steps 20 --out $(BUILD)/run
 

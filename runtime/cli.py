@@ -17,8 +17,7 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.plan.verify import verify as violations
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document
 from meshwright.profiles.errors import BadInput, MeshwrightError
 from meshwright.profiles.table import Table
@@ -32,9 +31,10 @@ from meshwright.runtime.commands import (
     report_command,
     run_command,
     simulate_command,
+    verify_command,
     whatif_command,
 )
-from meshwright.runtime.commands.options import AsJson, PlanPath, SchemaOf
+from meshwright.runtime.commands.options import SchemaOf
 
 _INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
@@ -72,21 +72,7 @@ def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]
 
 app.command(epilog=profile_command.EXAMPLE)(profile_command.profile)
 app.command(epilog=plan_command.EXAMPLES)(plan_command.plan)
-
-
-@app.command(epilog="Example: meshwright verify plan.json")
-def verify(plan: PlanPath, as_json: AsJson = False) -> None:
-    """Check every rule of a plan without the solver; say nothing when it holds."""
-
-    found = violations(read_plan(plan))
-    if as_json:
-        print(json.dumps({"violations": found}, indent=2))
-    elif found:
-        print("\n".join(found), file=sys.stderr)
-    if found:
-        raise typer.Exit(2)
-
-
+app.command(epilog=verify_command.EXAMPLES)(verify_command.verify)
 app.command(epilog=explain_command.EXAMPLES)(explain_command.explain)
 app.command(epilog=simulate_command.EXAMPLE)(simulate_command.simulate)
 app.command(epilog=rehearse_command.EXAMPLE)(rehearse_command.rehearse)

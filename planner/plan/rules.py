@@ -241,6 +241,8 @@ def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[s
 
 def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: int) -> Iterator[str]:
     """Rules about what a replica has in flight, and in how many slots."""
+    if schedule.micro_batch_size > 1:
+        yield f"micro_batch_size={schedule.micro_batch_size} on a stage that generates, slot by slot; use 1."
     batch_size, extra = facts.workload.batch_size, schedule.overcommit
     if extra % layout.dp or extra > batch_size:
         legal = _nearest(extra, range(0, batch_size + 1, layout.dp))

@@ -24,13 +24,19 @@ from meshwright.planner.plan.rules import (
     pool_violations,
     schedule_rules,
 )
-from meshwright.planner.plan.steps_ahead import GENERATE, staleness_of, steps_ahead_violations
+from meshwright.planner.plan.steps_ahead import GENERATE, patterns, staleness_of, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE
 
 _TOLERANCE = 1e-9
 """Relative to the period: what adding the same numbers in another order may change."""
+
+_MOST_AMOUNT = 1e24
+"""Of a term, in seconds or bytes: beyond any, and sums of such still end."""
+
+ORIGINS = ("job", "profile")
+"""Of a plan's digests those of documents that it does not hold: the job, and the measured table."""
 
 Check = Callable[[Plan], Iterator[str]]
 
@@ -67,9 +73,13 @@ def _pools_are_named_once(plan: Plan) -> Iterator[str]:
     for one, other in combinations(plan.pools, 2):
         if one.ranks == other.ranks and one.name != other.name:
             yield f"pools {one.name!r} and {other.name!r} have the same ranks; use one of them."
+    used = [placement.pool for placement in plan.placements]
     for placement in plan.placements:
         if placement.pool not in names:
             yield f"{placement.stage} is placed on pool {placement.pool!r}, which is not defined; define it."
+    for name in names:
+        if name not in used:
+            yield f"no stage is placed on pool {name!r}; remove it."
 
 
 def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
@@ -78,7 +88,7 @@ def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
     if len(given) < len(plan.edges):
         yield "an edge is listed twice; list each once."
     for (producer, consumer), fields in expected.items():
-        if set(given.get((producer, consumer), ())) != set(fields):
+        if sorted(given.get((producer, consumer), ())) != sorted(fields):
             yield f"the edge {producer} -> {consumer} must carry {', '.join(fields)}."
     for producer, consumer in given.keys() - expected.keys():
         yield f"the edge {producer} -> {consumer} carries nothing that {consumer} reads; remove it."
@@ -92,9 +102,13 @@ def _refits_name_stages(plan: Plan) -> Iterator[str]:
 
 
 def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
-    for name, digest in plan.facts.digests().items():
+    known = plan.facts.digests()
+    for name, digest in known.items():
         if plan.digests.get(name) != digest:
             yield f"the digest of {name} does not match the plan's facts; plan the job again."
+    for name in plan.digests:
+        if name not in known and name not in ORIGINS:
+            yield f"the digest of {name} is of nothing that a plan is made of; remove it."
 
 
 def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
@@ -107,6 +121,13 @@ def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
                 f"{edge.consumer} has steps_ahead={then} and reads what {edge.producer} writes with "
                 f"steps_ahead={first}; use {first} or less."
             )
+
+
+def _stages_work_ahead_together(plan: Plan) -> Iterator[str]:
+    ahead = plan.ahead
+    if ahead not in patterns(ahead[GENERATE]):
+        told = ", ".join(f"{stage} has steps_ahead={steps}" for stage, steps in ahead.items() if steps)
+        yield f"{told}, which is none of the ways to work ahead; plan the job again."
 
 
 def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
@@ -195,6 +216,8 @@ def _refits_are_complete(plan: Plan) -> Iterator[str]:
 
 def _pins_are_kept(plan: Plan) -> Iterator[str]:
     for text in plan.pins:
+        if plan.pins.count(text) > 1:
+            yield f"the pin {text!r} is listed {plan.pins.count(text)} times; list it once."
         try:
             pin = parse_pin(text)
         except BadInput as error:
@@ -209,13 +232,15 @@ def _pins_are_kept(plan: Plan) -> Iterator[str]:
 
 
 def _costs_are_sums_of_addends(plan: Plan) -> Iterator[str]:
-    costs = [(p.stage, cost) for p in plan.placements for cost in (p.cost, p.resident, p.transient)]
+    costs = [(p.stage, cost) for p in plan.placements for cost in (p.cost, p.resident, p.transient, p.host)]
     costs += [(f"the edge {e.producer} -> {e.consumer}", e.cost) for e in plan.edges]
     costs += [(f"the refit of {r.target}", r.cost) for r in plan.refits]
     for name, cost in costs:
         for term in cost.terms:
             if term.amount < 0:
                 yield f"{name}: the cost term {term.name!r} is {term.amount}; a cost adds up from 0."
+            elif term.amount > _MOST_AMOUNT:
+                yield f"{name}: the cost term {term.name!r} is {term.amount}, above all use; plan the job again."
 
 
 def _tasks_last_as_long_as_they_cost(plan: Plan) -> Iterator[str]:
@@ -274,7 +299,7 @@ def _the_period_is_that_of_the_times(plan: Plan) -> Iterator[str]:
     expected = period_seconds(plan, {name_of(i): Times(i.start_seconds, i.end_seconds) for i in items(plan)})
     if not _equal(plan, plan.period_seconds, expected):
         yield f"period_seconds is {plan.period_seconds:.6g} and the turn takes {expected:.6g} s."
-    if plan.solver.status != "pinned" and not _equal(plan, plan.solver.objective_seconds, plan.period_seconds):
+    if not _equal(plan, plan.solver.objective_seconds, plan.period_seconds):
         yield f"the objective is {plan.solver.objective_seconds:.6g} s and the period {plan.period_seconds:.6g} s."
 
 
@@ -301,9 +326,11 @@ _NAMES: tuple[Check, ...] = (
     _edges_are_the_stage_graph,
     _refits_name_stages,
     _digests_match_the_facts,
+    _costs_are_sums_of_addends,
 )
 _CHOICES: tuple[Check, ...] = (
     _steps_ahead_fall_along_the_edges,
+    _stages_work_ahead_together,
     _staleness_keeps_its_bound,
     _streams_are_of_one_turn,
     _what_runs_on_is_scored_by_fixed_weights,
@@ -314,7 +341,6 @@ _CHOICES: tuple[Check, ...] = (
 _CONSEQUENCES: tuple[Check, ...] = (
     _refits_are_complete,
     _pins_are_kept,
-    _costs_are_sums_of_addends,
     _tasks_last_as_long_as_they_cost,
     _inputs_are_there,
     _ranks_do_one_thing_at_a_time,

@@ -50,7 +50,7 @@ def random_plan(
     facts = facts.model_copy(update={"staleness": ahead[GENERATE] + deferral})
     model = model or RandomModel(seed, memory_scale=1.0)
     draw, scope = random.Random(seed), Scope(ahead=ahead, runs_on=deferral > 0)
-    return assemble(
+    plan = assemble(
         facts,
         model,
         handovers=handovers(facts, model),
@@ -59,6 +59,8 @@ def random_plan(
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
         ahead=ahead,
     )
+    solver = plan.solver.model_copy(update={"objective_seconds": plan.period_seconds})
+    return plan.model_copy(update={"solver": solver})
 
 
 def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage, scope: Scope) -> Pick:

@@ -45,13 +45,13 @@ from meshwright.planner.analysis.why import Why
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
+from meshwright.runtime.api.checking import verify
 from meshwright.runtime.api.clocks import rehearse, simulate
 from meshwright.runtime.api.drawing import plot, report, timeline
 from meshwright.runtime.api.importing import import_operators

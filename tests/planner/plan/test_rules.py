@@ -231,3 +231,11 @@ def test_replicas_that_share_experts_train_on_as_many_sequences_each() -> None:
     assert layout_rules(facts, STAGE_BY_NAME["actor_train"], layout) == (
         "ep=2 needs as many sequences on every replica, and dp=4 does not divide the 18 of a minibatch; use ep=1.",
     )
+
+
+def test_generation_has_no_micro_batches() -> None:
+    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
+    schedule = Schedule(micro_batch_size=2, generation_slots=16)
+    assert schedule_rules(facts, stage, Layout(), schedule) == (
+        "micro_batch_size=2 on a stage that generates, slot by slot; use 1.",
+    )

@@ -1,0 +1,52 @@
+"""A plan is checked by its laws and by the model that it was made with, which a measured table may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import api
+from meshwright.profiles.table import Traffic, TrafficCorrection
+from tests.runtime.measured import measured_table
+
+
+@pytest.fixture(scope="module")
+def table(job: Path, tmp_path_factory: pytest.TempPathFactory) -> api.Table:
+    """As measured, and then corrected by a run."""
+    found = api.read_table(measured_table(job, tmp_path_factory.mktemp("table") / "table.json"))
+    correction = TrafficCorrection(
+        traffic=Traffic.HANDOVER, factor=2.0, seconds=0.5, plan="0" * 64, num_steps=3, date="2026-11-21"
+    )
+    return found.model_copy(update={"traffic": (correction,)})
+
+
+@pytest.fixture(scope="module")
+def measured(job: Path, table: api.Table) -> api.Plan:
+    found = api.plan(api.resolve(api.read_job(job), job.parent), table, limits=api.Limits(gap=0.5))
+    assert isinstance(found, api.Plan)
+    return found
+
+
+def cheaper(plan: api.Plan) -> api.Plan:
+    """The plan with a term of an edge halved."""
+    edge = plan.edges[0]
+    return plan.model_copy(update={"edges": (edge.model_copy(update={"cost": edge.cost.scaled(0.5)}), *plan.edges[1:])})
+
+
+def test_a_plan_of_a_table_is_right_by_that_table_alone(measured: api.Plan, table: api.Table) -> None:
+    assert api.verify(measured, table) == ()
+    assert any("the cost model makes it" in sentence for sentence in api.verify(cheaper(measured), table))
+    other = table.model_copy(update={"measurements": table.measurements[1:]})
+    (sentence,) = api.verify(measured, other)
+    assert sentence.startswith("the plan was made with another table")
+
+
+def test_without_the_table_laws_alone_are_checked(measured: api.Plan) -> None:
+    assert api.verify(cheaper(measured)) == ()
+    assert api.verify(measured.model_copy(update={"period_seconds": 1e6}))
+
+
+def test_who_hides_the_table_is_told_of_every_cost(measured: api.Plan) -> None:
+    digests = {name: digest for name, digest in measured.digests.items() if name != "profile"}
+    assert api.verify(measured.model_copy(update={"digests": digests}))

@@ -1,0 +1,61 @@
+"""The verify command: nothing is said of a plan that is right, and a sentence of each thing that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.runtime.command import Call
+from tests.runtime.measured import measured_table
+
+
+def edited_plan(plan: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    document = json.loads(plan.read_text())
+    edit(document)
+    path = plan.with_name("edited.json")
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_plan_edited_to_tp_3_is_told_the_stage_the_rule_and_the_nearest_value(call: Call, plan: Path) -> None:
+    def edit(document: dict[str, Any]) -> None:
+        placement = next(p for p in document["placements"] if p["stage"] == "actor_train")
+        placement["layout"] = {"tp": 3, "pp": 1, "dp": 1, "sp": False}
+
+    outcome = call("verify", edited_plan(plan, edit))
+    assert outcome.code == 2
+    assert outcome.err.splitlines() == ["actor_train: tp=3 does not divide the 4 attention heads of actor; use tp=2."]
+
+
+def test_a_plan_of_another_schema_version_is_refused(call: Call, plan: Path) -> None:
+    outcome = call("verify", edited_plan(plan, lambda document: document.update(schema_version=99)))
+    assert outcome.code == 2
+    assert "schema_version=99" in outcome.err
+
+
+def test_nothing_is_said_of_a_plan_that_is_right(call: Call, plan: Path) -> None:
+    outcome = call("verify", plan)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_a_cost_that_somebody_changed_is_told_beside_what_it_is(call: Call, plan: Path) -> None:
+    def edit(document: dict[str, Any]) -> None:
+        document["edges"][0]["cost"]["terms"][0]["amount"] /= 2
+
+    outcome = call("verify", edited_plan(plan, edit), "--json")
+    assert outcome.code == 2
+    (sentence,) = json.loads(outcome.out)["violations"]
+    assert sentence.startswith("the edge actor_generate -> reward_score: its cost: the term 'experience' is stated as ")
+
+
+def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_without(
+    call: Call, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    table, measured = measured_table(job, tmp_path / "table.json"), tmp_path / "measured.json"
+    assert call("plan", job, "--profile", table, "--gap", 0.5, "-o", measured).code == 0
+    assert call("verify", measured, "--profile", table).out == ""
+    assert "its costs are of a measured table and were not checked" in call("verify", measured).out
+    assert json.loads(call("verify", measured, "--json").out) == {"violations": [], "costs_checked": False}
+    assert "without a table; give none" in call("verify", plan, "--profile", table).err
