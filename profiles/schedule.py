@@ -28,7 +28,7 @@ class Offload(StrEnum):
 class Schedule:
     """How a stage runs. A setting that does not concern the stage has its default.
 
-    `micro_batch_size` counts sequences per data-parallel replica.
+    `micro_batch_size` counts sequences per data-parallel replica that go through the model together, at most.
     `generation_slots` counts sequences in flight per data-parallel replica; it is 0 for stages that do not generate.
     `batches_in_flight` counts the prompt batches whose sequences may fill slots; batches are delivered in order.
     `overcommit` counts sequences in flight, over all replicas, beyond one batch: the first `batch_size` to end are

@@ -15,7 +15,6 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import PLAIN, Scope, max_deferral
 from meshwright.profiles.cluster import AnyCluster, Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
-from meshwright.profiles.packing import rows_of_replicas
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 
@@ -103,7 +102,7 @@ def rows_per_update(facts: Facts, stage: Stage) -> int:
 
 def rows_per_replica(facts: Facts, stage: Stage, layout: Layout) -> int:
     """The sequences that the fullest replica takes at once; others may have one fewer."""
-    return rows_of_replicas(rows_per_update(facts, stage), layout.dp)[0]
+    return -(-rows_per_update(facts, stage) // layout.dp)
 
 
 def has_even_rows(facts: Facts, stage: Stage, layout: Layout) -> bool:

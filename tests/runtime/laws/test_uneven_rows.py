@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.program.instruction_durations import Planned
 from meshwright.profiles.schedule import Offload, Schedule
+from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.request import RunRequest
+from tests.planner.jobs import small_facts
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.execution.test_train import run_steps
 from tests.runtime.laws.test_ahead import Ran, assert_same, drawn_lines
@@ -121,6 +125,18 @@ def test_sequences_in_flight_on_three_replicas_are_delivered_once(
     assert all(sorted(step["tokens"]) == list(range(16)) for step in held)
     assert drawn_lines(held) == in_turns
     assert max(line["max_staleness"] for line in lines) == 1
+
+
+def test_an_odd_batch_is_rehearsed_in_the_simulated_time() -> None:
+    plan = plan_by_hand(small_facts(batch_size=15, memory_bytes=2**50), ON_FOUR_RANKS["streaming"])
+    found = rehearse(plan, Planned(plan), steps=2, speed=2 / plan.period_seconds, ranks_per_process=2)
+    assert -0.001 < found.error < 0.25
+    tokens = {stage: Counter[int]() for stage in ("actor_generate", "reward_score")}
+    for span in found.spans:
+        if span.instruction in tokens:
+            tokens[span.instruction][span.step] += int(span.facts["num_tokens"])
+    assert tokens["reward_score"] == tokens["actor_generate"]
+    assert set(tokens["actor_generate"].values()) == {15 * plan.facts.workload.max_tokens}
 
 
 @pytest.mark.parametrize(("source", "target"), [(("dp3", 0), ("tp2", 2)), (("tp2", 0), ("dp3", 1))])

@@ -30,7 +30,7 @@ def test_rows_of_like_length_are_spread_over_replicas() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 40), st.integers(1, 99), min_size=1), st.integers(1, 5))
-def test_replicas_have_as_many_rows_of_each_kind_of_share_and_each_row_once(
+def test_replicas_read_as_many_rows_as_they_generate_and_each_row_once(
     lengths: dict[int, int], num_replicas: int
 ) -> None:
     replicas = range(num_replicas)
