@@ -21,8 +21,11 @@ from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 CHUNKS = (128, 256, 512)
 """Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
 
-_POOL_STEPS = 16
-"""Pools of a large cluster are so many parts of it, or a power of two of nodes that divides a part."""
+_ANY_NUMBER_OF_NODES = 16
+"""Of so many nodes or fewer a pool may have any number."""
+
+_POOL_STEPS = 8
+"""Of more nodes a pool has so many parts of the cluster, or a power of two of nodes that divides a part."""
 
 MIN_CONTEXT_TOKENS = 2048
 """Of the longest sequence, the least that context parallelism may leave to a rank."""
@@ -31,8 +34,8 @@ MIN_CONTEXT_TOKENS = 2048
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
     """How many ranks a pool may have: powers of two within a node, and any number of whole nodes of one kind.
 
-    Of more than 16 nodes they are whole steps: the least power of two of nodes that is a 16th of all or more, and the
-    powers of two below it.
+    Of more than 16 nodes they are whole steps: the least power of two of nodes that is an eighth of all or more, and
+    the powers of two below it.
     """
     return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}))
 
@@ -51,8 +54,9 @@ def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
 def pool_step(part: Cluster) -> int:
     """Ranks of which every larger pool on nodes of one kind has a multiple, unless it has all, and which every smaller
     one divides."""
-    nodes = -(-part.nodes // _POOL_STEPS)
-    power_of_two: int = 1 << (nodes - 1).bit_length()
+    if part.nodes <= _ANY_NUMBER_OF_NODES:
+        return part.ranks_per_node
+    power_of_two: int = 1 << (-(-part.nodes // _POOL_STEPS) - 1).bit_length()
     return power_of_two * part.ranks_per_node
 
 

@@ -1,6 +1,6 @@
 """The search when calls may be anywhere, and its proof.
 
-    answer     = the best of a few options per call
+    answer     = the best of a few options per call, then of all on pools of its sizes while that makes it better
     for the problem with memory and times in coarse parts and fewer layouts, with all, in finer parts, and last as it is
         repeat while that makes the answer better
             target     = what is better than the answer by more than the gap asked
@@ -14,6 +14,7 @@ Everything is deterministic.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from meshwright.planner.solver.block_model import Relations, block_makespan_model
@@ -41,7 +42,7 @@ _FIRST_RANGE = 4
 _PARTS = (64,)
 """Of a device: memory is counted in these, coarse ones first."""
 
-_APART = 4
+_APART = 8
 """Layouts whose transfers differ by less than the gap that is asked, divided by this, are one at first."""
 
 _MANY = 700
@@ -59,6 +60,7 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
+    best.descend(remaining)
     apart = int(limits.tolerance * best.bound) // _APART
     if apart and best.has_many(remaining):
         remaining = best.narrow(remaining, _PARTS[0], apart)
@@ -130,6 +132,14 @@ class _Best:
                 self._look(few, max(target, self.bound), _FIRST_TIME)
         if self.answer is not None and self.is_open:
             self._look(few, self._target_in(few), self.left)
+
+    def descend(self, problem: Problem) -> None:
+        """Looks for better answers among all options of as many ranks as those of the best, until there is none."""
+        known = None
+        while self.is_open and self.answer is not None and self.answer is not known:
+            known = self.answer
+            alike = _as_large(problem, picked_options(self.problem, known))
+            self._look(alike, self._target_in(alike), self.left)
 
     def has_many(self, problem: Problem) -> bool:
         """Whether so many options are left in coarse parts that a bound with fewer layouts is worth its own search."""
@@ -238,6 +248,19 @@ def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times
         picked=picked,
         first_ranks=first_ranks(sizes, inside),
         starts={name: value(start) for name, start in times.start.items()},
+    )
+
+
+def _as_large(problem: Problem, picked: Mapping[str, Option]) -> Problem:
+    """The problem with the options of as many ranks as those picked."""
+    return problem.with_calls(
+        tuple(
+            CallOptions(
+                call.name,
+                tuple(o for o in call.options if o.place.num_ranks == picked[call.name].place.num_ranks),
+            )
+            for call in problem.calls
+        )
     )
 
 
