@@ -1,12 +1,12 @@
-"""A search that may take so long and no longer by the clock: whoever asks for a cost after that gets none."""
+"""A search that may take so long and no longer, or is asked to stop: whoever asks for a cost after that gets none."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Stage
 
@@ -17,10 +17,10 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True)
 class Hurried:
-    """A cost model that answers until `deadline`, in seconds of `time.monotonic`; then it raises OutOfTimeError."""
+    """A cost model that answers while the limits leave time; then it raises OutOfTimeError."""
 
     model: CostModel
-    deadline: float
+    limits: Limits
 
     @property
     def memory_grows(self) -> bool:
@@ -49,6 +49,6 @@ class Hurried:
         return self._in_time().handover_seconds(num_bytes)
 
     def _in_time(self) -> CostModel:
-        if time.monotonic() > self.deadline:
+        if self.limits.seconds_left <= 0:
             raise OutOfTimeError
         return self.model
