@@ -22,17 +22,18 @@ from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.edges import Handover, handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, parse_pins
-from meshwright.planner.plan.plan import Plan, SearchWork, Solver
+from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
 from meshwright.planner.search.deadline import Hurried, OutOfTimeError
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import TOO_SLOW, Frontier, PoolKind, frontier, kinds_of
+from meshwright.planner.search.frontier import Frontier, PoolKind, frontier, kinds_of
 from meshwright.planner.search.parallel import side_by_side
 from meshwright.planner.search.progress import Course, Progress
 from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
 from meshwright.planner.search.searched import Formulated, Searched
+from meshwright.planner.search.solver_record import solver_record, work_of
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits
@@ -46,9 +47,6 @@ _LARGE = 4
 
 _SPARE = 1e-5
 """Of the seconds of a plan that is known: what its tasks lose when they are rounded to ticks."""
-
-_DIGITS = 9
-"""Of the solver's deterministic time."""
 
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
 """Why there is no plan: none fits, or the search ended before it found or excluded one."""
@@ -168,7 +166,7 @@ class _Search:
         cluster = self.facts.cluster
         if len(cluster.parts) > 1:
             return None  # there is no first answer where nodes are of several kinds
-        if self.start is None and cluster.num_ranks >= _FROM_RANKS:
+        if self._looks_for_first:
             self.first = self._first()
         seconds = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else None
         if seconds is None:
@@ -183,7 +181,25 @@ class _Search:
             for scope in self.scopes
         }
         known_seconds = seconds * (1 + _SPARE) / (1 - self.limits.tolerance)
-        return Worth(cluster.num_ranks, known_seconds, self.scopes, self.edges, least)
+        worth = Worth(cluster.num_ranks, known_seconds, self.scopes, self.edges, least)
+        for position, scope in enumerate(self.scopes):
+            self.course.learns(position, worth.least_seconds(scope))
+        return worth
+
+    @property
+    def _looks_for_first(self) -> bool:
+        cluster = self.facts.cluster
+        return self.start is None and cluster.num_ranks >= _FROM_RANKS and len(cluster.parts) == 1
+
+    @cached_property
+    def _num_costings(self) -> int:
+        """How often choices of a stage are costed."""
+        keys = {(stage.name, scope.of(stage.name)) for stage in STAGES for scope in self.scopes}
+        return len(keys) + len(STAGES) * self._looks_for_first
+
+    def _begun(self, index: int) -> None:
+        """Of those that are costed now, the one at this position."""
+        self.course.does("costing", len(self.asked) + index, self._num_costings)
 
     @cached_property
     def _kinds(self) -> dict[str, set[PoolKind]]:
@@ -198,7 +214,7 @@ class _Search:
             large = {k: math.inf for k in self._kinds[stage.name] if k.num_ranks * _LARGE >= cluster.num_ranks}
             return frontier(self.facts, self.model, stage, self.pins, scope=scope, most_seconds=large, is_plain=True)
 
-        frontiers = side_by_side(plain, STAGES, prepare=_load_solver)
+        frontiers = side_by_side(plain, STAGES, prepare=_load_solver, begun=self._begun)
         self.asked += frontiers
         if not all(any(one.candidates.values()) for one in frontiers):
             return None
@@ -297,7 +313,10 @@ class _Search:
         """No plan of the scope is faster: as its search has proven, or by arithmetic alone."""
         if scope in self.searched:
             return self.searched[scope].bound_seconds
-        return self.formulated[scope].least_seconds if scope in self.formulated else 0.0
+        if scope in self.formulated:
+            return self.formulated[scope].least_seconds
+        worth = self.worth if "worth" in vars(self) else None  # it may be that there was no time for it
+        return worth.least_seconds(self.scopes[scope]) if worth else 0.0
 
     def _shorter(self, scope: int, searched: Sequence[Searched]) -> int | None:
         """The most ticks of a scope that are fewer, by more than the gap, than every answer; None when there is
@@ -317,15 +336,10 @@ class _Search:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
         worth = self.worth
         keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
-        every = {(stage.name, other.of(stage.name)) for stage in STAGES for other in self.scopes}
         new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
         for trains in (False, True):
-            alike, before = [stage for stage in new if stage.trains == trains], len(self.known)
-
-            def begun(index: int, before: int = before) -> None:
-                self.course.does("costing", before + index, len(every))
-
-            for one in side_by_side(partial(self._frontier, scope), alike, prepare=_load_solver, begun=begun):
+            alike = [stage for stage in new if stage.trains == trains]
+            for one in side_by_side(partial(self._frontier, scope), alike, prepare=_load_solver, begun=self._begun):
                 key = scope.of(one.stage.name)
                 self.known[one.stage.name, key] = one
                 self.asked.append(one)
@@ -350,43 +364,15 @@ def _load_solver() -> None:
 
 
 def _record(search: _Search) -> Solver:
-    """How the answer was found; objective and gap follow when the plan has been timed.
-
-    A bound on every scope is one on all plans.
-    """
-    from meshwright.planner.solver.place_model import NAME, VERSION
-
-    limits, searched = search.limits, search.searched.values()
-    exact = {"optimal", "infeasible"} if limits.tolerance else {"optimal", "infeasible", "beaten"}
-    is_exact = len(searched) == len(search.scopes) and all(one.result.status in exact for one in searched)
+    """How the answer was found; a bound on every scope is one on all plans."""
     found = [search.best.objective_seconds] if search.best else []
     known = [*found, search.start.period_seconds] if search.start else found
-    bound = min(*known, *map(search.bound_seconds, range(len(search.scopes))))
-    return Solver(
-        name=NAME,
-        version=VERSION,
-        seed=limits.seed,
-        num_workers=limits.num_workers,
-        max_deterministic_time=limits.max_deterministic_time,
-        asked_gap=limits.tolerance,
-        status="optimal" if is_exact else "feasible",
-        objective_seconds=0.0,
-        bound_seconds=bound,
-        gap=0.0,
-        work=_work(search),
-    )
-
-
-def _work(search: _Search) -> SearchWork:
-    """What the search did, counted."""
-    asked = [found.asked for found in search.asked]
-    return SearchWork(
-        timed=sum(one.timed for one in asked),
-        weighed=sum(one.weighed for one in asked),
-        generations=sum(one.generations for one in asked),
-        too_slow=sum(found.rejected[TOO_SLOW] for found in search.asked),
-        models=search.effort.num_models,
-        deterministic_time=round(search.effort.deterministic_time, _DIGITS),
+    return solver_record(
+        search.limits,
+        is_whole=len(search.searched) == len(search.scopes),
+        statuses={one.result.status for one in search.searched.values()},
+        bound_seconds=min(*known, *map(search.bound_seconds, range(len(search.scopes)))),
+        work=work_of(search.asked, search.effort),
     )
 
 
