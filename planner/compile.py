@@ -28,13 +28,13 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
 from meshwright.planner.search.deadline import Hurried, OutOfTimeError
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import Frontier, PoolKind, frontier, kinds_of
-from meshwright.planner.search.parallel import side_by_side
+from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.progress import Course, Progress
 from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
 from meshwright.planner.search.searched import Formulated, Searched
 from meshwright.planner.search.solver_record import solver_record, work_of
 from meshwright.planner.search.space import check_pins
+from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.stages import STAGES, Stage
@@ -144,13 +144,16 @@ class _Search:
     formulated: dict[int, Formulated] = field(default_factory=dict)
     searched: dict[int, Searched] = field(default_factory=dict)
     first: Searched | None = None
-    asked: list[Frontier] = field(default_factory=list)
     effort: Effort = field(default_factory=Effort)
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
         """All that are searched, those with stages less far ahead first."""
         return tuple(scope for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness))
+
+    @cached_property
+    def costs(self) -> StageCosts:
+        return StageCosts(self.facts, self.model, self.pins)
 
     @cached_property
     def course(self) -> Course:
@@ -175,7 +178,7 @@ class _Search:
         least: dict[Key, Least] = {
             (stage.name, scope.of(stage.name)): {
                 kind: self.model.least_seconds(stage, self.facts.models.spec(stage.role), kind.num_ranks, kind.part)
-                for kind in self._kinds[stage.name]
+                for kind in self.costs.kinds[stage.name]
             }
             for stage in STAGES
             for scope in self.scopes
@@ -199,11 +202,7 @@ class _Search:
 
     def _begun(self, index: int) -> None:
         """Of those that are costed now, the one at this position."""
-        self.course.does("costing", len(self.asked) + index, self._num_costings)
-
-    @cached_property
-    def _kinds(self) -> dict[str, set[PoolKind]]:
-        return {stage.name: set(kinds_of(self.facts, stage, self.pins).values()) for stage in STAGES}
+        self.course.does("costing", len(self.costs.asked) + index, self._num_costings)
 
     def _first(self) -> Searched | None:
         """A first answer: the best of a few plain choices, on a quarter of the ranks and more, in the scope with stages
@@ -211,11 +210,10 @@ class _Search:
         scope, cluster = self.scopes[-1], self.facts.cluster
 
         def plain(stage: Stage) -> Frontier:
-            large = {k: math.inf for k in self._kinds[stage.name] if k.num_ranks * _LARGE >= cluster.num_ranks}
-            return frontier(self.facts, self.model, stage, self.pins, scope=scope, most_seconds=large, is_plain=True)
+            large = {k: math.inf for k in self.costs.kinds[stage.name] if k.num_ranks * _LARGE >= cluster.num_ranks}
+            return self.costs.frontier(stage, scope, large, is_plain=True)
 
-        frontiers = side_by_side(plain, STAGES, prepare=_load_solver, begun=self._begun)
-        self.asked += frontiers
+        frontiers = self.costs.side_by_side(plain, STAGES, prepare=_load_solver, begun=self._begun)
         if not all(any(one.candidates.values()) for one in frontiers):
             return None
         formulation = formulate(self.facts, self.model, frontiers, self.edges, scope.ahead)
@@ -339,17 +337,19 @@ class _Search:
         new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
         for trains in (False, True):
             alike = [stage for stage in new if stage.trains == trains]
-            for one in side_by_side(partial(self._frontier, scope), alike, prepare=_load_solver, begun=self._begun):
+            found = self.costs.side_by_side(
+                partial(self._frontier, scope), alike, prepare=_load_solver, begun=self._begun
+            )
+            for one in found:
                 key = scope.of(one.stage.name)
                 self.known[one.stage.name, key] = one
-                self.asked.append(one)
                 if worth:
                     worth.learn(one.stage.name, key, one)
         return [self.known[key] for key in keys]
 
     def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
         most = self.worth.most_seconds(stage.name, scope.of(stage.name)) if self.worth else None
-        return frontier(self.facts, self.model, stage, self.pins, scope=scope, most_seconds=most)
+        return self.costs.frontier(stage, scope, most)
 
 
 def _likeliest(formulated: Sequence[Formulated], gap: float) -> int:
@@ -372,7 +372,7 @@ def _record(search: _Search) -> Solver:
         is_whole=len(search.searched) == len(search.scopes),
         statuses={one.result.status for one in search.searched.values()},
         bound_seconds=min(*known, *map(search.bound_seconds, range(len(search.scopes)))),
-        work=work_of(search.asked, search.effort),
+        work=work_of(search.costs.asked, search.effort),
     )
 
 

@@ -114,14 +114,15 @@ def frontier(
     scope: Scope = PLAIN,
     most_seconds: Mapping[PoolKind, float] | None = None,
     is_plain: bool = False,
+    on: Mapping[Ranks, PoolKind] | None = None,
 ) -> Frontier:
     """The frontier of one stage; without a limit, choices are kept however much of the device they need.
 
     `most_seconds` are those of a choice on a kind of pool, none for a kind that is not of use; all may take any without
-    it. With `is_plain` only plain choices are costed (`space.is_plain`).
+    it. With `is_plain` only plain choices are costed (`space.is_plain`). `on` are its pools where they are known.
     """
     mine = [pin for pin in pins if pin.stage == stage.name]
-    found = kinds_of(facts, stage, mine)
+    found = kinds_of(facts, stage, mine) if on is None else on
     costing = _Costing(
         facts=facts,
         model=model,
