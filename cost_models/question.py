@@ -131,3 +131,40 @@ class CostModel(Protocol):
     def handover_seconds(self, num_bytes: float) -> Cost:
         """Seconds to hand experience of this size from one pool to another."""
         ...
+
+
+@dataclass(frozen=True)
+class PassedOn:
+    """A cost model that passes its questions on to another; what differs is said by whoever inherits it."""
+
+    model: CostModel
+
+    @property
+    def memory_grows(self) -> bool:
+        return self.model.memory_grows
+
+    @property
+    def seconds_grow(self) -> bool:
+        return self.model.seconds_grow
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        return self.model.least_seconds(stage, model, num_ranks, part)
+
+    def seconds(self, call: Call) -> Cost:
+        return self._asked().seconds(call)
+
+    def tail_seconds(self, call: Call) -> float:
+        return self._asked().tail_seconds(call)
+
+    def memory(self, call: Call) -> Memory:
+        return self._asked().memory(call)
+
+    def move_seconds(self, move: Move) -> Cost:
+        return self._asked().move_seconds(move)
+
+    def handover_seconds(self, num_bytes: float) -> Cost:
+        return self._asked().handover_seconds(num_bytes)
+
+    def _asked(self) -> CostModel:
+        """The other one."""
+        return self.model

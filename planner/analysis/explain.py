@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source, Term
@@ -57,7 +57,8 @@ class RankUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Why a turn takes as long as it does, what fills the ranks, and what is not well known of it."""
+    """Why a turn takes as long as it does, what fills the ranks, and what is not well known of it; `work` is what the
+    search did, as `plan.SearchWork` names it."""
 
     period_seconds: float
     bound_seconds: float
@@ -69,6 +70,7 @@ class Explanation:
     device_bytes: int
     extrapolated: tuple[str, ...]
     pins: tuple[str, ...]
+    work: Mapping[str, float]
 
 
 _NUM_TERMS = 3
@@ -94,6 +96,7 @@ def explain(plan: Plan) -> Explanation:
         device_bytes=most_usable_bytes(plan.facts.cluster),
         extrapolated=tuple(task_name(i) for i in items_of(plan) if i.cost.source is Source.EXTRAPOLATED),
         pins=plan.pins,
+        work=plan.solver.work.model_dump(),
     )
 
 

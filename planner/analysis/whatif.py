@@ -15,11 +15,13 @@ from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.evaluate import free_bytes, items, name_of, ranks_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
+from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting, with_setting
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.recost import illegal_under, recost
 from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 
 _STEPS = 1000
@@ -148,7 +150,10 @@ def _replanned(
 ) -> tuple[tuple[str, ...], Plan | None]:
     if too_long := position_violations(dict(facts.models), facts.workload):
         return too_long, None
-    found = compile_plan(facts, remodel(facts), pins=plan.pins, limits=limits)
+    model = remodel(facts)
+    kept = start_from(plan, facts, model, parse_pins(plan.pins))
+    start = kept if isinstance(kept, Plan) else None
+    found = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)
     if isinstance(found, NoPlan):
         return tuple(limit.sentence for limit in found.limits) or ("no plan was found in time.",), None
     return (), found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
@@ -127,7 +128,9 @@ def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
 
 def peak_bytes(plan: Plan) -> tuple[int, ...]:
     """Bytes on every rank at its worst instant: each copy once, and the largest transient of the stages that use it."""
-    return tuple(_bytes_on(plan, rank) for rank in range(plan.facts.cluster.num_ranks))
+    edges = {0, plan.facts.cluster.num_ranks, *(edge for p in plan.pools for edge in (p.ranks.start, p.ranks.stop))}
+    between = ((_bytes_on(plan, first), last - first) for first, last in pairwise(sorted(edges)))
+    return tuple(num_bytes for num_bytes, num_ranks in between for _ in range(num_ranks))
 
 
 def resident_bytes(plan: Plan, placement: Placement) -> float:

@@ -84,6 +84,17 @@ class Refit(Document):
     cost: Cost = Field(description="seconds")
 
 
+class SearchWork(Document):
+    """What a search did, in numbers that no clock moves: a search that ends by itself has them on every machine."""
+
+    timed: int = Field(default=0, ge=0, description="questions of a choice's seconds")
+    weighed: int = Field(default=0, ge=0, description="questions of a choice's bytes")
+    generations: int = Field(default=0, ge=0, description="ways to generate that were played, for each scope")
+    too_slow: int = Field(default=0, ge=0, description="choices left out as slower than a plan that is known")
+    models: int = Field(default=0, ge=0, description="models that the solver was given")
+    deterministic_time: float = Field(default=0.0, ge=0, description="that it took for them, in its own unit")
+
+
 class Solver(Document):
     """How the plan was found and how good it is: `gap` = (objective - bound) / objective."""
 
@@ -97,6 +108,7 @@ class Solver(Document):
     objective_seconds: float
     bound_seconds: float
     gap: float = Field(ge=0)
+    work: SearchWork = SearchWork()
 
 
 class Plan(Document):

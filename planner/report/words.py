@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from meshwright.planner.plan.plan import SearchWork
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
 
@@ -97,3 +98,11 @@ def colour(name: str) -> str:
         return "c-refit"
     stage = next((word for word in name.split() if word in STAGE_BY_NAME), None)
     return f"c-{stage}" if stage else "c-other"
+
+
+def search_work(work: SearchWork) -> str:
+    """What the search did, counted."""
+    return (
+        f"search: {work.timed:,} choices timed, {work.weighed:,} weighed, {work.generations:,} ways to generate, "
+        f"{work.too_slow:,} too slow; {work.models} models solved in {work.deterministic_time:.2f} units"
+    )

@@ -75,6 +75,16 @@ class PoolKind(NamedTuple):
     num_ranks: int
 
 
+@dataclass
+class Asked:
+    """How many questions costing has put to a cost model: of seconds, of bytes, and in how many ways generation was
+    played, each a number of replicas, of pipeline stages and of slots with what is in flight."""
+
+    timed: int = 0
+    weighed: int = 0
+    generations: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
     """What is left of one stage's choices: by the kind of the pools it may use, with the counts of what was left out.
@@ -87,6 +97,7 @@ class Frontier:
     candidates: Mapping[PoolKind, tuple[Candidate, ...]]
     rejected: Counter[str]
     smallest: Mapping[int, Candidate]
+    asked: Asked
 
     def on(self, ranks: Ranks) -> tuple[Candidate, ...]:
         """The choices on one of its pools."""
@@ -103,14 +114,15 @@ def frontier(
     scope: Scope = PLAIN,
     most_seconds: Mapping[PoolKind, float] | None = None,
     is_plain: bool = False,
+    on: Mapping[Ranks, PoolKind] | None = None,
 ) -> Frontier:
     """The frontier of one stage; without a limit, choices are kept however much of the device they need.
 
     `most_seconds` are those of a choice on a kind of pool, none for a kind that is not of use; all may take any without
-    it. With `is_plain` only plain choices are costed (`space.is_plain`).
+    it. With `is_plain` only plain choices are costed (`space.is_plain`). `on` are its pools where they are known.
     """
     mine = [pin for pin in pins if pin.stage == stage.name]
-    found = kinds_of(facts, stage, mine)
+    found = kinds_of(facts, stage, mine) if on is None else on
     costing = _Costing(
         facts=facts,
         model=model,
@@ -127,6 +139,7 @@ def frontier(
         candidates={kind: costing.kept(kind) for kind in sorted(set(found.values()))},
         rejected=+costing.rejected,
         smallest={part: costing.candidate(choice, part) for part, (_, choice) in costing.smallest.items()},
+        asked=replace(costing.asked, generations=len(costing.generations)),
     )
 
 
@@ -150,6 +163,8 @@ class _Costing:
     is_plain: bool
     rejected: Counter[str] = field(default_factory=Counter)
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
+    asked: Asked = field(default_factory=Asked)
+    generations: set[Hashable] = field(default_factory=set)
 
     def kept(self, kind: PoolKind) -> tuple[Candidate, ...]:
         """The choices on pools of one kind that fit, are not too slow, and that no other beats."""
@@ -194,8 +209,9 @@ class _Costing:
         if layout.vpp > 1:
             if reason := beside.too_large(layout, schedule):
                 return reason
-            if beside.beats(layout, schedule, self.model.seconds(call).total):
+            if beside.beats(layout, schedule, self._seconds(call).total):
                 return DOMINATED
+        self.asked.weighed += 1
         memory = self.model.memory(call)  # asked first: what does not fit need not be timed
         peak = memory.resident.total + memory.transient.total
         if part not in self.smallest or peak < self.smallest[part][0]:
@@ -203,7 +219,7 @@ class _Costing:
         device_bytes, host_bytes = room
         if memory.host.total > host_bytes:
             return TOO_LARGE_FOR_HOST
-        return TOO_LARGE if peak > device_bytes else _candidate(self.model, call, memory)
+        return TOO_LARGE if peak > device_bytes else _candidate(self._seconds(call), self.model, call, memory)
 
     def _slower_than(self, most: float, part: int) -> Callable[[Choice], bool]:
         """Whether a choice takes more than `most` seconds, told once by the quickest of those that differ in what only
@@ -216,7 +232,7 @@ class _Costing:
             quickest = _quickest(choice.schedule) if self.model.seconds_grow else choice.schedule
             asked = choice.layout, quickest
             if asked not in told:
-                told[asked] = self.model.seconds(self._call(Choice(*asked), part)).total > most
+                told[asked] = self._seconds(self._call(Choice(*asked), part)).total > most
             return told[asked]
 
         return is_slower
@@ -224,7 +240,15 @@ class _Costing:
     def candidate(self, choice: Choice, part: int) -> Candidate:
         """The choice on a part of the cluster with what it costs."""
         call = self._call(choice, part)
-        return _candidate(self.model, call, self.model.memory(call))
+        return _candidate(self.model.seconds(call), self.model, call, self.model.memory(call))
+
+    def _seconds(self, call: Call) -> Cost:
+        """Asked of the model, and counted."""
+        self.asked.timed += 1
+        if self.stage.generates:
+            slots = call.schedule.generation_slots, call.schedule.batches_in_flight, call.schedule.overcommit
+            self.generations.add((call.layout.dp, call.layout.pp, *slots))
+        return self.model.seconds(call)
 
     def _call(self, choice: Choice, part: int) -> Call:
         deferral = max_deferral(self.scope.ahead, self.facts.staleness)
@@ -276,14 +300,14 @@ def costed_choice(
 ) -> Candidate:
     """The choice on a part of the cluster, with what it costs there."""
     call = call_of(facts, stage, choice, deferral=max_deferral(scope.ahead, facts.staleness), part=part)
-    return _candidate(model, call, model.memory(call))
+    return _candidate(model.seconds(call), model, call, model.memory(call))
 
 
-def _candidate(model: CostModel, call: Call, memory: Memory) -> Candidate:
+def _candidate(seconds: Cost, model: CostModel, call: Call, memory: Memory) -> Candidate:
     return Candidate(
         layout=call.layout,
         schedule=call.schedule,
-        seconds=model.seconds(call),
+        seconds=seconds,
         tail_seconds=model.tail_seconds(call) if call.schedule.chunk_tokens else 0.0,
         resident=memory.resident,
         transient=memory.transient,

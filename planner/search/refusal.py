@@ -88,6 +88,8 @@ def refuse(
     """Why this job has no plan. Without `remodel`, only more memory is looked for."""
     if status == "out_of_limit":
         sentence = f"no plan was found in {limits.max_deterministic_time:g} s; give more with --time-limit."
+        if limits.stop is not None and limits.stop.is_set():
+            sentence = "no plan was found before the search was asked to stop; let it go on for longer."
         return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
     need = _need(facts, model, pins, limits)
     changes = list(_more_memory(facts, need))

@@ -60,7 +60,7 @@ def choices(
                     continue
                 choice = Choice(layout, schedule)
                 broken = streaming_rules(facts, layout, schedule)
-                if not broken and _agrees(choice, pins):
+                if not broken and agrees(choice, pins):
                     yield choice
                 else:
                     rejected[broken[0] if broken else PINNED] += 1
@@ -126,7 +126,7 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         if left and pin.value not in values:
             legal = min(values, key=lambda value: _distance(value, pin.value))
             _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
-        agreeing = [choice for choice in left if _agrees(choice, (pin,))]
+        agreeing = [choice for choice in left if agrees(choice, (pin,))]
         if left and not agreeing:
             _refuse(pin, (f"it leaves {stage.name} without a legal choice; remove one of its pins.",))
         left = agreeing
@@ -161,7 +161,8 @@ def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]
             yield replace(layout, vpp=vpp)
 
 
-def _agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
+def agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
+    """Whether the pins of a stage allow a choice, on whatever pool."""
     return all(pin.key == "pool" or pin.allows(_value(choice, pin.key)) for pin in pins)
 
 

@@ -20,7 +20,7 @@ from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.steps_ahead import GENERATE, Scope, ScopeKey
 from meshwright.planner.search.formulate import precedences, refits
 from meshwright.planner.search.frontier import Frontier, PoolKind
-from meshwright.planner.solver.bounds import bounds_with
+from meshwright.planner.solver.bounds import bounds_with, least_makespan
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from meshwright.profiles.stages import STAGES
 
@@ -62,6 +62,14 @@ class Worth:
                 for kind, seconds in self._most(stage, scope).items():
                     found[kind] = max(found.get(kind, 0.0), seconds)
         return found
+
+    def least_seconds(self, scope: Scope) -> float:
+        """Seconds that no plan of the scope is below, by arithmetic; those that are known where that is less."""
+        tick = self.known_seconds / _TICKS
+        problem = self._problem(scope, tick)
+        if not all(call.options for call in problem.calls):
+            return self.known_seconds
+        return min(self.known_seconds, least_makespan(problem) * tick)
 
     def learn(self, stage: str, key: ScopeKey, costed: Frontier) -> None:
         """Of a stage that is costed the fastest choices are the least."""

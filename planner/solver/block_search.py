@@ -24,7 +24,7 @@ from meshwright.planner.solver.coarse import around, blocks_of, coarsened, possi
 from meshwright.planner.solver.coarse_steps import Steps
 from meshwright.planner.solver.place_model import Solved, run
 from meshwright.planner.solver.problem import CallOptions, Option, Problem, ends_of
-from meshwright.planner.solver.result import Answer, Limits, Progress, Result, picked_options
+from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_options
 from meshwright.planner.solver.variables import TaskVariables
 
 _STEPS = 64
@@ -52,9 +52,12 @@ _TICKS_PER_GAP = 128
 """Times are rounded to this part of the gap that is asked: a turn of ten tasks in line loses a tenth of it at most."""
 
 
-def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
-    """The best answer within the limits, with the bound that was proven; every call has options."""
-    best = _Best(problem, limits, progress)
+def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
+    """The best answer within the limits, with the bound that was proven; every call has options.
+
+    What it takes is added to `effort`.
+    """
+    best = _Best(problem, limits, progress, effort or Effort())
     remaining = possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
@@ -73,15 +76,15 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
     return best.result()
 
 
-def first_makespan(problem: Problem, limits: Limits) -> int | None:
-    """Ticks of the best answer among a few options per call; none where there is none."""
-    best = _Best(problem, limits, lambda _makespan, _bound: None)
+def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
+    """The best answer among a few options per call; none where there is none."""
+    best = _Best(problem, limits, lambda _makespan, _bound: None, effort)
     remaining = possible(problem)
     if any(not call.options for call in remaining.calls):
         return None
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
-    return best.makespan if best.answer else None
+    return best.result() if best.answer else None
 
 
 @dataclass
@@ -91,6 +94,7 @@ class _Best:
     problem: Problem
     limits: Limits
     progress: Progress
+    effort: Effort
     bound: int = 0
     makespan: int = 0
     answer: Answer | None = None
@@ -116,12 +120,17 @@ class _Best:
         """Ticks to which times may be rounded without much harm to a bound."""
         return max(1, int(self.limits.tolerance * self.bound) // _TICKS_PER_GAP)
 
+    @property
+    def _proven(self) -> int:
+        """The bound on what was asked for, or the answer where that is shorter."""
+        return min(self.bound, self.makespan) if self.answer else self.bound
+
     def left_of(self, problem: Problem) -> Problem:
         """The problem without the options that cannot meet the target; when a call has none left, nothing can."""
         target = self._target_in(problem)
         left = within(problem, target)
         least = least_makespan(left) if all(call.options for call in left.calls) else target + 1
-        self.bound = max(self.bound, min(least, target + 1))
+        self._raise_bound(min(least, target + 1))
         return left
 
     def find(self, few: Problem) -> None:
@@ -191,13 +200,18 @@ class _Best:
     def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
         model, x, times = block_makespan_model(problem, steps.target)
         steps.minimise(model, times.makespan)
-        solved = run(model, replace(self.limits, max_deterministic_time=limit))
+        solved = run(model, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
         self.left -= max(solved.solver.deterministic_time, 1e-3)
         return solved, x, times
 
     def _learn(self, solved: Solved, steps: Steps) -> None:
         self.is_infeasible = self.answer is None and not solved.is_found and solved.is_proven
-        self.bound = max(self.bound, min(steps.proven(solved), steps.target + 1))
+        self._raise_bound(min(steps.proven(solved), steps.target + 1))
+
+    def _raise_bound(self, proven: int) -> None:
+        if proven > self.bound:
+            self.bound = proven
+            self.progress(self.makespan if self.answer else None, self._proven)
 
     def _offer(self, answer: Answer) -> None:
         picked = picked_options(self.problem, answer)
@@ -208,17 +222,16 @@ class _Best:
             tasks = {task.name: task for task in self.problem.tasks}
             starts = {name: end - self.problem.duration(tasks[name], picked) for name, end in ends.items()}
             self.answer, self.makespan = replace(answer, starts=starts), makespan
-            self.progress(makespan, min(self.bound, makespan))
+            self.progress(makespan, self._proven)
 
     def result(self) -> Result:
         if self.answer is None:
             return self._nothing()
-        bound = min(self.bound, self.makespan)
         return Result(
-            status="optimal" if bound == self.makespan else "feasible",
+            status="optimal" if self._proven == self.makespan else "feasible",
             answer=self.answer,
             objective=self.makespan,
-            bound=bound,
+            bound=self._proven,
         )
 
     def _nothing(self) -> Result:

@@ -25,6 +25,8 @@ Redundant, for the proof
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import ortools
@@ -33,11 +35,14 @@ from ortools.sat.python import cp_model
 from meshwright.planner.solver.constraints import add_choice_constraints, add_memory_constraints, add_time_constraints
 from meshwright.planner.solver.objective import minimise_device, minimise_makespan
 from meshwright.planner.solver.problem import MAX_SUM, Problem
-from meshwright.planner.solver.result import Limits, Progress
+from meshwright.planner.solver.result import Effort, Limits, Progress
 from meshwright.planner.solver.variables import Variables, add_variables
 
 _LEAST_SECONDS = 0.01
 """Of a search whose deadline has passed: CP-SAT refuses a limit below 0."""
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+"""Whether a search that may be asked to stop has been."""
 
 NAME = "CP-SAT"
 VERSION = str(ortools.__version__)
@@ -82,22 +87,47 @@ def memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_mode
     return model, x, device
 
 
-def run(model: cp_model.CpModel, limits: Limits, progress: Progress | None = None) -> Solved:
-    """Solves a model deterministically: fixed seed, workers that take turns, a limit in deterministic time."""
+def run(
+    model: cp_model.CpModel, limits: Limits, progress: Progress | None = None, effort: Effort | None = None
+) -> Solved:
+    """Solves a model deterministically: fixed seed, workers that take turns, a limit in deterministic time.
+
+    What it takes is added to `effort`.
+    """
     _check_range(model)
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = limits.seed
     solver.parameters.num_workers = limits.num_workers
     solver.parameters.interleave_search = limits.num_workers > 1
     solver.parameters.max_deterministic_time = limits.max_deterministic_time
-    if limits.deadline is not None:
+    if limits.seconds_left < math.inf:
         solver.parameters.max_time_in_seconds = max(limits.seconds_left, _LEAST_SECONDS)
     solver.parameters.max_presolve_iterations = 1
     solver.parameters.linearization_level = 0  # its linear programs and probing cost more than they prune once the
     solver.parameters.cp_model_probing_level = 0  # hopeless options are gone: 6.1 s with, 1.4 s without (16 ranks)
-    status = solver.solve(model, _Listener(progress) if progress else None)
+    status = _solve_beside(solver, model, limits, _Listener(progress) if progress else None)
+    if effort:
+        effort.add(float(solver.deterministic_time))
     assert status != cp_model.MODEL_INVALID, model.validate()
     return Solved(solver, status)
+
+
+def _solve_beside(
+    solver: cp_model.CpSolver, model: cp_model.CpModel, limits: Limits, listener: _Listener | None
+) -> cp_model.CpSolverStatus:
+    """Solves in a second thread: this one goes on taking signals, and what they raise ends the search."""
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(max_workers=1) as second:
+        solving = second.submit(solver.solve, model, listener)
+        try:
+            while limits.stop is not None and not wait([solving], timeout=_SECONDS_BETWEEN_LOOKS).done:
+                if limits.stop.is_set():
+                    solver.stop_search()
+            return solving.result()
+        except BaseException:
+            while not wait([solving], timeout=_SECONDS_BETWEEN_LOOKS).done:
+                solver.stop_search()
+            raise
 
 
 def _check_range(model: cp_model.CpModel) -> None:

@@ -25,15 +25,19 @@ from meshwright.planner.solver.incumbent import Incumbent
 from meshwright.planner.solver.place_model import Solved, makespan_model, memory_model, run
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.reduce import Reduced, reduced
-from meshwright.planner.solver.result import Limits, Progress, Result
+from meshwright.planner.solver.result import Effort, Limits, Progress, Result
 from meshwright.planner.solver.variables import Variables
 
 _STEPS = 16
 """Into how many steps CP-SAT cuts the distance between the bound and the incumbent."""
 
 
-def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
-    """The best answer within the limits, with the bound that was proven; every call has options."""
+def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
+    """The best answer within the limits, with the bound that was proven; every call has options.
+
+    What it takes is added to `effort`.
+    """
+    effort = effort or Effort()
     incumbent, remaining = Incumbent(problem, progress), possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
@@ -43,14 +47,15 @@ def search(problem: Problem, limits: Limits, progress: Progress) -> Result:
             return Result.beaten(limits.most)
     incumbent.start(remaining, limits)
     if incumbent.makespan is None:
-        excluded = _start_from_least_memory(incumbent, limits)
+        excluded = _start_from_least_memory(incumbent, limits, effort)
         if excluded is not None:
             return excluded
     assert incumbent.makespan is not None
     left = _reduced(incumbent, remaining, limits)
     time = limits.max_deterministic_time
     while time > 0 and limits.seconds_left > 0 and incumbent.bound <= limits.target(incumbent.makespan):
-        time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time))
+        time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time), effort)
+        progress(incumbent.makespan, incumbent.bound)
         left = left.within(limits.target(incumbent.makespan))
         if left.is_empty:
             incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
@@ -67,11 +72,11 @@ def _nothing_as_short(most: int, bound: int) -> Result:
     return Result(status="out_of_limit", answer=None, objective=None, bound=bound)
 
 
-def _start_from_least_memory(incumbent: Incumbent, limits: Limits) -> Result | None:
+def _start_from_least_memory(incumbent: Incumbent, limits: Limits, effort: Effort) -> Result | None:
     """A descent from the choice that needs the least memory, or the result that there is none."""
     problem = incumbent.problem
     model, x, device = memory_model(problem)
-    solved = run(model, limits)
+    solved = run(model, limits, effort=effort)
     if solved.is_found and solved.solver.value(device) <= problem.device_blocks:
         incumbent.descend_from(Greedy(problem), _picks(solved, problem, x))
         return None
@@ -94,13 +99,13 @@ def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
     return left
 
 
-def _improve(incumbent: Incumbent, problem: Problem, limits: Limits) -> float:
+def _improve(incumbent: Incumbent, problem: Problem, limits: Limits, effort: Effort) -> float:
     """One search with CP-SAT among the options that are left: the deterministic time that was spent."""
     assert incumbent.makespan is not None
     steps = Steps.between(incumbent.bound, limits.target(incumbent.makespan), _STEPS)
     model, x = makespan_model(problem)
     steps.minimise(model, x.times.makespan)
-    solved = run(model, limits)
+    solved = run(model, limits, effort=effort)
     _learn(incumbent, problem, solved, x, steps)
     return max(float(solved.solver.deterministic_time), 1e-3)
 

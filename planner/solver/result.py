@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,9 +11,9 @@ from typing import Literal, Self, TypeAlias
 
 from meshwright.planner.solver.problem import Option, Problem
 
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the makespan and the bound, in ticks, of each better answer."""
-
+Progress: TypeAlias = Callable[[int | None, int], None]
+"""Called with the makespan of the best answer, None before there is one, and with the bound, in ticks, when one of them
+has become better."""
 
 _KEPT = 0.99
 """The part of the gap that the search uses; the rest is for seconds that are not whole ticks."""
@@ -28,7 +29,7 @@ class Limits:
     The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof. A
     search for a plan takes the usual gap where none is given (`on`), the solver alone then takes 0. It may end without
     an answer when none takes at most `most` ticks, and with what it has when `deadline` comes, in seconds of
-    `time.monotonic`: then machines differ.
+    `time.monotonic`, or `stop` is set: then machines differ.
 
     More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
     """
@@ -39,6 +40,7 @@ class Limits:
     gap: float | None = None
     most: int | None = None
     deadline: float | None = None
+    stop: threading.Event | None = None
 
     @classmethod
     def within(cls, seconds: float, *, gap: float | None = None, began: float | None = None) -> Self:
@@ -58,7 +60,9 @@ class Limits:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline, infinite without one."""
+        """Until the deadline, infinite without one; none once it is asked to stop."""
+        if self.stop is not None and self.stop.is_set():
+            return 0.0
         return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def target(self, makespan: int) -> int:
@@ -74,6 +78,19 @@ class Limits:
     def as_short(self, makespan: int) -> int:
         """The largest makespan that this one is not shorter than by more than the gap."""
         return math.floor(makespan / (1 - _KEPT * self.tolerance))
+
+
+@dataclass
+class Effort:
+    """What a search has asked of CP-SAT so far, in numbers that no clock moves."""
+
+    num_models: int = 0
+    deterministic_time: float = 0.0
+
+    def add(self, deterministic_time: float) -> None:
+        """One more model."""
+        self.num_models += 1
+        self.deterministic_time += deterministic_time
 
 
 @dataclass(frozen=True, kw_only=True)

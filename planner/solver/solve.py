@@ -6,22 +6,22 @@ from meshwright.planner.solver import block_search, place_search
 from meshwright.planner.solver.block_model import block_memory_model
 from meshwright.planner.solver.place_model import memory_model, run
 from meshwright.planner.solver.problem import Problem
-from meshwright.planner.solver.result import Limits, Progress, Result
+from meshwright.planner.solver.result import Effort, Limits, Progress, Result
 
 
-def solve(problem: Problem, limits: Limits, progress: Progress | None = None) -> Result:
-    """The best answer within the limits, with the bound that was proven."""
+def solve(problem: Problem, limits: Limits, progress: Progress | None = None, effort: Effort | None = None) -> Result:
+    """The best answer within the limits, with the bound that was proven; what it takes is added to `effort`."""
     if any(not call.options for call in problem.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     search = block_search.search if problem.anywhere else place_search.search
-    return search(problem, limits, progress or _silence)
+    return search(problem, limits, progress or _silence, effort or Effort())
 
 
-def first_makespan(problem: Problem, limits: Limits) -> int | None:
-    """Ticks of an answer among a few options, where stages may be anywhere; none where it was not found at once."""
+def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
+    """An answer among a few options, where stages may be anywhere; none where it was not found at once."""
     if not problem.anywhere or any(not call.options for call in problem.calls):
         return None
-    return block_search.first_makespan(problem, limits)
+    return block_search.first_answer(problem, limits, effort)
 
 
 def least_memory(problem: Problem, limits: Limits) -> int | None:
@@ -36,5 +36,5 @@ def least_memory(problem: Problem, limits: Limits) -> int | None:
     return solved.solver.value(device) if solved.is_found else None
 
 
-def _silence(_makespan: int, _bound: int) -> None:
+def _silence(_makespan: int | None, _bound: int) -> None:
     """For callers who do not ask for progress."""

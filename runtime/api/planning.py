@@ -21,11 +21,13 @@ from meshwright.planner.analysis.whatif import whatif as answers
 from meshwright.planner.analysis.why import Why
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts, Job
-from meshwright.planner.plan.pins import forbidden
+from meshwright.planner.plan.pins import forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting
 from meshwright.planner.plan.verify import require_valid
+from meshwright.planner.search.progress import Progress as Course
 from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
 from meshwright.profiles.table import Table
@@ -45,12 +47,16 @@ def plan(
     forbid: Iterable[str] = (),
     limits: Limits | None = None,
     job: Job | None = None,
+    start: Plan | None = None,
+    progress: Course | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that fits, and how near it is proven to be to the best; or why there is none.
 
     A table gives measured costs in place of analytic ones. `pins` fix choices and `forbid` leaves some out, each as
     `stage.key=value`. The search ends at the gap that `limits` give, by default 1 % up to 1,024 ranks and 3 % above.
-    The plan keeps digests of what it was made from, of the `job` too where it is given.
+    The plan keeps digests of what it was made from, of the `job` too where it is given. `start` is a plan of a job that
+    differs little: where these facts allow its placements, only what is better by more than the gap is searched for.
+    `progress` is told how the search stands, whenever that changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
     >>> found = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
@@ -58,15 +64,20 @@ def plan(
     'tp2,pp1,dp4'
     """
     model_of = remodel(table)
-    origins = {"job": job, "profile": table}
+    asked = (*pins, *map(forbidden, forbid))
+    kept = start_from(start, facts, model_of(facts), parse_pins(asked)) if start else None
+    begun = kept if isinstance(kept, Plan) else None
+    origins = {"job": job, "profile": table, "start": start if begun else None}
     with _without_collections():
         return compile_plan(
             facts,
             model_of(facts),
-            pins=(*pins, *map(forbidden, forbid)),
+            pins=asked,
             digests={name: digest(document) for name, document in origins.items() if document is not None},
             limits=limits_of(limits),
             remodel=model_of,
+            progress=progress,
+            start=begun,
         )
 
 

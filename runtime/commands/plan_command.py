@@ -5,34 +5,53 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from meshwright.planner.analysis.structures import Ranked
-from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
+from meshwright.profiles.table import Table
 from meshwright.runtime.api.planning import plan as fastest
 from meshwright.runtime.api.planning import structures
 from meshwright.runtime.commands import show, show_search
+from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.import_operators import offer
 from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, finite
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
+from meshwright.runtime.commands.search_shown import search_shown
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 _NOISY = 0.5
 """Spread of a table's measurements beyond which its plans are said to rest on noise."""
 
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        max=1e6,
+        callback=finite,
+        help="Seconds for all of it; the best plan so far is written with its gap. Without, a search ends by a "
+        "count of its own, so that every machine finds the same plan.",
+    ),
+]
+Start = Annotated[
+    Path | None, typer.Option("--from", metavar="PLAN.json", help="A plan of a job that differs little, to start from.")
+]
+
 EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
 
 meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
+
+meshwright plan other-job.yaml --from plan.json -o other-plan.json
 
 meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
 """
@@ -55,42 +74,61 @@ def plan(
             min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
         ),
     ] = 1,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            max=1e6,
-            callback=finite,
-            help="Seconds for all of it; the best plan so far is written with its gap. Without, a search ends by a "
-            "count of its own, so that every machine finds the same plan.",
-        ),
-    ] = None,
+    time_limit: TimeLimit = None,
     gap: Gap = None,
+    start: Start = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for the fastest plan that fits, and prove how good it is."""
+    """Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.
+
+    With --json, standard error has a line of JSON for each step of the search.
+    """
     began = time.monotonic()
     require_outputs(*_outputs(output, top), inputs=(job, profile))
     document = read_job(job)
-    facts, table = resolve(document, job.parent), table_in(profile)
+    facts, table, first = resolve(document, job.parent), table_in(profile), read_plan(start) if start else None
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
-    with within_memory():
-        best = fastest(facts, table, pins=pin or (), forbid=forbid or (), limits=limits, job=document)
+    with within_memory(), asked_to_stop() as stop, search_shown(began, as_json=as_json) as told:
+        best = fastest(
+            facts,
+            table,
+            pins=pin or (),
+            forbid=forbid or (),
+            limits=replace(limits, stop=stop),
+            job=document,
+            start=first,
+            progress=told,
+        )
     if isinstance(best, NoPlan):
-        if as_json:
-            typer.echo(json.dumps(asdict(best), indent=2))
-        else:
-            show.no_plan(best)
-        raise typer.Exit(3)
-    if top == 1:
+        _refuse(best, as_json)
+    if top == 1 or stop.is_set():
         _write(output, best, as_json)
     else:
         with progress_bars() as progress:
             rows = structures(best, table, count=top, limits=limits, progress=progress)
         _write_all(output, rows, as_json)
-    if not as_json and table is None and (line := offer(facts.cluster, job)):
+    if first and "start" not in best.digests:
+        show.tell(f"the job does not allow the placements of {start}: the search began anew.")
+    if not as_json:
+        _tell_of_costs(facts, job, table)
+    if stop.is_set():
+        show.search_stopped(best, output)
+        raise typer.Exit(STOPPED)
+
+
+def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:
+    if as_json:
+        typer.echo(json.dumps(asdict(answer), indent=2))
+    else:
+        show.no_plan(answer)
+    raise typer.Exit(3)
+
+
+def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:
+    """What would make the costs better."""
+    if table is None and (line := offer(facts.cluster, job)):
         typer.echo(line)
-    if not as_json and table is not None and table.spread > _NOISY:
+    if table is not None and table.spread > _NOISY:
         typer.echo(
             f"repeats of the measured costs spread by {table.spread:.0%} (median): something else used the machine; "
             "profile again when it is quiet, with --fresh, for costs to rely on."

@@ -13,7 +13,7 @@ from rich.table import Table
 from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
-from meshwright.planner.report.words import schedule, size
+from meshwright.planner.report.words import schedule, search_work, size
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
@@ -43,9 +43,15 @@ def plan(found: Plan, path: Path) -> None:
     table.caption = f"rows: of a micro-batch{ahead}"
     console.print(table)
     console.print(_proof(found))
+    console.print(search_work(found.solver.work))
     rank = fullest_rank(cluster, found.peak_bytes_per_rank)
     peak, usable = found.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
     console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")
+
+
+def tell(sentence: str) -> None:
+    """A sentence beside the answer."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, markup=False)
 
 
 def no_plan(answer: NoPlan) -> None:
@@ -109,7 +115,15 @@ def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
     way_on = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
     if saved is None:
         way_on = "no step was finished, so there is nothing to resume; run it again"
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"stopped after {done} of {steps} steps: {way_on}.")
+    tell(f"stopped after {done} of {steps} steps: {way_on}.")
+
+
+def search_stopped(found: Plan, path: Path) -> None:
+    """That a search has stopped because it was asked, what is kept, and how it goes on."""
+    tell(
+        f"stopped: {path} is the best plan so far, proven to be within {found.solver.gap:.1%} of the best; "
+        f"--from {path} goes on from it."
+    )
 
 
 def _memory(uses: Sequence[MemoryUse]) -> Table:

@@ -15,7 +15,8 @@ from meshwright.planner.analysis.pareto import SizePoint
 from meshwright.planner.analysis.sensitivity import Sensitivity
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.analysis.why import Why
-from meshwright.planner.report.words import schedule, size
+from meshwright.planner.plan.plan import SearchWork
+from meshwright.planner.report.words import schedule, search_work, size
 from meshwright.profiles.stages import STAGES
 
 _MOST_RANKS = 16
@@ -59,6 +60,7 @@ def why(found: Why) -> None:
         f"no plan in the space is faster than {explanation.bound_seconds:.3f} s (gap {explanation.gap:.1%}, "
         f"{explanation.status})"
     )
+    console.print(search_work(SearchWork.model_validate(explanation.work)))
     for what, names in (("pinned", explanation.pins), ("extrapolated costs", explanation.extrapolated)):
         if names:
             console.print(f"{what}: {', '.join(names)}")

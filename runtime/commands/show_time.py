@@ -11,8 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.program.controllers import Setting
+from meshwright.planner.report.words import size
 from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
 from meshwright.runtime.records.rehearsal import Rehearsal
 
@@ -45,6 +47,29 @@ def simulation(found: Simulation, trace: Path | None) -> None:
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
     if trace:
         console.print(f"timeline in {trace}; open it in Perfetto")
+
+
+def replanned(found: Replanned, path: Path | None) -> None:
+    """The new plan beside the old one, what moving costs and when that is earned."""
+    console = Console(soft_wrap=True, highlight=False)
+    new, before = found.plan.period_seconds, found.kept_seconds
+    if before is None:
+        console.print(f"the plan cannot go on: {found.broken}", markup=False)
+    else:
+        console.print(f"step {before:.3f} s as things are, with the plan as it is")
+    console.print(f"step {new:.3f} s with the new plan" + (f", {new / before - 1:+.1%}" if before else ""))
+    table = Table(title="what goes from rank to rank first", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("", "", "seconds"):
+        table.add_column(heading, justify="left" if not table.columns else "right")
+    for one in found.moving:
+        table.add_row(one.what, size(one.num_bytes), f"{one.seconds:.3f}")
+    console.print(table if found.moving else "nothing has to move")
+    steps = found.earned_after_steps
+    if before is not None:
+        earned = "never earned back: stay" if steps is None else f"earned back after {steps} steps"
+        console.print(f"moving takes {found.moving_seconds:.3f} s, {earned}")
+    if path:
+        console.print(f"written to {path}", markup=False)
 
 
 def rehearsal(found: Rehearsal, trace: Path | None) -> None:

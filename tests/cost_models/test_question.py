@@ -7,11 +7,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshwright.cost_models.question import Call, Once
+from meshwright.cost_models.question import Call, Move, Once, PassedOn
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
+from tests.planner.jobs import ToyModel, small_facts
 
 SCHEDULES = {
     "micro_batch_size": 2,
@@ -69,3 +70,16 @@ def test_an_answer_is_computed_once_for_each_key() -> None:
 
     assert [square(number) for number in (3, 0, 3, 0)] == [9, 0, 9, 0]
     assert computed == [3, 0]
+
+
+def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
+    facts = small_facts()
+    other = ToyModel(facts)
+    model = PassedOn(other)
+    call = Call(stage=STAGE_BY_NAME["actor_train"], model=facts.models.actor, layout=Layout(dp=2), schedule=Schedule())
+    move = Move(model=facts.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
+    assert (model.memory_grows, model.seconds_grow) == (other.memory_grows, other.seconds_grow)
+    assert model.least_seconds(call.stage, call.model, 2, 0) == other.least_seconds(call.stage, call.model, 2, 0)
+    assert (model.seconds(call), model.tail_seconds(call)) == (other.seconds(call), other.tail_seconds(call))
+    assert (model.memory(call), model.move_seconds(move)) == (other.memory(call), other.move_seconds(move))
+    assert model.handover_seconds(1e6) == other.handover_seconds(1e6)

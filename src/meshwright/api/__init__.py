@@ -39,6 +39,7 @@ In the examples of the functions, `facts` and `plan` are these.
 """
 
 from meshwright.planner.analysis.correct_table import Calibration
+from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.why import Why
@@ -58,6 +59,7 @@ from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
 from meshwright.runtime.api.planning import explain, plan, structures, whatif
 from meshwright.runtime.api.reading import read_job, read_plan, read_run, read_table, resolve, write_plan, write_table
+from meshwright.runtime.api.replanning import replan
 from meshwright.runtime.api.running import export_models, export_scripts, run
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
@@ -77,6 +79,7 @@ __all__ = [
     "Ranked",
     "Rehearsal",
     "Rendezvous",
+    "Replanned",
     "Run",
     "RunFailed",
     "RunSummary",
@@ -99,6 +102,7 @@ __all__ = [
     "read_run",
     "read_table",
     "rehearse",
+    "replan",
     "report",
     "resolve",
     "run",

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.cost import Cost, Memory
-from meshwright.cost_models.question import Call
-from meshwright.planner import compile as search
+from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts, read_job, resolve
-from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.planner.solver.result import Limits
+from meshwright.planner.plan.plan import Plan, SearchWork
+from meshwright.planner.search import parallel
 from meshwright.profiles.cluster import Cluster
+from tests.planner.jobs import ToyModel, small_facts
 
 JOB = Path(__file__).parents[3] / "examples" / "7b-16xa100" / "job.yaml"
-
-
-class Counting(AnalyticModel):
-    """Counts the different questions that it is asked."""
-
-    def __init__(self, facts: Facts) -> None:
-        assert isinstance(facts.cluster, Cluster)
-        super().__init__(facts.cluster, facts.workload, facts.precision)
-        self.timed: set[Call] = set()
-        self.weighed: set[Call] = set()
-
-    def seconds(self, call: Call) -> Cost:
-        self.timed.add(call)
-        return super().seconds(call)
-
-    def memory(self, call: Call) -> Memory:
-        self.weighed.add(call)
-        return super().memory(call)
 
 
 def scaled(num_ranks: int) -> Facts:
@@ -46,21 +28,38 @@ def scaled(num_ranks: int) -> Facts:
     return facts.model_copy(update={"cluster": cluster, "workload": workload})
 
 
-def costed(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> tuple[int, int]:
-    """How many questions of time and of memory the only scope of a synchronous job takes."""
+@cache
+def work(num_ranks: int) -> SearchWork:
+    """What planning the synchronous job takes, as its plan says."""
     facts = scaled(num_ranks)
-    model = Counting(facts)
-    monkeypatch.setattr(search, "side_by_side", lambda work, items, **_: [work(item) for item in items])
-    asked = search._Search(facts=facts, model=model, pins=(), ahead=patterns(0), limits=Limits(gap=0.01), progress=None)
-    assert all(call.options for call in asked.formulate(asked.scopes[0]).formulation.problem.calls)
-    return len(model.timed), len(model.weighed)
+    assert isinstance(facts.cluster, Cluster)
+    plan = best_plan(facts, AnalyticModel(facts.cluster, facts.workload, facts.precision))
+    assert isinstance(plan, Plan)
+    return plan.solver.work
 
 
 @pytest.mark.slow
-def test_a_thousand_times_the_ranks_take_hardly_more_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed, weighed = costed(monkeypatch, 64)
-    assert timed <= 22_000
-    assert weighed <= 15_000
-    many_timed, many_weighed = costed(monkeypatch, 16_384)
-    assert many_timed <= 1.6 * timed
-    assert many_weighed <= 1.6 * weighed
+def test_a_thousand_times_the_ranks_take_hardly_more_questions() -> None:
+    few, many = work(64), work(16_384)
+    assert few.timed <= 32_000
+    assert few.weighed <= 20_000
+    assert many.timed <= 1.6 * few.timed
+    assert many.weighed <= 1.6 * few.weighed
+    assert many.models <= 4 * few.models
+
+
+def test_the_counts_do_not_depend_on_who_costs_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = small_facts(ranks_per_node=4, nodes=4, batch_size=16)
+
+    def counted() -> SearchWork:
+        plan = best_plan(facts, ToyModel(facts))
+        assert isinstance(plan, Plan)
+        return plan.solver.work
+
+    shared = counted()
+    monkeypatch.setattr(parallel, "_can_share", lambda: False)
+    assert counted() == shared
+    assert shared.timed >= shared.generations > 0
+    assert shared.weighed > 0
+    assert shared.models > 0
+    assert shared.too_slow > 0

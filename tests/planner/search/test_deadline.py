@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from meshwright.cost_models.question import Call, Move
 from meshwright.planner.search.deadline import Hurried, OutOfTimeError
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME
@@ -29,11 +31,20 @@ QUESTIONS = {
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_in_time_the_model_itself_answers_and_later_nobody_does(name: str) -> None:
     asked = QUESTIONS[name]
-    in_time, late = (Hurried(MODEL, time.monotonic() + seconds) for seconds in (60, -1))
+    in_time, late = (Hurried(MODEL, Limits(deadline=time.monotonic() + seconds)) for seconds in (60, -1))
     assert getattr(in_time, name)(asked) == getattr(MODEL, name)(asked)
     with pytest.raises(OutOfTimeError):
         getattr(late, name)(asked)
 
 
+def test_a_model_that_is_asked_to_stop_answers_no_more() -> None:
+    stop = threading.Event()
+    model = Hurried(MODEL, Limits(stop=stop))
+    assert model.seconds(CALL) == MODEL.seconds(CALL)
+    stop.set()
+    with pytest.raises(OutOfTimeError):
+        model.seconds(CALL)
+
+
 def test_what_is_known_without_asking_is_told_at_any_time() -> None:
-    assert Hurried(MODEL, time.monotonic() - 1).memory_grows is MODEL.memory_grows
+    assert Hurried(MODEL, Limits(deadline=time.monotonic() - 1)).memory_grows is MODEL.memory_grows

@@ -16,7 +16,7 @@ from meshwright.planner.solver.solve import solve
 from tests.planner.problems import everywhere, random_blocks
 
 
-def silence(_makespan: int, _bound: int) -> None:
+def silence(_makespan: int | None, _bound: int) -> None:
     pass
 
 

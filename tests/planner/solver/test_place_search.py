@@ -13,7 +13,7 @@ from meshwright.planner.solver.result import Limits
 from tests.planner.problems import random_problem
 
 
-def silence(_makespan: int, _bound: int) -> None:
+def silence(_makespan: int | None, _bound: int) -> None:
     pass
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ from meshwright.planner.solver.problem import (
     Transfer,
     ends_of,
 )
-from meshwright.planner.solver.result import Limits, Result, picked_options
+from meshwright.planner.solver.result import Effort, Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
 from tests.planner.problems import everywhere, random_blocks, random_problem
 
@@ -155,9 +156,33 @@ def test_a_search_that_is_cut_short_still_bounds_its_answer(seed: int, make: Cal
 
 @pytest.mark.parametrize("make", [random_problem, random_blocks])
 def test_progress_only_gets_better(make: Callable[..., Problem]) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int | None, int]] = []
     asked = make(5, num_ranks=8, num_calls=5, num_options=14)
     result = solve(asked, Limits(), lambda makespan, bound: told.append((makespan, bound)))
-    assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
-    assert told[-1][0] == result.objective
+    makespans = [makespan for makespan, _ in told if makespan is not None]
+    assert makespans == sorted(makespans, reverse=True)
+    assert makespans[-1] == result.objective
+    assert [makespan is None for makespan, _ in told] == sorted(
+        (makespan is None for makespan, _ in told), reverse=True
+    )
     assert all(bound <= result.bound for _, bound in told)
+
+
+@pytest.mark.parametrize("make", [random_problem, random_blocks])
+def test_what_a_search_asks_of_the_solver_is_counted_and_the_same_again(make: Callable[..., Problem]) -> None:
+    asked, one, other = make(5, num_ranks=8, num_calls=5, num_options=14), Effort(), Effort()
+    for effort in (one, other):
+        solve(asked, Limits(), effort=effort)
+    assert one == other
+    assert one.num_models > 0
+
+
+@pytest.mark.parametrize("make", [random_problem, random_blocks])
+def test_a_search_that_is_asked_to_stop_says_what_it_has(make: Callable[..., Problem]) -> None:
+    stop = threading.Event()
+    stop.set()
+    asked = make(5, num_ranks=8, num_calls=5, num_options=14)
+    best, found = solve(asked, Limits()), solve(asked, Limits(stop=stop))
+    assert best.objective is not None
+    assert found.bound <= best.objective
+    assert found.objective is None or found.objective >= best.objective

@@ -52,6 +52,24 @@ def test_the_best_structures_are_written_side_by_side_and_ranked(call: Call, job
     assert call("verify", path).code == call("verify", rows[1]["path"]).code == 0
 
 
+def test_a_search_starts_from_another_plan_where_the_job_allows_it(call: Call, job: Path, plan: Path) -> None:
+    longer, path = edited_job(job, "workload", batch_size=32), job.with_name("longer.json")
+    assert call("plan", longer, "-o", path, "--from", plan).code == 0
+    found = read_plan(path)
+    assert "start" in found.digests
+    assert found.solver.gap <= 0.01
+    outcome = call("plan", longer, "-o", path, "--from", plan, "--forbid", "actor_train.pool=0:2")
+    assert (outcome.code, "start" in read_plan(path).digests) in {(0, True), (0, False)}
+    assert ("the search began anew" in outcome.err) is ("start" not in read_plan(path).digests)
+
+
+def test_the_lines_of_a_search_end_at_the_gap_of_its_plan(call: Call, job: Path) -> None:
+    outcome = call("plan", job, "-o", job.with_name("told.json"), "--json")
+    lines = [json.loads(text) for text in outcome.err.splitlines()]
+    assert [one["phase"] for one in lines] == sorted(one["phase"] for one in lines)
+    assert lines[-1]["gap"] == pytest.approx(json.loads(outcome.out)["solver"]["gap"], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

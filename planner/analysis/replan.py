@@ -1,0 +1,191 @@
+"""A plan made anew in the middle of a run: which is best from here, what moving to it costs, and when that is earned.
+
+    facts      = those of the plan, with the lengths that the run met and without the nodes that were lost
+    seconds    = those of the cost model, times what each stage took in the run over what was predicted at its lengths
+    moving     = the weights of every copy that no refit brings, the optimizer's state, and the sequences in flight
+    earned     = moving / (seconds of a step as things are - those of the new plan), in steps
+
+Ranks are numbered anew when nodes are lost. State that was lost with them comes from a replica or a checkpoint, over
+links that are as fast; how long processes take to start is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.cost_models.cost import Cost, Term
+from meshwright.cost_models.question import Call, CostModel, Move, PassedOn
+from meshwright.planner.analysis.correct_table import Calibration
+from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.evaluate import WEIGHTS
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin
+from meshwright.planner.plan.plan import Placement, Plan
+from meshwright.planner.plan.steps_ahead import GENERATE
+from meshwright.planner.search.near import near_plan
+from meshwright.planner.search.progress import Progress
+from meshwright.planner.search.start import start_from
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.observations import met, observe
+from meshwright.profiles.stages import TRAIN_STAGE, Stage
+from meshwright.profiles.trace import Span
+
+_STATE = ("main weights", "moments")
+"""The terms of the bytes that a training stage's optimizer keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moving:
+    """What goes from rank to rank before the first step of another plan: bytes in all, and seconds."""
+
+    what: str
+    num_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanned:
+    """`kept_seconds` is a step as things are now under the plan as it was, None where that cannot go on: see `broken`.
+    `earned_after_steps` is None where moving earns nothing, and 0 where there is no choice."""
+
+    plan: Plan
+    kept_seconds: float | None
+    broken: str
+    moving: tuple[Moving, ...]
+    earned_after_steps: int | None
+
+    @property
+    def moving_seconds(self) -> float:
+        return math.fsum(one.seconds for one in self.moving)
+
+
+@dataclass(frozen=True)
+class Paced(PassedOn):
+    """A cost model whose stages take as many times longer as a run has shown."""
+
+    factors: Mapping[str, float]
+
+    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        return super().least_seconds(stage, model, num_ranks, part) * self._factor(stage)
+
+    def seconds(self, call: Call) -> Cost:
+        cost, factor = super().seconds(call), self._factor(call.stage)
+        return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost
+
+    def tail_seconds(self, call: Call) -> float:
+        return super().tail_seconds(call) * self._factor(call.stage)
+
+    def _factor(self, stage: Stage) -> float:
+        return self.factors.get(stage.name, 1.0)
+
+
+def factors_of(found: Calibration) -> dict[str, float]:
+    """How many times longer each stage took in a run than was predicted at its lengths."""
+    return {row.stage: row.measured_seconds / row.before_seconds for row in found.rows if row.before_seconds}
+
+
+def facts_from(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes: int = 0) -> Facts:
+    """The facts of a job as a run of the plan has met them, without the nodes that were lost.
+
+    Raises BadInput for a trace that is no use, for more nodes than there are, and where nodes are of several kinds.
+    """
+    layouts = {placement.stage: placement.layout for placement in plan.placements}
+    seen = observe(spans, layouts, plan.facts.workload.batch_size)
+    cluster = facts.cluster
+    if lost_nodes and not isinstance(cluster, Cluster):
+        raise BadInput("--lost-nodes: the cluster has nodes of several kinds; describe what is left in --job.")
+    if isinstance(cluster, Cluster):
+        if not 0 <= lost_nodes < cluster.nodes:
+            raise BadInput(f"--lost-nodes {lost_nodes} leaves no node of {cluster.nodes}; lose fewer.")
+        cluster = cluster.model_copy(update={"nodes": cluster.nodes - lost_nodes})
+    return facts.model_copy(update={"cluster": cluster, "workload": met(facts.workload, seen)})
+
+
+def replan(
+    plan: Plan,
+    facts: Facts,
+    model: CostModel,
+    *,
+    pins: Sequence[Pin] = (),
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Replanned:
+    """What is best from here for facts that have changed: at once among choices near those of the plan, or with limits
+    by a search that starts there. Raises BadInput where no plan fits."""
+    kept = start_from(plan, facts, model, pins)
+    is_kept = isinstance(kept, Plan)
+    found = [one for one in (kept, near_plan(plan, facts, model, Limits(), pins)) if isinstance(one, Plan)]
+    best = min(found, key=lambda one: one.period_seconds, default=None)
+    if limits is not None or best is None:
+        searched = best_plan(facts, model, pins=pins, limits=limits, progress=progress, start=best)
+        if not isinstance(searched, Plan):
+            raise BadInput("no plan fits what is left; ask `meshwright plan` for what would help.")
+        best = searched
+    kept_seconds = kept.period_seconds if isinstance(kept, Plan) else None
+    moving = tuple(one for one in _moving(plan, best, model) if one.num_bytes)
+    seconds = math.fsum(one.seconds for one in moving)
+    saved = math.inf if kept_seconds is None else kept_seconds - best.period_seconds
+    return Replanned(
+        plan=best,
+        kept_seconds=kept_seconds,
+        broken="" if is_kept else str(kept),
+        moving=moving,
+        earned_after_steps=math.ceil(seconds / saved) if saved > 0 else None,
+    )
+
+
+def _moving(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
+    """Of each copy that no refit brings its weights, of trained ones the optimizer too; sequences in flight."""
+    for placement in new.placements:
+        is_trained = placement.role in TRAIN_STAGE
+        if (is_trained and TRAIN_STAGE[placement.role] != placement.stage) or _stays(old, new, placement.stage):
+            continue
+        move = _move_of(old, new, placement)
+        term = next((t for t in placement.resident.terms if t.name == WEIGHTS), Term(WEIGHTS, 0.0))
+        replicas = placement.layout.dp * placement.layout.cp
+        weights = term.amount * placement.layout.num_ranks / replicas
+        yield Moving(what=f"{placement.role} weights", num_bytes=weights, seconds=model.move_seconds(move).total)
+        if is_trained:
+            state = math.fsum(t.amount for t in (*placement.resident.terms, *placement.host.terms) if t.name in _STATE)
+            yield Moving(
+                what=f"{placement.role} optimizer",
+                num_bytes=state * placement.layout.num_ranks,
+                seconds=model.handover_seconds(state).total,
+            )
+    if not _stays(old, new, GENERATE):
+        num_bytes = _bytes_in_flight(old)
+        ranks = old.placement(GENERATE).layout.dp
+        seconds = model.handover_seconds(num_bytes / ranks).total if num_bytes else 0.0
+        yield Moving(what="sequences in flight", num_bytes=num_bytes, seconds=seconds)
+
+
+def _stays(old: Plan, new: Plan, stage: str) -> bool:
+    """Whether a stage keeps its ranks and its layout."""
+    one, other = old.placement(stage), new.placement(stage)
+    return one.layout == other.layout and old.pool_of(stage).ranks == new.pool_of(stage).ranks
+
+
+def _move_of(old: Plan, new: Plan, placement: Placement) -> Move:
+    """A stage's weights from where the old plan has them to where the new one does."""
+    stage = placement.stage
+    common = set(old.pool_of(stage).ranks) & set(new.pool_of(stage).ranks)
+    return Move(
+        model=new.facts.models.spec(placement.role),
+        source=old.placement(stage).layout,
+        target=placement.layout,
+        overlap=len(common),
+        target_part=new.part_of(stage),
+    )
+
+
+def _bytes_in_flight(plan: Plan) -> float:
+    """Of the sequences that are begun and belong to no batch that is delivered, as they are handed over."""
+    schedule, batch_size = plan.placement(GENERATE).schedule, plan.facts.workload.batch_size
+    sequences = (schedule.batches_in_flight - 1) * batch_size + schedule.overcommit
+    handed = max((edge.bytes for edge in plan.edges if edge.producer == GENERATE), default=0.0)
+    return handed / batch_size * sequences

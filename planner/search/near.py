@@ -1,0 +1,145 @@
+"""The best plan among choices near those of another one: found at once, where facts change in the middle of a run.
+
+Near are layouts with the degrees of the other plan's, but for one that may be halved or doubled, on pools of
+a quarter of the ranks and more, with about as many rows or slots at a time. Nothing is known of what is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin
+from meshwright.planner.plan.plan import Placement, Plan
+from meshwright.planner.plan.rules import host_share, layout_rules, schedule_rules, schedules
+from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.assemble import Origin
+from meshwright.planner.search.formulate import formulate
+from meshwright.planner.search.frontier import (
+    Asked,
+    Candidate,
+    Frontier,
+    PoolKind,
+    costed_choice,
+    kinds_of,
+    undominated,
+)
+from meshwright.planner.search.searched import Searched
+from meshwright.planner.search.solver_record import solver_record, work_of
+from meshwright.planner.search.space import agrees
+from meshwright.planner.solver.result import Effort, Limits
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+
+_LARGE = 4
+"""A pool has this part of all ranks and more."""
+
+_DEGREES = (2.0, 0.5)
+"""What one degree of a layout may be multiplied by."""
+
+_TIMES = 4
+"""Rows and slots at a time are between so many times fewer and more."""
+
+_TIME = 4.0
+"""Of the solver, deterministic, for each scope."""
+
+
+def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: Sequence[Pin] = ()) -> Plan | None:
+    """The best plan of these facts with choices near those of `plan`, without a bound; None where there is none."""
+    edges, effort, costed = handovers(facts, model), Effort(), []
+    answered: list[Searched] = []
+    for scope in _scopes(plan, facts):
+        frontiers = [_frontier(plan.placement(stage.name), facts, model, pins, scope) for stage in STAGES]
+        costed += frontiers
+        formulation = formulate(facts, model, frontiers, edges, scope.ahead)
+        from meshwright.planner.solver.solve import solve
+
+        asked = replace(limits.on(facts.cluster.num_ranks), max_deterministic_time=_TIME)
+        result = solve(formulation.problem, asked, effort=effort)
+        if result.answer is not None:
+            answered.append(Searched(scope=scope, edges=edges, formulation=formulation, result=result))
+    if not answered:
+        return None
+    best = min(answered, key=lambda one: one.objective_seconds)
+    solver = solver_record(limits, is_whole=False, statuses=(), bound_seconds=0.0, work=work_of(costed, effort))
+    origin = Origin(digests=facts.digests(), pins=tuple(map(str, pins)), solver=solver)
+    found = best.assembled(facts, model, origin)
+    update = {"objective_seconds": found.period_seconds, "gap": 1.0}
+    found = found.model_copy(update={"solver": solver.model_copy(update=update)})
+    broken = verify(found)
+    assert not broken, broken
+    return found
+
+
+def _scopes(plan: Plan, facts: Facts) -> tuple[Scope, ...]:
+    """Those with stages as far ahead as in the plan, or as near to it as the staleness allows."""
+    allowed = patterns(facts.staleness)
+    ahead = plan.ahead if plan.ahead in allowed else allowed[-1]
+    return scopes(ahead, facts.staleness)
+
+
+def _frontier(placement: Placement, facts: Facts, model: CostModel, pins: Sequence[Pin], scope: Scope) -> Frontier:
+    """What fits and no other choice beats, of those near a placement."""
+    stage = STAGE_BY_NAME[placement.stage]
+    mine = [pin for pin in pins if pin.stage == stage.name]
+    pools, asked = kinds_of(facts, stage, mine), Asked()
+
+    def kept(kind: PoolKind) -> tuple[Candidate, ...]:
+        if kind.num_ranks * _LARGE < facts.cluster.num_ranks:
+            return ()
+        near = (choice for choice in _choices(placement, facts, kind.num_ranks, scope) if agrees(choice, mine))
+        found = [costed_choice(facts, model, stage, choice, scope, part=kind.part) for choice in near]
+        asked.timed, asked.weighed = asked.timed + len(found), asked.weighed + len(found)
+        part = facts.cluster.parts[kind.part]
+        fitting = [
+            one for one in found if one.peak_bytes <= part.device.usable_bytes and one.host.total <= host_share(part)
+        ]
+        by_layout: dict[Layout, list[Candidate]] = {}
+        for one in fitting:
+            by_layout.setdefault(one.layout, []).append(one)
+        return tuple(one for same in by_layout.values() for one in undominated(same))
+
+    candidates = {kind: kept(kind) for kind in sorted(set(pools.values()))}
+    return Frontier(stage=stage, pools=pools, candidates=candidates, rejected=Counter(), smallest={}, asked=asked)
+
+
+def _choices(placement: Placement, facts: Facts, num_ranks: int, scope: Scope) -> Iterator[Choice]:
+    """The legal ones on so many ranks."""
+    stage = STAGE_BY_NAME[placement.stage]
+    for layout in _layouts(placement.layout, num_ranks):
+        if layout_rules(facts, stage, layout):
+            continue
+        for schedule in schedules(facts, stage, layout, scope):
+            if _is_near(schedule, placement.schedule) and not schedule_rules(facts, stage, layout, schedule):
+                yield Choice(layout, schedule)
+
+
+def _layouts(layout: Layout, num_ranks: int) -> Iterator[Layout]:
+    """On so many ranks, with the same degrees but for one, and as many replicas as that leaves."""
+    for tp, pp in ((1.0, 1.0), *((times, 1.0) for times in _DEGREES), *((1.0, times) for times in _DEGREES)):
+        degrees = int(layout.tp * tp), int(layout.pp * pp)
+        each = degrees[0] * degrees[1] * layout.cp
+        if min(degrees) >= 1 and num_ranks % each == 0:
+            dp, has_tp = num_ranks // each, degrees[0] > 1
+            for vpp in dict.fromkeys((1, layout.vpp if degrees[1] > 1 else 1)):
+                ep = layout.ep if dp % layout.ep == 0 else 1
+                sp = has_tp and (layout.sp or layout.tp == 1)
+                yield Layout(tp=degrees[0], pp=degrees[1], dp=dp, sp=sp, ep=ep, cp=layout.cp, vpp=vpp)
+
+
+def _is_near(schedule: Schedule, other: Schedule) -> bool:
+    """About as many rows or slots at a time."""
+
+    def near(one: int, there: int) -> bool:
+        return there <= one * _TIMES and one <= there * _TIMES
+
+    return near(schedule.micro_batch_size, other.micro_batch_size) and near(
+        schedule.generation_slots, other.generation_slots
+    )

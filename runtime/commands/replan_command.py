@@ -1,0 +1,70 @@
+"""The command that plans anew in the middle of a run: reads plan and run, calls the planner, writes and shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.analysis.replan import Replanned
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import read_plan, write_plan
+from meshwright.planner.solver.result import Limits
+from meshwright.runtime.api.replanning import replan as planned_anew
+from meshwright.runtime.commands import show_time
+from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Profile
+from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
+
+EXAMPLES = """Example: meshwright replan plan.json run -o plan2.json
+
+meshwright replan plan.json run --lost-nodes 1 --gap 0.01 -o plan2.json
+
+meshwright replan plan.json run --profile table.json --job longer-job.yaml --json
+"""
+
+
+def replan(
+    plan: PlanPath,
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run` of this plan.")],
+    *,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the new plan goes.")] = None,
+    job: Annotated[Path | None, typer.Option(help="A job to go on with; by default the plan's.")] = None,
+    lost_nodes: Annotated[int, typer.Option(min=0, help="Nodes that are no longer there.")] = 0,
+    profile: Profile = None,
+    gap: Gap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan anew from what a run has shown: the best plan from here, what moving to it costs, and when that is earned.
+
+    The plan is looked for near the first one, at once; with --gap a search goes on until it is proven.
+    """
+    require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(plan, profile, job))
+    document, table = read_plan(plan), table_in(profile)
+    facts = resolve(read_job(job), job.parent) if job else None
+    limits = None if gap is None else Limits(gap=gap)
+    with within_memory():
+        found = planned_anew(document, run, table, facts=facts, lost_nodes=lost_nodes, limits=limits)
+    if output:
+        write_plan(output, found.plan)
+    if as_json:
+        typer.echo(json.dumps(_told(found), indent=2))
+    else:
+        show_time.replanned(found, output)
+
+
+def _told(found: Replanned) -> dict[str, object]:
+    """The answer as plain data."""
+    return {
+        "period_seconds": found.plan.period_seconds,
+        "kept_seconds": found.kept_seconds,
+        "broken": found.broken,
+        "moving": [asdict(one) for one in found.moving],
+        "moving_seconds": found.moving_seconds,
+        "earned_after_steps": found.earned_after_steps,
+        "plan": found.plan.model_dump(mode="json"),
+    }

@@ -1,0 +1,146 @@
+"""A plan made anew costs what moves, earns it back or stays, and is near one that is made from scratch."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.planner.analysis.replan import Paced, Replanned, facts_from, replan
+from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Span
+from tests.planner.jobs import ToyModel, small_facts
+
+FACTS = small_facts(nodes=2, ranks_per_node=2, batch_size=8)
+JOB = Path(__file__).parents[3] / "examples" / "long-tail-64" / "job.yaml"
+
+
+def planned(facts: Facts) -> Plan:
+    found = best_plan(facts, ToyModel(facts))
+    assert isinstance(found, Plan)
+    return found
+
+
+PLAN = planned(FACTS)
+
+
+def replanned(facts: Facts, **kw: Limits) -> Replanned:
+    return replan(PLAN, facts, ToyModel(facts), **kw)
+
+
+def spans(plan: Plan) -> list[Span]:
+    """Three steps as planned."""
+    return [
+        Span(
+            step=step,
+            instruction=p.stage,
+            kind="stage",
+            rank=rank,
+            start_seconds=0.0,
+            end_seconds=p.cost.total,
+            clock="measured",
+        )
+        for step in range(3)
+        for p in plan.placements
+        for rank in plan.pool(p.pool).ranks
+    ]
+
+
+def test_where_nothing_has_changed_nothing_moves_that_does_not_earn_it() -> None:
+    found = replanned(FACTS)
+    assert found.kept_seconds == PLAN.period_seconds
+    assert found.plan.period_seconds <= PLAN.period_seconds
+    if found.plan.placements == PLAN.placements:
+        assert (found.moving, found.earned_after_steps) == ((), None)
+
+
+def test_where_a_node_is_lost_the_plan_cannot_go_on_and_its_state_moves() -> None:
+    less = with_setting(FACTS, {"cluster.nodes": 1})
+    found = replanned(less)
+    assert found.kept_seconds is None
+    assert "ranks" in found.broken
+    assert verify(found.plan) == ()
+    assert found.plan.facts.cluster.num_ranks == 2
+    assert found.earned_after_steps == 0
+    moved = {one.what for one in found.moving}
+    assert {"actor weights", "critic weights"} <= moved
+    assert found.moving_seconds == pytest.approx(math.fsum(one.seconds for one in found.moving))
+    assert all(one.num_bytes > 0 and one.seconds > 0 for one in found.moving)
+
+
+def test_moving_is_earned_back_when_the_steps_have_saved_as_much() -> None:
+    slow = best_plan(FACTS, ToyModel(FACTS), pins=())
+    assert isinstance(slow, Plan)
+    longer = with_setting(FACTS, {"workload.response.max": 384, "workload.response.fixed": 384})
+    found = replanned(longer, limits=Limits(gap=0.0))
+    assert found.kept_seconds is not None
+    saved = found.kept_seconds - found.plan.period_seconds
+    if found.earned_after_steps is None:
+        assert saved <= 0
+    else:
+        assert found.earned_after_steps * saved >= found.moving_seconds
+        assert (found.earned_after_steps - 1) * saved < found.moving_seconds
+
+
+def test_with_limits_the_answer_is_proven() -> None:
+    less = with_setting(FACTS, {"cluster.nodes": 1})
+    found, best = replanned(less, limits=Limits(gap=0.01)), planned(less)
+    assert found.plan.solver.gap <= 0.01
+    assert found.plan.period_seconds <= best.period_seconds / 0.99
+
+
+def test_what_fits_nowhere_is_said_in_a_sentence() -> None:
+    with pytest.raises(BadInput, match="no plan fits what is left"):
+        replanned(small_facts(ranks_per_node=2, batch_size=8, memory_bytes=2**16))
+
+
+def test_a_stage_that_was_slower_than_predicted_stays_so() -> None:
+    twice = Paced(ToyModel(FACTS), {"actor_generate": 2.0})
+    placement = PLAN.placement("actor_generate")
+    found = replan(PLAN, FACTS, twice)
+    assert found.kept_seconds is not None
+    assert found.kept_seconds > PLAN.period_seconds
+    kept = replan(PLAN, FACTS, Paced(ToyModel(FACTS), {}))
+    assert kept.kept_seconds == PLAN.period_seconds
+    assert placement.cost.total > 0
+
+
+def test_lost_nodes_leave_the_others() -> None:
+    left = facts_from(PLAN, FACTS, spans(PLAN), lost_nodes=1).cluster
+    assert isinstance(left, Cluster)
+    assert left.nodes == 1
+    assert facts_from(PLAN, FACTS, spans(PLAN)) == FACTS
+    with pytest.raises(BadInput, match="--lost-nodes 2 leaves no node of 2; lose fewer"):
+        facts_from(PLAN, FACTS, spans(PLAN), lost_nodes=2)
+
+
+@pytest.mark.slow
+def test_three_times_the_lengths_on_seven_of_eight_nodes_are_planned_at_once() -> None:
+    """SIMULATED: by the cost model alone."""
+    facts = resolve(read_job(JOB), JOB.parent)
+    assert isinstance(facts.cluster, Cluster)
+
+    def model(facts: Facts) -> AnalyticModel:
+        assert isinstance(facts.cluster, Cluster)
+        return AnalyticModel(facts.cluster, facts.workload, facts.precision)
+
+    first = best_plan(facts, model(facts))
+    assert isinstance(first, Plan)
+    lengths = {"workload.response.median": 1536.0, "workload.response.p99": 24576.0}
+    changed = with_setting(facts, {"cluster.nodes": 7, **lengths})
+    began = time.process_time()
+    found = replan(first, changed, model(changed))
+    assert time.process_time() - began < 2.0
+    scratch = best_plan(changed, model(changed))
+    assert isinstance(scratch, Plan)
+    assert found.plan.period_seconds <= 1.03 * scratch.period_seconds

@@ -1,0 +1,54 @@
+"""Near a plan there is one that verifies under other facts, and that is hardly slower than the best."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import parse_pin
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.near import near_plan
+from meshwright.planner.solver.result import Limits
+from tests.planner.jobs import ToyModel, small_facts
+
+FACTS = small_facts(batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    found = best_plan(FACTS, ToyModel(FACTS))
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [FACTS, small_facts(batch_size=8, response=384), small_facts(ranks_per_node=2, batch_size=8)],
+    ids=["the same", "longer responses", "half of the ranks"],
+)
+def test_a_plan_near_another_is_legal_and_nearly_the_best(plan: Plan, facts: Facts) -> None:
+    near, best = near_plan(plan, facts, ToyModel(facts), Limits()), best_plan(facts, ToyModel(facts))
+    assert isinstance(near, Plan)
+    assert isinstance(best, Plan)
+    assert verify(near) == ()
+    assert near.facts == facts
+    assert near.period_seconds <= 1.05 * best.period_seconds
+    assert near.solver.work.timed < best.solver.work.timed
+
+
+def test_nothing_is_said_of_the_plans_that_were_left_out(plan: Plan) -> None:
+    near = near_plan(plan, FACTS, ToyModel(FACTS), Limits())
+    assert near is not None
+    assert (near.solver.status, near.solver.bound_seconds, near.solver.gap) == ("feasible", 0.0, 1.0)
+
+
+def test_pins_are_kept_and_what_fits_nowhere_is_not_found(plan: Plan) -> None:
+    pin = parse_pin("actor_train.recompute=full")
+    near = near_plan(plan, FACTS, ToyModel(FACTS), Limits(), (pin,))
+    assert near is not None
+    assert near.placement("actor_train").schedule.recompute == "full"
+    assert near.pins == (str(pin),)
+    thimble = small_facts(batch_size=8, memory_bytes=2**16)
+    assert near_plan(plan, thimble, ToyModel(thimble), Limits()) is None

@@ -1,0 +1,42 @@
+"""A scope whose stage has no choice has no plan, whatever its bound is asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.steps_ahead import PLAIN
+from meshwright.planner.search.formulate import formulate
+from meshwright.planner.search.frontier import frontiers
+from meshwright.planner.search.searched import Formulated, Searched
+from meshwright.planner.solver.result import Limits, Result
+from meshwright.planner.solver.solve import solve
+from tests.planner.jobs import ToyModel, small_facts
+
+FACTS = small_facts(ranks_per_node=2, batch_size=4)
+
+
+def formulated() -> Formulated:
+    model = ToyModel(FACTS)
+    edges = handovers(FACTS, model)
+    formulation = formulate(FACTS, model, frontiers(FACTS, model, ()), edges)
+    return Formulated(scope=PLAIN, edges=edges, formulation=formulation)
+
+
+def test_arithmetic_alone_bounds_what_a_search_finds() -> None:
+    one = formulated()
+    result = solve(one.formulation.problem, Limits())
+    found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
+    assert 0 < one.least_seconds <= found.bound_seconds == found.objective_seconds
+    assert one.ticks(found.objective_seconds) == result.objective
+
+
+def test_without_a_choice_there_is_no_plan() -> None:
+    one = formulated()
+    problem = one.formulation.problem
+    none = problem.with_calls((replace(problem.calls[0], options=()), *problem.calls[1:]))
+    empty = replace(one, formulation=replace(one.formulation, problem=none))
+    result = Result(status="infeasible", answer=None, objective=None, bound=0)
+    found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
+    assert empty.least_seconds == found.bound_seconds == math.inf

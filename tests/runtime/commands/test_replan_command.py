@@ -1,0 +1,38 @@
+"""The replan command: a run says how it went, and the answer what is best from here and what moving there costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from meshwright.planner.plan.plan import read_plan
+from tests.runtime.command import Call
+from tests.runtime.commands.test_calibrate_command import run_of
+
+
+def test_the_new_plan_is_written_and_what_it_costs_is_said(call: Call, plan: Path, tmp_path: Path) -> None:
+    run, output = run_of(plan, tmp_path / "run"), tmp_path / "plan2.json"
+    outcome = call("replan", plan, run, "-o", output)
+    assert outcome.code == 0
+    assert "as things are, with the plan as it is" in outcome.out
+    assert "moving takes" in outcome.out
+    assert call("verify", output).code == 0
+
+
+def test_the_answer_is_json_where_that_is_asked(call: Call, plan: Path, tmp_path: Path) -> None:
+    run = run_of(plan, tmp_path / "run")
+    answer = json.loads(call("replan", plan, run, "--gap", "0.01", "--json").out)
+    assert answer["period_seconds"] <= answer["kept_seconds"]
+    assert answer["plan"]["solver"]["gap"] <= 0.01
+    assert answer["moving_seconds"] == sum(one["seconds"] for one in answer["moving"])
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(call: Call, plan: Path, tmp_path: Path) -> None:
+    run = run_of(plan, tmp_path / "run")
+    outcome = call("replan", plan, run, "--lost-nodes", "1")
+    assert outcome.code == 2
+    assert "--lost-nodes 1 leaves no node of 1; lose fewer." in outcome.err
+    missing = call("replan", plan, tmp_path / "none")
+    assert missing.code == 2
+    assert "does not exist" in missing.err
+    assert read_plan(plan) == read_plan(run / "plan.json")
