@@ -14,9 +14,11 @@ import typer
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.proof.document import write_proof
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
+from meshwright.runtime.api.checking import prove
 from meshwright.runtime.api.planning import plan as fastest
 from meshwright.runtime.api.planning import structures
 from meshwright.runtime.commands import show, show_search
@@ -33,6 +35,8 @@ _NOISY = 0.5
 EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
 
 meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
+
+meshwright plan job.yaml --proof proof.json -o plan.json
 
 meshwright plan job.yaml --top 3 --time-limit 20 --gap 0.01 -o plan.json
 """
@@ -66,11 +70,15 @@ def plan(
         ),
     ] = None,
     gap: Gap = 0.0,
+    proof: Annotated[
+        Path | None, typer.Option(help="Where a proof goes that `meshwright verify` checks without the solver.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is."""
     began = time.monotonic()
-    require_outputs(*_outputs(output, top), inputs=(job, profile))
+    proven = Output("--proof", proof, OutputKind.PROOF) if proof else None
+    require_outputs(*_outputs(output, top), proven, inputs=(job, profile))
     document = read_job(job)
     facts, table = resolve(document, job.parent), table_in(profile)
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
@@ -82,6 +90,8 @@ def plan(
         else:
             show.no_plan(best)
         raise typer.Exit(3)
+    if proof:
+        write_proof(proof, prove(best, table))
     if top == 1:
         _write(output, best, as_json)
     else:
