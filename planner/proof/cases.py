@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import TypeAlias
 
@@ -21,13 +21,15 @@ import numpy as np
 
 from meshwright.planner.plan.evaluate import refit_readers
 from meshwright.planner.plan.steps_ahead import GENERATE
-from meshwright.planner.proof.space import AMOUNTS, Some, Space
+from meshwright.planner.proof.enumeration import AMOUNTS, Some, Space
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE
 
 NAMES = tuple(stage.name for stage in STAGES)
 
 Pair: TypeAlias = frozenset[str]
 """Two stages."""
+
+_PAIRS = tuple(combinations(NAMES, 2))
 
 _ROUNDING = 1e-12
 """Relative: what the order of a sum may change of bytes."""
@@ -45,7 +47,7 @@ class Case:
     def whole(cls, space: Space) -> Case:
         """Every plan of the space."""
         choices = {name: space.choices[name] for name in NAMES}
-        return cls(space, {name: every.some(np.arange(len(every.shard))) for name, every in choices.items()}, {})
+        return cls(space, {name: every.some(np.arange(len(every.site))) for name, every in choices.items()}, {})
 
     def within(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
         """The plans in which a stage has so much of an amount at most, and the others."""
@@ -110,27 +112,30 @@ class Case:
 
     def _may_share(self, one: str, other: str) -> bool:
         """Whether two stages may have the same layout on the same part of the cluster."""
-        return not self.left[one].shards.isdisjoint(self.left[other].shards)
+        return not self.left[one].sites.isdisjoint(self.left[other].sites)
 
-    def _meeting_groups(self) -> Iterator[frozenset[str]]:
-        """The largest groups of stages whose pools all meet one another."""
-        met = {name: {other for other in NAMES if other == name or self.meets(name, other)} for name in NAMES}
-        found: list[frozenset[str]] = []
-        for size in range(len(NAMES), 0, -1):
-            for group in map(frozenset, combinations(NAMES, size)):
-                if all(group <= met[name] for name in group) and not any(group < larger for larger in found):
-                    found.append(group)
-                    yield group
+    def _meeting_groups(self) -> tuple[frozenset[str], ...]:
+        return _largest_groups(frozenset(pair for pair in _PAIRS if self.meets(*pair)))
 
     def least_seconds(self, most: float = math.inf) -> float:
         """Seconds that the turn of every plan of the case takes at least; it need not be more than `most`."""
         turn = _Turn(self)
         found = turn.by_work()
-        return found if found >= most else max(found, turn.by_order(most))
+        return found if found >= most else turn.by_order(found, most)
 
     def least_seconds_by_work(self) -> float:
         """The same by the ranks x seconds alone; infinite where no plan fits."""
         return math.inf if self.is_empty else _Turn(self).by_work()
+
+
+@lru_cache(maxsize=4096)  # many cases have the same pools meet
+def _largest_groups(meeting: frozenset[tuple[str, str]]) -> tuple[frozenset[str], ...]:
+    """The groups of stages that all meet one another and that no other such group holds."""
+    found: list[frozenset[str]] = []
+    for group in reversed(list(_subsets(NAMES))):
+        if all(pair in meeting for pair in combinations(group, 2)) and not any(set(group) < other for other in found):
+            found.append(frozenset(group))
+    return tuple(found)
 
 
 def _subsets(names: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -182,9 +187,9 @@ class _Turn:
         work = sum(self.work[place] for place in before if first is None or first in self.above[place])
         return work / self.num_ranks
 
-    def by_order(self, most: float) -> float:
-        """The end of the best order, or `most` when none ends before."""
-        self.most = most
+    def by_order(self, least: float, most: float) -> float:
+        """The end of the best order, `least` when one ends by then, and `most` when none ends before."""
+        self.least, self.most = least, most
         self.rest = [0.0] * len(NAMES)
         for place in reversed(range(len(NAMES))):
             behind = [
@@ -195,7 +200,7 @@ class _Turn:
             ]
             self.rest[place] = self.seconds[place] + max(behind, default=0.0)
         self._take([None] * len(NAMES), 0.0)
-        return self.most
+        return max(least, self.most)
 
     def _take(self, placed: list[tuple[float, float] | None], end: float) -> None:
         """Goes on with every stage that may come next, and keeps the earliest end of all."""
@@ -204,7 +209,7 @@ class _Turn:
             self.most = min(self.most, end)
             return
         for place in waiting:
-            if any(placed[before] is None for before, _ in self.after[place]):
+            if self.most <= self.least or any(placed[before] is None for before, _ in self.after[place]):
                 continue
             start = self._start(place, placed)
             if start + self.rest[place] < self.most:
@@ -231,4 +236,4 @@ class _Turn:
 def _refit_seconds(case: Case, target: str) -> float:
     """The least of a refit between the layouts that are left."""
     source = TRAIN_STAGE[STAGE_BY_NAME[target].role]
-    return case.space.refit_seconds(target, case.left[source].shards, case.left[target].shards)
+    return case.space.refit_seconds(target, case.left[source].sites, case.left[target].sites)

@@ -15,7 +15,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
 from meshwright.planner.proof.cases import NAMES, Case
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split
-from meshwright.planner.proof.space import AMOUNTS, Enumeration, Space
+from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, suggestion
 

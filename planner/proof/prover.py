@@ -16,7 +16,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.cases import NAMES, Case
 from meshwright.planner.proof.checker import every_scope, proven_seconds, split
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split, Tree
-from meshwright.planner.proof.space import AMOUNTS, Enumeration
+from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
 from meshwright.profiles.documents import digest
 
 MOST_SPLITS = 2000

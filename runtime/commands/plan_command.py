@@ -24,7 +24,7 @@ from meshwright.runtime.api.planning import structures
 from meshwright.runtime.commands import show, show_search
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.import_operators import offer
-from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, finite
+from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, ProofOut, finite
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
@@ -70,15 +70,12 @@ def plan(
         ),
     ] = None,
     gap: Gap = 0.0,
-    proof: Annotated[
-        Path | None, typer.Option(help="Where a proof goes that `meshwright verify` checks without the solver.")
-    ] = None,
+    proof: ProofOut = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is."""
     began = time.monotonic()
-    proven = Output("--proof", proof, OutputKind.PROOF) if proof else None
-    require_outputs(*_outputs(output, top), proven, inputs=(job, profile))
+    require_outputs(*_outputs(output, top, proof), inputs=(job, profile))
     document = read_job(job)
     facts, table = resolve(document, job.parent), table_in(profile)
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
@@ -107,11 +104,13 @@ def plan(
         )
 
 
-def _outputs(output: Path, count: int) -> Iterator[Output]:
-    """The first plan where it was asked for, the others beside it."""
+def _outputs(output: Path, count: int, proof: Path | None = None) -> Iterator[Output]:
+    """The first plan where it was asked for, the others beside it, and a proof where one is asked for."""
     yield Output("-o", output, OutputKind.PLAN)
     for place in range(2, count + 1):
         yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), OutputKind.PLAN)
+    if proof:
+        yield Output("--proof", proof, OutputKind.PROOF)
 
 
 def _write(output: Path, found: Plan, as_json: bool) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -13,7 +11,7 @@ from meshwright.planner.proof.document import Proof, read_proof
 from meshwright.runtime.api.checking import names_table
 from meshwright.runtime.api.checking import verify as wrong
 from meshwright.runtime.commands.given_table import table_in
-from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
+from meshwright.runtime.commands.options import AsJson, PlanPath, Profile, ProofIn
 
 EXAMPLES = """Example: meshwright verify plan.json
 
@@ -24,7 +22,7 @@ meshwright verify plan.json --profile table.json --proof proof.json
 def verify(
     plan: PlanPath,
     profile: Profile = None,
-    proof: Annotated[Path | None, typer.Option(help="A proof of `meshwright plan --proof`.")] = None,
+    proof: ProofIn = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every rule of a plan, every cost that it states and a proof, without the solver; say what does not hold."""

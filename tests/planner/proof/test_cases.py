@@ -16,7 +16,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import Scope, patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.proof.cases import NAMES, Case
-from meshwright.planner.proof.space import AMOUNTS, Enumeration, Space
+from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
 from meshwright.profiles.stages import TRAIN_STAGE
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import long_facts, random_plan

@@ -16,8 +16,8 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.checker import every_scope, refusals
 from meshwright.planner.proof.document import Closed, Proof, read_proof
+from meshwright.planner.proof.enumeration import AMOUNTS
 from meshwright.planner.proof.prover import prove
-from meshwright.planner.proof.space import AMOUNTS
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGE_BY_NAME

@@ -30,8 +30,8 @@ weights that stages of its role may share, these weights, and bytes that are the
 times the ranks."""
 
 
-class Shard(NamedTuple):
-    """A layout on a part of the cluster: stages of a role whose shards are equal may share weights."""
+class Site(NamedTuple):
+    """A layout on a part of the cluster: stages of a role whose sites are equal may share weights."""
 
     part: int
     layout: Layout
@@ -39,35 +39,35 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Some:
-    """Some of the choices of a stage by their numbers, the least of their amounts, and their shards' numbers."""
+    """Some of the choices of a stage by their numbers, the least of their amounts, and their sites' numbers."""
 
     numbers: NDArray[np.int64]
     least: Mapping[str, float]
-    shards: frozenset[int]
+    sites: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Choices:
-    """All that a stage may choose: of each its amounts, `[amounts, choices]`, and the number of its shard."""
+    """All that a stage may choose: of each its amounts, `[amounts, choices]`, and the number of its site."""
 
     amounts: NDArray[np.float64]
-    shard: NDArray[np.int64]
+    site: NDArray[np.int64]
 
     def some(self, numbers: NDArray[np.int64]) -> Some:
         """The choices with these numbers."""
         least = self.amounts[:, numbers].min(axis=1).tolist() if len(numbers) else ()
-        return Some(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.shard[numbers].tolist()))
+        return Some(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
 
     @cached_property
-    def shards(self) -> tuple[int, ...]:
+    def sites(self) -> tuple[int, ...]:
         """The numbers of all, ascending."""
-        return tuple(sorted(set(self.shard.tolist())))
+        return tuple(sorted(set(self.site.tolist())))
 
 
 @dataclass(frozen=True)
 class Space:
     """The choices of every stage under a scope; the seconds of what is handed over within a turn; and the least seconds
-    of every refit by the stage that it serves, [shards of the training stage, shards of the stage]."""
+    of every refit by the stage that it serves, [sites of the training stage, sites of the stage]."""
 
     num_ranks: int
     room_bytes: float
@@ -78,11 +78,11 @@ class Space:
     _known: dict[object, float] = field(default_factory=dict)
 
     def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
-        """The least of a refit of a stage between some shards of the training stage and some of its own."""
+        """The least of a refit of a stage between some sites of the training stage and some of its own."""
         key = target, sources, targets
         if key not in self._known:
             ends = ((TRAIN_STAGE[STAGE_BY_NAME[target].role], sources), (target, targets))
-            found = (np.searchsorted(self.choices[name].shards, sorted(some)) for name, some in ends)
+            found = (np.searchsorted(self.choices[name].sites, sorted(some)) for name, some in ends)
             self._known[key] = float(self.refits[target][np.ix_(*found)].min())
         return self._known[key]
 
@@ -96,7 +96,7 @@ class Enumeration:
     model: CostModel
     most_seconds: float
     _choices: dict[tuple[str, ScopeKey], Choices] = field(default_factory=dict)
-    _shards: dict[Shard, int] = field(default_factory=dict)
+    _sites: dict[Site, int] = field(default_factory=dict)
 
     def space(self, scope: Scope) -> Space:
         """All of a scope."""
@@ -117,16 +117,16 @@ class Enumeration:
         key = stage.name, scope.of(stage.name)
         if key not in self._choices:
             numbers, rows = [], []
-            for shard in self._shards_of(stage):
-                for row in self._rows(stage, scope, shard):
-                    numbers.append(self._shards.setdefault(shard, len(self._shards)))
+            for site in self._sites_of(stage):
+                for row in self._rows(stage, scope, site):
+                    numbers.append(self._sites.setdefault(site, len(self._sites)))
                     rows.append(row)
             plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN)).T
             amounts = np.concatenate([plain, plain[0] * plain[1:]])
             self._choices[key] = Choices(amounts, np.array(numbers, dtype=np.int64))
         return self._choices[key]
 
-    def _shards_of(self, stage: Stage) -> Iterator[Shard]:
+    def _sites_of(self, stage: Stage) -> Iterator[Site]:
         """Every layout that breaks no rule, on every kind of pool that is not too slow whatever the layout."""
         cluster, model = self.facts.cluster, self.facts.models.spec(stage.role)
         kinds = {(cluster.part_of(first), size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size)}
@@ -134,11 +134,11 @@ class Enumeration:
             if self.model.least_seconds(stage, model, size, part) <= self.most_seconds:
                 for layout in _layouts(size, model.num_layers if stage.trains else 1, has_experts=bool(model.experts)):
                     if not layout_rules(self.facts, stage, layout):
-                        yield Shard(part, layout)
+                        yield Site(part, layout)
 
-    def _rows(self, stage: Stage, scope: Scope, shard: Shard) -> Iterator[tuple[float, ...]]:
-        """The ranks and plain amounts of every schedule on a shard that fits device and host, and is not too slow."""
-        facts, model, (part, layout) = self.facts, self.model, shard
+    def _rows(self, stage: Stage, scope: Scope, site: Site) -> Iterator[tuple[float, ...]]:
+        """The ranks and plain amounts of every schedule on a site that fits device and host, and is not too slow."""
+        facts, model, (part, layout) = self.facts, self.model, site
         kind, deferral = facts.cluster.parts[part], max_deferral(scope.ahead, facts.staleness)
         too_large: set[Schedule] = set()
         for schedule in schedules(facts, stage, layout, scope):
@@ -161,12 +161,12 @@ class Enumeration:
 
     def _refits(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
         """The least that refits of a stage take, wherever the pools lie."""
-        numbered = list(self._shards)
-        ends = (choices[name].shards for name in (TRAIN_STAGE[stage.role], stage.name))
+        numbered = list(self._sites)
+        ends = (choices[name].sites for name in (TRAIN_STAGE[stage.role], stage.name))
         sources, targets = ([numbered[number] for number in some] for some in ends)
         known: dict[object, float] = {}
 
-        def least(source: Shard, target: Shard) -> float:
+        def least(source: Site, target: Site) -> float:
             if source == target:  # they may be one copy
                 return 0.0
             slices = source.layout.slices_for(target.layout)
@@ -178,7 +178,7 @@ class Enumeration:
         found = [[least(source, target) for target in targets] for source in sources]
         return np.array(found, dtype=np.float64).reshape(len(sources), len(targets))
 
-    def _least_move(self, stage: Stage, source: Shard, target: Shard) -> float:
+    def _least_move(self, stage: Stage, source: Site, target: Site) -> float:
         """Of pools that are apart, and of pools one within the other."""
         sizes = source.layout.num_ranks, target.layout.num_ranks
         nested = {min(sizes)} if source.part == target.part else set()

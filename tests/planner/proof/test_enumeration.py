@@ -12,7 +12,7 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.rules import pool_sizes
 from meshwright.planner.plan.steps_ahead import patterns, scopes
-from meshwright.planner.proof.space import AMOUNTS, Enumeration
+from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
 from meshwright.planner.search.frontier import frontier
 from meshwright.planner.search.space import choices
 from meshwright.profiles.stages import STAGES
@@ -47,7 +47,7 @@ def test_as_many_choices_are_legal_as_the_search_finds(name: str) -> None:
                 sum(1 for _ in choices(facts, stage, size, (), Counter(), scope=scope)) * len(parts(facts, size))
                 for size in pool_sizes(facts.cluster)
             )
-            assert len(found.choices[stage.name].shard) == legal, (scope, stage.name)
+            assert len(found.choices[stage.name].site) == legal, (scope, stage.name)
 
 
 def parts(facts: Facts, size: int) -> list[int]:
@@ -85,7 +85,7 @@ def test_what_alone_takes_longer_than_asked_is_left_out() -> None:
 def test_a_refit_takes_nothing_where_the_copy_may_be_shared_and_no_more_than_any_pools_make_it() -> None:
     facts, scope = small_facts(), scopes(patterns(0)[0], 0)[0]
     found = Enumeration(facts, ToyModel(facts), math.inf).space(scope)
-    trained, read = (frozenset(found.choices[name].shards) for name in ("actor_train", "actor_generate"))
+    trained, read = (frozenset(found.choices[name].sites) for name in ("actor_train", "actor_generate"))
     assert found.refit_seconds("actor_generate", trained, read) == 0.0
     (shared, *_), (other, *_) = trained & read, read - trained or read
     assert found.refit_seconds("actor_generate", frozenset([shared]), frozenset([shared])) == 0.0
