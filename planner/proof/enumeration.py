@@ -20,7 +20,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.rules import first_ranks, host_share, layout_rules, pool_sizes, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
 from meshwright.profiles.layout import Layout, divisors
-from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Stage
 
 _PLAIN = ("seconds", "tail_seconds", "own", "weights", "transient")
@@ -146,6 +146,10 @@ class Enumeration:
             if family in too_large or streaming_rules(facts, layout, schedule):
                 continue
             call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
+            if model.seconds_grow and not schedule.chunk_tokens:
+                quickest = replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
+                if model.seconds(replace(call, schedule=quickest)).total > self.most_seconds:
+                    continue
             memory = model.memory(call)
             resident, transient = memory.resident.total, memory.transient.total
             if resident + transient > kind.device.usable_bytes or memory.host.total > host_share(kind):
