@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -141,14 +141,16 @@ class Enumeration:
         facts, model, (part, layout) = self.facts, self.model, site
         kind, deferral = facts.cluster.parts[part], max_deferral(scope.ahead, facts.staleness)
         too_large: set[Schedule] = set()
+        least: dict[Schedule, float] = {}
         for schedule in schedules(facts, stage, layout, scope):
-            family = replace(schedule, micro_batch_size=1, generation_slots=0)
+            family, quickest = _alike(schedule)
             if family in too_large or streaming_rules(facts, layout, schedule):
                 continue
             call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
             if model.seconds_grow and not schedule.chunk_tokens:
-                quickest = replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
-                if model.seconds(replace(call, schedule=quickest)).total > self.most_seconds:
+                if quickest not in least:
+                    least[quickest] = model.seconds(replace(call, schedule=quickest)).total
+                if least[quickest] > self.most_seconds:
                     continue
             memory = model.memory(call)
             resident, transient = memory.resident.total, memory.transient.total
@@ -199,6 +201,13 @@ class Enumeration:
             for overlap in nested | apart
         )
         return min(self.model.move_seconds(move).total for move in moves)
+
+
+@lru_cache(maxsize=4096)  # many layouts have the same schedules
+def _alike(schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """The smallest of those that take more memory with their rows, and the quickest of those that keep less."""
+    family = replace(schedule, micro_batch_size=1, generation_slots=0)
+    return family, replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
 
 
 def _layouts(num_ranks: int, num_layers: int, *, has_experts: bool) -> Iterator[Layout]:
