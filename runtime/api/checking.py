@@ -5,26 +5,49 @@ from __future__ import annotations
 from meshwright.planner.analysis.stated import misstated
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify as broken_laws
+from meshwright.planner.proof.checker import refusals
+from meshwright.planner.proof.document import Proof
+from meshwright.planner.proof.prover import prove as proof_of
 from meshwright.profiles.documents import digest
+from meshwright.profiles.errors import require_none
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import remodel
 
 
-def verify(plan: Plan, table: Table | None = None) -> tuple[str, ...]:
-    """One sentence for each law that the plan breaks and, where it breaks none, for each cost that it states wrongly.
+def verify(plan: Plan, table: Table | None = None, proof: Proof | None = None) -> tuple[str, ...]:
+    """One sentence for each law that the plan breaks; where it breaks none, for each cost that it states wrongly; and
+    then for what a proof of its bound does not prove.
 
     Costs are asked again of the model that the plan was made with: analytic, or of its measured table, which is to be
-    given. Without it the costs of such a plan are not looked at: see `names_table`.
+    given. Without it the costs of such a plan are not looked at, and no proof can be.
     """
     broken = broken_laws(plan) or _other_table(plan, table)
-    if broken or (names_table(plan) and table is None):
+    if broken:
         return broken
-    return misstated(plan, remodel(table)(plan.facts))
+    if names_table(plan) and table is None:
+        return ("the proof is of costs by a measured table; give the table as --profile.",) if proof else ()
+    model = remodel(table)(plan.facts)
+    return misstated(plan, model) or (refusals(proof, plan, model) if proof else ())
+
+
+def prove(plan: Plan, table: Table | None = None) -> Proof:
+    """A proof of what no plan of the same facts is faster than, which `verify` checks without a search.
+
+    Pins are not looked at: it holds whatever is pinned. It may prove less than the solver says. The table is the one
+    that the plan was made with. Raises BadInput for a plan that `verify` finds something wrong with.
+    """
+    require_none((*verify(plan, table), *_unknown_costs(plan, table)), "plan")
+    return proof_of(plan, remodel(table)(plan.facts))
 
 
 def names_table(plan: Plan) -> bool:
     """Whether the plan was made with a measured table."""
     return "profile" in plan.digests
+
+
+def _unknown_costs(plan: Plan, table: Table | None) -> tuple[str, ...]:
+    is_unknown = names_table(plan) and table is None
+    return ("it was made with a measured table; give the table as --profile.",) if is_unknown else ()
 
 
 def _other_table(plan: Plan, table: Table | None) -> tuple[str, ...]:

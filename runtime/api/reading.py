@@ -11,6 +11,9 @@ from meshwright.planner.plan.job import resolve as resolved
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.plan import read_plan as plan_in
 from meshwright.planner.plan.plan import write_plan as put_plan
+from meshwright.planner.proof.document import Proof
+from meshwright.planner.proof.document import read_proof as proof_in
+from meshwright.planner.proof.document import write_proof as put_proof
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.profiles.table import read_table as table_in
@@ -50,6 +53,16 @@ def read_plan(path: Pathname) -> Plan:
 def write_plan(path: Pathname, plan: Plan) -> None:
     """Writes the plan's one canonical text, whole or not at all. Raises BadInput where that cannot be written."""
     put_plan(Path(path), plan)
+
+
+def read_proof(path: Pathname) -> Proof:
+    """The proof in a JSON file; `verify` checks it. Raises BadInput for anything malformed."""
+    return proof_in(Path(path))
+
+
+def write_proof(path: Pathname, proof: Proof) -> None:
+    """Writes the proof's one canonical text, whole or not at all. Raises BadInput where that cannot be written."""
+    put_proof(Path(path), proof)
 
 
 def read_table(path: Pathname) -> Table:

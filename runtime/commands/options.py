@@ -39,6 +39,12 @@ Gap = Annotated[
 ]
 
 
+ProofOut = Annotated[
+    Path | None, typer.Option("--proof", help="Where a proof goes that `meshwright verify` checks without the solver.")
+]
+ProofIn = Annotated[Path | None, typer.Option("--proof", help="A proof of this plan by `meshwright plan --proof`.")]
+
+
 class DurationsFrom(StrEnum):
     """Where a simulation takes its seconds from."""
 

@@ -14,17 +14,19 @@ import typer
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.planner.proof.document import write_proof
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.table import Table
+from meshwright.runtime.api.checking import prove
 from meshwright.runtime.api.planning import plan as fastest
 from meshwright.runtime.api.planning import structures
 from meshwright.runtime.commands import show, show_search
 from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.import_operators import offer
-from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, finite
+from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, ProofOut, finite
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.search_shown import search_shown
@@ -53,6 +55,8 @@ meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_
 
 meshwright plan other-job.yaml --from plan.json -o other-plan.json
 
+meshwright plan job.yaml --proof proof.json -o plan.json
+
 meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
 """
 
@@ -77,6 +81,7 @@ def plan(
     time_limit: TimeLimit = None,
     gap: Gap = None,
     start: Start = None,
+    proof: ProofOut = None,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.
@@ -84,7 +89,7 @@ def plan(
     With --json, standard error has a line of JSON for each step of the search.
     """
     began = time.monotonic()
-    require_outputs(*_outputs(output, top), inputs=(job, profile))
+    require_outputs(*_outputs(output, top, proof), inputs=(job, profile))
     document = read_job(job)
     facts, table, first = resolve(document, job.parent), table_in(profile), read_plan(start) if start else None
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
@@ -101,6 +106,8 @@ def plan(
         )
     if isinstance(best, NoPlan):
         _refuse(best, as_json)
+    if proof and not stop.is_set():
+        write_proof(proof, prove(best, table))
     if top == 1 or stop.is_set():
         _write(output, best, as_json)
     else:
@@ -135,11 +142,13 @@ def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:
         )
 
 
-def _outputs(output: Path, count: int) -> Iterator[Output]:
-    """The first plan where it was asked for, the others beside it."""
+def _outputs(output: Path, count: int, proof: Path | None = None) -> Iterator[Output]:
+    """The first plan where it was asked for, the others beside it, and a proof where one is asked for."""
     yield Output("-o", output, OutputKind.PLAN)
     for place in range(2, count + 1):
         yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), OutputKind.PLAN)
+    if proof:
+        yield Output("--proof", proof, OutputKind.PROOF)
 
 
 def _write(output: Path, found: Plan, as_json: bool) -> None:

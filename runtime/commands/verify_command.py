@@ -1,4 +1,4 @@
-"""The command that checks a plan: says what is wrong, and what could not be looked at."""
+"""The command that checks a plan: says what is wrong, what could not be looked at, and what a proof of it proves."""
 
 from __future__ import annotations
 
@@ -6,30 +6,48 @@ import json
 
 import typer
 
-from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.planner.proof.document import Proof, read_proof
 from meshwright.runtime.api.checking import names_table
 from meshwright.runtime.api.checking import verify as wrong
 from meshwright.runtime.commands.given_table import table_in
-from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
+from meshwright.runtime.commands.options import AsJson, PlanPath, Profile, ProofIn
 
 EXAMPLES = """Example: meshwright verify plan.json
 
-meshwright verify plan.json --profile table.json
+meshwright verify plan.json --profile table.json --proof proof.json
 """
 
 
-def verify(plan: PlanPath, profile: Profile = None, as_json: AsJson = False) -> None:
-    """Check every rule of a plan and every cost that it states, without the solver; say nothing when all hold."""
-    found = read_plan(plan)
-    sentences = wrong(found, table_in(profile))
+def verify(
+    plan: PlanPath,
+    profile: Profile = None,
+    proof: ProofIn = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every rule of a plan, every cost that it states and a proof, without the solver; say what does not hold."""
+    found, proven = read_plan(plan), read_proof(proof) if proof else None
+    sentences = wrong(found, table_in(profile), proven)
     costs_checked = profile is not None or not names_table(found)
     if as_json:
-        typer.echo(json.dumps({"violations": sentences, "costs_checked": costs_checked}, indent=2))
+        certified = proven.bound_seconds if proven and not sentences else None
+        told = {"violations": sentences, "costs_checked": costs_checked, "certified_seconds": certified}
+        typer.echo(json.dumps(told, indent=2))
     elif sentences:
         typer.echo("\n".join(sentences), err=True)
+    elif proven:
+        typer.echo(_certified(found, proven))
     elif not costs_checked:
         typer.echo(
             "its laws hold; its costs are of a measured table and were not checked: give the table as --profile."
         )
     if sentences:
         raise typer.Exit(2)
+
+
+def _certified(plan: Plan, proof: Proof) -> str:
+    near = (plan.period_seconds - proof.bound_seconds) / plan.period_seconds
+    return (
+        f"certified: no plan is faster than {proof.bound_seconds:.6g} s (this plan is within {near:.2%}); "
+        f"the solver's word is {plan.solver.bound_seconds:.6g} s"
+    )

@@ -24,6 +24,7 @@ class OutputKind(Enum):
 
     PLAN = "plan", r'\{\s*"digests"\s*:'
     TABLE = "table", r'\{\s*"collectives"\s*:'
+    PROOF = "proof of a plan", r'\{\s*"bound_seconds"\s*:'
     TIMELINE = "timeline", r'\{\s*"traceEvents"\s*:'
     PAGE = "page of this program", r'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
 

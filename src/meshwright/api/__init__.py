@@ -46,19 +46,30 @@ from meshwright.planner.analysis.why import Why
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.proof.document import Proof
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
-from meshwright.runtime.api.checking import verify
+from meshwright.runtime.api.checking import prove, verify
 from meshwright.runtime.api.clocks import rehearse, simulate
 from meshwright.runtime.api.drawing import plot, report, timeline
 from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
 from meshwright.runtime.api.planning import explain, plan, structures, whatif
-from meshwright.runtime.api.reading import read_job, read_plan, read_run, read_table, resolve, write_plan, write_table
+from meshwright.runtime.api.reading import (
+    read_job,
+    read_plan,
+    read_proof,
+    read_run,
+    read_table,
+    resolve,
+    write_plan,
+    write_proof,
+    write_table,
+)
 from meshwright.runtime.api.replanning import replan
 from meshwright.runtime.api.running import export_models, export_scripts, run
 from meshwright.runtime.launch.rendezvous import Rendezvous
@@ -76,6 +87,7 @@ __all__ = [
     "MeshwrightError",
     "NoPlan",
     "Plan",
+    "Proof",
     "Ranked",
     "Rehearsal",
     "Rendezvous",
@@ -97,8 +109,10 @@ __all__ = [
     "plan",
     "plot",
     "profile",
+    "prove",
     "read_job",
     "read_plan",
+    "read_proof",
     "read_run",
     "read_table",
     "rehearse",
@@ -113,5 +127,6 @@ __all__ = [
     "whatif",
     "with_setting",
     "write_plan",
+    "write_proof",
     "write_table",
 ]

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from meshwright import api
+from meshwright.planner.proof.prover import prove
 from meshwright.profiles.table import Traffic, TrafficCorrection
+from meshwright.runtime.api.given import remodel
 from tests.runtime.measured import measured_table
 
 
@@ -50,3 +52,21 @@ def test_without_the_table_laws_alone_are_checked(measured: api.Plan) -> None:
 def test_who_hides_the_table_is_told_of_every_cost(measured: api.Plan) -> None:
     digests = {name: digest for name, digest in measured.digests.items() if name != "profile"}
     assert api.verify(measured.model_copy(update={"digests": digests}))
+
+
+def test_a_plan_is_proven_with_the_table_that_it_was_made_with(measured: api.Plan, table: api.Table) -> None:
+    with pytest.raises(api.BadInput, match="give the table as --profile"):
+        api.prove(measured)
+    wrong = measured.model_copy(update={"period_seconds": 1e6})
+    with pytest.raises(api.BadInput, match=r"^plan: "):
+        api.prove(wrong, table)
+
+
+def test_a_proof_needs_the_table_of_its_plan(measured: api.Plan, table: api.Table) -> None:
+    proof = prove(measured, remodel(table)(measured.facts), most_splits=0)
+    assert api.verify(measured, table, proof) == ()
+    assert api.verify(measured, proof=proof) == (
+        "the proof is of costs by a measured table; give the table as --profile.",
+    )
+    (sentence,) = api.verify(measured, table, proof.model_copy(update={"profile": None}))
+    assert sentence == "the proof is of costs by another measured table than the plan's; prove this plan again."

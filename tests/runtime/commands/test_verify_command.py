@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.runtime.command import Call
 from tests.runtime.measured import measured_table
@@ -57,5 +60,31 @@ def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_
     assert call("plan", job, "--profile", table, "--gap", 0.5, "-o", measured).code == 0
     assert call("verify", measured, "--profile", table).out == ""
     assert "its costs are of a measured table and were not checked" in call("verify", measured).out
-    assert json.loads(call("verify", measured, "--json").out) == {"violations": [], "costs_checked": False}
+    assert json.loads(call("verify", measured, "--json").out) == {
+        "violations": [],
+        "costs_checked": False,
+        "certified_seconds": None,
+    }
     assert "without a table; give none" in call("verify", plan, "--profile", table).err
+
+
+@pytest.mark.slow
+def test_a_proof_that_was_written_with_a_plan_certifies_it_until_somebody_changes_it(
+    call: Call, job: Path, tmp_path: Path
+) -> None:
+    path, proof = tmp_path / "plan.json", tmp_path / "proof.json"
+    assert call("plan", job, "-o", path, "--proof", proof).code == 0
+    outcome = call("verify", path, "--proof", proof)
+    assert outcome.code == 0
+    assert re.match(
+        r"certified: no plan is faster than \S+ s \(this plan is within \S+%\); the solver's word is \S+ s\n",
+        outcome.out,
+    )
+    stated = json.loads(proof.read_text())
+    assert (
+        json.loads(call("verify", path, "--proof", proof, "--json").out)["certified_seconds"] == stated["bound_seconds"]
+    )
+    proof.write_text(json.dumps({**stated, "bound_seconds": 0.999 * stated["bound_seconds"]}))
+    outcome = call("verify", path, "--proof", proof)
+    assert outcome.code == 2
+    assert outcome.err.startswith("the proof states ")

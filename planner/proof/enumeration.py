@@ -1,0 +1,222 @@
+"""Every choice that the rules allow a stage, and what the cost model says of it: enumerated anew, for no search's word
+is taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost_models.question import CostModel, Move
+from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.evaluate import WEIGHTS
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.rules import first_ranks, host_share, layout_rules, pool_sizes, schedules, streaming_rules
+from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
+from meshwright.profiles.layout import Layout, divisors
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Stage
+
+_PLAIN = ("seconds", "tail_seconds", "own", "weights", "transient")
+AMOUNTS = ("ranks", *_PLAIN, "work", "tail_work", *(f"{name}_in_all" for name in _PLAIN[2:]))
+"""Of a choice: ranks; seconds, and those that remain when what it streams has ended; bytes on a rank that stay, but for
+weights that stages of its role may share, these weights, and bytes that are there while it runs; and the last five
+times the ranks."""
+
+
+class Site(NamedTuple):
+    """A layout on a part of the cluster: stages of a role whose sites are equal may share weights."""
+
+    part: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Some:
+    """Some of the choices of a stage by their numbers, the least of their amounts, and their sites' numbers."""
+
+    numbers: NDArray[np.int64]
+    least: Mapping[str, float]
+    sites: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """All that a stage may choose: of each its amounts, `[amounts, choices]`, and the number of its site."""
+
+    amounts: NDArray[np.float64]
+    site: NDArray[np.int64]
+
+    def some(self, numbers: NDArray[np.int64]) -> Some:
+        """The choices with these numbers."""
+        least = self.amounts[:, numbers].min(axis=1).tolist() if len(numbers) else ()
+        return Some(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
+
+    @cached_property
+    def sites(self) -> tuple[int, ...]:
+        """The numbers of all, ascending."""
+        return tuple(sorted(set(self.site.tolist())))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices of every stage under a scope; the seconds of what is handed over within a turn; and the least seconds
+    of every refit by the stage that it serves, [sites of the training stage, sites of the stage]."""
+
+    num_ranks: int
+    room_bytes: float
+    scope: Scope
+    lags: Mapping[tuple[str, str], float]
+    choices: Mapping[str, Choices]
+    refits: Mapping[str, NDArray[np.float64]]
+    _known: dict[object, float] = field(default_factory=dict)
+
+    def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
+        """The least of a refit of a stage between some sites of the training stage and some of its own."""
+        key = target, sources, targets
+        if key not in self._known:
+            ends = ((TRAIN_STAGE[STAGE_BY_NAME[target].role], sources), (target, targets))
+            found = (np.searchsorted(self.choices[name].sites, sorted(some)) for name, some in ends)
+            self._known[key] = float(self.refits[target][np.ix_(*found)].min())
+        return self._known[key]
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """The spaces of some facts by a cost model, without what alone takes more than `most_seconds`; choices that are the
+    same in two scopes are costed once."""
+
+    facts: Facts
+    model: CostModel
+    most_seconds: float
+    _choices: dict[tuple[str, ScopeKey], Choices] = field(default_factory=dict)
+    _sites: dict[Site, int] = field(default_factory=dict)
+
+    def space(self, scope: Scope) -> Space:
+        """All of a scope."""
+        facts, ahead = self.facts, scope.ahead
+        choices = {stage.name: self._choices_of(stage, scope) for stage in STAGES}
+        refit = [stage for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains]
+        edges = (h for h in handovers(facts, self.model) if ahead[h.producer] == ahead[h.consumer])
+        return Space(
+            num_ranks=facts.cluster.num_ranks,
+            room_bytes=max(part.device.usable_bytes for part in facts.cluster.parts),
+            scope=scope,
+            lags={(edge.producer, edge.consumer): edge.cost.total for edge in edges},
+            choices=choices,
+            refits={stage.name: self._refits(stage, choices) for stage in refit},
+        )
+
+    def _choices_of(self, stage: Stage, scope: Scope) -> Choices:
+        key = stage.name, scope.of(stage.name)
+        if key not in self._choices:
+            numbers, rows = [], []
+            for site in self._sites_of(stage):
+                for row in self._rows(stage, scope, site):
+                    numbers.append(self._sites.setdefault(site, len(self._sites)))
+                    rows.append(row)
+            plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN)).T
+            amounts = np.concatenate([plain, plain[0] * plain[1:]])
+            self._choices[key] = Choices(amounts, np.array(numbers, dtype=np.int64))
+        return self._choices[key]
+
+    def _sites_of(self, stage: Stage) -> Iterator[Site]:
+        """Every layout that breaks no rule, on every kind of pool that is not too slow whatever the layout."""
+        cluster, model = self.facts.cluster, self.facts.models.spec(stage.role)
+        kinds = {(cluster.part_of(first), size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size)}
+        for part, size in sorted(kinds):
+            if self.model.least_seconds(stage, model, size, part) <= self.most_seconds:
+                for layout in _layouts(size, model.num_layers if stage.trains else 1, has_experts=bool(model.experts)):
+                    if not layout_rules(self.facts, stage, layout):
+                        yield Site(part, layout)
+
+    def _rows(self, stage: Stage, scope: Scope, site: Site) -> Iterator[tuple[float, ...]]:
+        """The ranks and plain amounts of every schedule on a site that fits device and host, and is not too slow."""
+        facts, model, (part, layout) = self.facts, self.model, site
+        kind, deferral = facts.cluster.parts[part], max_deferral(scope.ahead, facts.staleness)
+        too_large: set[Schedule] = set()
+        least: dict[Schedule, float] = {}
+        for schedule in schedules(facts, stage, layout, scope):
+            family, quickest = _alike(schedule)
+            if family in too_large or streaming_rules(facts, layout, schedule):
+                continue
+            call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
+            if model.seconds_grow and not schedule.chunk_tokens:
+                if quickest not in least:
+                    least[quickest] = model.seconds(replace(call, schedule=quickest)).total
+                if least[quickest] > self.most_seconds:
+                    continue
+            memory = model.memory(call)
+            resident, transient = memory.resident.total, memory.transient.total
+            if resident + transient > kind.device.usable_bytes or memory.host.total > host_share(kind):
+                if model.memory_grows:  # a family's choices come with the smaller ones first
+                    too_large.add(family)
+                continue
+            seconds = model.seconds(call).total
+            if seconds <= self.most_seconds:
+                tail = model.tail_seconds(call) if schedule.chunk_tokens else seconds
+                shared = (t.amount for t in memory.resident.terms if t.name == WEIGHTS and stage.role in TRAIN_STAGE)
+                weights = math.fsum(shared)
+                yield layout.num_ranks, seconds, tail, resident - weights, weights, transient
+
+    def _refits(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
+        """The least that refits of a stage take, wherever the pools lie."""
+        numbered = list(self._sites)
+        ends = (choices[name].sites for name in (TRAIN_STAGE[stage.role], stage.name))
+        sources, targets = ([numbered[number] for number in some] for some in ends)
+        known: dict[object, float] = {}
+
+        def least(source: Site, target: Site) -> float:
+            if source == target:  # they may be one copy
+                return 0.0
+            slices = source.layout.slices_for(target.layout)
+            key = source.part, source.layout.num_ranks, slices, target.part, target.layout.cut
+            if key not in known:
+                known[key] = self._least_move(stage, source, target)
+            return known[key]
+
+        found = [[least(source, target) for target in targets] for source in sources]
+        return np.array(found, dtype=np.float64).reshape(len(sources), len(targets))
+
+    def _least_move(self, stage: Stage, source: Site, target: Site) -> float:
+        """Of pools that are apart, and of pools one within the other."""
+        sizes = source.layout.num_ranks, target.layout.num_ranks
+        nested = {min(sizes)} if source.part == target.part else set()
+        apart = {0} if sum(sizes) <= self.facts.cluster.num_ranks else set()
+        moves = (
+            Move(
+                model=self.facts.models.spec(stage.role),
+                source=source.layout,
+                target=target.layout,
+                overlap=overlap,
+                source_part=source.part,
+                target_part=target.part,
+            )
+            for overlap in nested | apart
+        )
+        return min(self.model.move_seconds(move).total for move in moves)
+
+
+@lru_cache(maxsize=4096)  # many layouts have the same schedules
+def _alike(schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """The smallest of those that take more memory with their rows, and the quickest of those that keep less."""
+    family = replace(schedule, micro_batch_size=1, generation_slots=0)
+    return family, replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
+
+
+def _layouts(num_ranks: int, num_layers: int, *, has_experts: bool) -> Iterator[Layout]:
+    """Every way to write a number of ranks as tp x pp x cp x dp, with what else a layout has; legal or not."""
+    for tp in divisors(num_ranks):
+        for pp in divisors(num_ranks // tp):
+            for cp in divisors(num_ranks // (tp * pp)):
+                dp = num_ranks // (tp * pp * cp)
+                for ep in divisors(dp) if has_experts else (1,):
+                    for sp in (False, True) if tp > 1 else (False,):
+                        for vpp in divisors(num_layers) if pp > 1 else (1,):
+                            yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep, cp=cp, vpp=vpp)

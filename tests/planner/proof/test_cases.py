@@ -1,0 +1,111 @@
+"""No plan is faster than the bound of a case that it is in, and a case that is closed by memory has none that fits."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from meshwright.planner.plan.evaluate import private_bytes
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import Scope, patterns
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.proof.cases import NAMES, Case
+from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
+from meshwright.profiles.stages import TRAIN_STAGE
+from tests.planner.jobs import RandomModel, small_facts
+from tests.planner.plans import long_facts, random_plan
+
+NUM_PLANS = 60
+
+
+def space_of(facts: Facts, model: RandomModel, number: int) -> Space:
+    ahead = patterns(2)[number]
+    return Enumeration(facts, model, math.inf).space(Scope(ahead=ahead, offload=True, runs_on=True))
+
+
+def case_of(plan: Plan, space: Space) -> Case:
+    """The plans in which every stage has what it has in this plan, and the same pools meet."""
+    case = Case.whole(space)
+    left = {}
+    for placement in plan.placements:
+        every = space.choices[placement.stage]
+        own = private_bytes(placement) if placement.role in TRAIN_STAGE else placement.resident.total
+        seconds = placement.cost.total
+        tail = placement.tail_seconds if placement.schedule.chunk_tokens else seconds
+        told = (placement.layout.num_ranks, seconds, tail, own, placement.resident.total - own)
+        same = np.isclose(every.amounts[: len(told)], np.array(told)[:, None], rtol=1e-9, atol=1e-9).all(axis=0)
+        left[placement.stage] = every.some(np.flatnonzero(same))
+    related = {}
+    for one, other in combinations(NAMES, 2):
+        common = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
+        related[frozenset((one, other))] = bool(common)
+    return replace(case, left=left, related=related)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["in turns", "one ahead", "two ahead"])
+@pytest.mark.parametrize("memory", [2.0**20, 2.0**28])
+@pytest.mark.slow
+def test_no_plan_is_faster_than_its_own_case(number: int, memory: float) -> None:
+    base = long_facts() if number == 0 else small_facts(batch_size=8)
+    facts = base.model_copy(update={"staleness": 2})
+    device = base.cluster.parts[0].device.model_copy(update={"memory_bytes": 2**30})
+    facts = facts.model_copy(update={"cluster": facts.cluster.model_copy(update={"device": device})})
+    model = RandomModel(1, memory_scale=memory)
+    space = space_of(facts, model, number)
+    fitting = 0
+    for seed in range(NUM_PLANS):
+        plan = random_plan(seed, facts, model, patterns(2)[number], deferral=2 - number)
+        case = case_of(plan, space)
+        assert case.has_choices
+        assert case.least_seconds() <= plan.period_seconds * (1 + 1e-12)
+        if not verify(plan):
+            fitting += 1
+            assert not case.is_empty
+    assert fitting
+
+
+def halved(draw: random.Random, case: Case) -> tuple[Case, Case]:
+    """Any split of a case that has choices."""
+    if draw.random() < 0.3:
+        return case.meeting(*draw.sample(NAMES, 2))
+    stage, amount = draw.choice(NAMES), draw.choice(AMOUNTS)
+    row = case.space.choices[stage].amounts[AMOUNTS.index(amount), case.left[stage].numbers]
+    return case.within(stage, amount, float(draw.choice(row.tolist())))
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_the_halves_of_a_split_are_the_case_and_neither_has_a_smaller_bound(seed: int) -> None:
+    facts, draw = small_facts(ranks_per_node=2).model_copy(update={"staleness": 2}), random.Random(seed)
+    case = Case.whole(space_of(facts, RandomModel(seed, memory_scale=2.0**28), seed % 3))
+    for _ in range(6):
+        halves = halved(draw, case)
+        for name in NAMES:
+            left = {number for half in halves for number in half.left[name].numbers.tolist()}
+            assert left == set(case.left[name].numbers.tolist())
+        with_choices = [half for half in halves if half.has_choices]
+        assert all(half.least_seconds() >= case.least_seconds() * (1 - 1e-12) for half in with_choices)
+        assert not case.is_empty or all(half.is_empty for half in halves)
+        case = draw.choice(with_choices)
+
+
+def test_a_bound_need_not_be_more_than_asked() -> None:
+    space = space_of(
+        small_facts(ranks_per_node=2).model_copy(update={"staleness": 2}), RandomModel(3, memory_scale=1.0), 0
+    )
+    exact = Case.whole(space).least_seconds()
+    assert Case.whole(space).least_seconds(exact / 2) >= exact / 2
+    assert Case.whole(space).least_seconds(2 * exact) == exact
+
+
+def test_the_work_of_all_stages_alone_is_never_more_than_the_bound() -> None:
+    space = space_of(
+        small_facts(ranks_per_node=2).model_copy(update={"staleness": 2}), RandomModel(5, memory_scale=1.0), 1
+    )
+    case = Case.whole(space)
+    assert case.least_seconds_by_work() <= case.least_seconds()
