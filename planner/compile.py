@@ -26,7 +26,7 @@ from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
-from meshwright.planner.search.deadline import Hurried, OutOfTimeError
+from meshwright.planner.search.deadline import Hurried
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.progress import Course, Progress
@@ -36,7 +36,7 @@ from meshwright.planner.search.solver_record import solver_record, work_of
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.search.worth import Key, Least, Worth
-from meshwright.planner.solver.result import Effort, Limits
+from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import STAGES, Stage
 
 _FROM_RANKS = 16
@@ -272,8 +272,7 @@ class _Search:
         """
         from meshwright.planner.solver.solve import solve  # loaded by then, see `_load_solver`
 
-        if self.limits.seconds_left <= 0:
-            raise OutOfTimeError
+        self.limits.require_time()
         one = self.formulated[scope]
         limits = replace(self.limits, most=min((ticks for ticks in most if ticks is not None), default=None))
         self.course.does("searching", len(self.searched), len(self.scopes))
@@ -281,6 +280,7 @@ class _Search:
         found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
         if found.result.answer is not None or scope not in self.searched or self.limits.seconds_left > 0:
             self.searched[scope] = found
+        self.course.learns(scope, found.bound_seconds)
         return found
 
     def _progress(self, scope: int) -> Callable[[int | None, int], None]:
@@ -309,10 +309,9 @@ class _Search:
 
     def bound_seconds(self, scope: int) -> float:
         """No plan of the scope is faster: as its search has proven, or by arithmetic alone."""
-        if scope in self.searched:
-            return self.searched[scope].bound_seconds
         if scope in self.formulated:
-            return self.formulated[scope].least_seconds
+            least = self.formulated[scope].least_seconds
+            return max(least, self.searched[scope].bound_seconds) if scope in self.searched else least
         worth = self.worth if "worth" in vars(self) else None  # it may be that there was no time for it
         return worth.least_seconds(self.scopes[scope]) if worth else 0.0
 

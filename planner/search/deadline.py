@@ -8,10 +8,6 @@ from meshwright.cost_models.question import CostModel, PassedOn
 from meshwright.planner.solver.result import Limits
 
 
-class OutOfTimeError(Exception):
-    """The time that was given is over."""
-
-
 @dataclass(frozen=True)
 class Hurried(PassedOn):
     """A cost model that answers while the limits leave time; then it raises OutOfTimeError."""
@@ -19,6 +15,5 @@ class Hurried(PassedOn):
     limits: Limits
 
     def _asked(self) -> CostModel:
-        if self.limits.seconds_left <= 0:
-            raise OutOfTimeError
+        self.limits.require_time()
         return self.model

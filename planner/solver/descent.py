@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from meshwright.planner.solver.greedy import Greedy, Near, Picks, Score
+from meshwright.planner.solver.result import Limits
 
 _SWEEPS = 20
 """Descents have always ended by themselves long before."""
@@ -24,12 +25,16 @@ def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
     return picks, score
 
 
-def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Near) -> tuple[Picks, Score]:
-    """A choice that no change of two calls to options in `near` improves, each change followed by a descent."""
+def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Near, limits: Limits) -> tuple[Picks, Score]:
+    """A choice that no change of two calls to options in `near` improves, each change followed by a descent.
+
+    Raises OutOfTimeError where the limits leave no time.
+    """
     pairs = list(combinations(range(len(near)), 2))
     for _ in range(_SWEEPS):
         before = score
         for one, other in pairs:
+            limits.require_time()
             picks, score = _best(greedy, picks, score, (one, other), [near[one], near[other]])
         if score == before:
             break

@@ -22,6 +22,7 @@ class Incumbent:
 
     problem: Problem
     progress: Progress
+    limits: Limits = field(default_factory=Limits)
     bound: int = 0
     makespan: int | None = None
     options: tuple[Option, ...] = ()
@@ -37,7 +38,7 @@ class Incumbent:
         """Offers what a descent from this choice finds, in pairs within `near` when that is given."""
         picks, score = descend(greedy, picks, greedy.score(picks))
         if near is not None:
-            picks, score = descend_in_pairs(greedy, picks, score, near)
+            picks, score = descend_in_pairs(greedy, picks, score, near, self.limits)
         if score.excess_blocks == 0:
             self.offer(greedy.picked(picks), score.makespan, greedy.starts(picks))
 
@@ -54,10 +55,15 @@ class Incumbent:
 
     def start(self, problem: Problem, limits: Limits) -> None:
         """Descents from the fastest options of a problem with fewer of them, from the smallest and from some at random,
-        each among those that can still win, until none can."""
+        each among those that can still win, until none can.
+
+        Raises OutOfTimeError once there is an answer and no time.
+        """
         rng, greedy = random.Random(limits.seed), Greedy(problem)
         for start in (_fastest, _smallest, *[_any(rng)] * _RANDOM_STARTS):
             known = self.makespan
+            if known is not None:
+                limits.require_time()
             self.descend_from(greedy, start(problem))
             if self.makespan is not None and self.makespan != known:
                 problem = within(problem, limits.target(self.makespan))

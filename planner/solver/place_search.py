@@ -25,7 +25,7 @@ from meshwright.planner.solver.incumbent import Incumbent
 from meshwright.planner.solver.place_model import Solved, makespan_model, memory_model, run
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.reduce import Reduced, reduced
-from meshwright.planner.solver.result import Effort, Limits, Progress, Result
+from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError, Progress, Result
 from meshwright.planner.solver.variables import Variables
 
 _STEPS = 16
@@ -38,31 +38,41 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     What it takes is added to `effort`.
     """
     effort = effort or Effort()
-    incumbent, remaining = Incumbent(problem, progress), possible(problem)
+    incumbent, remaining = Incumbent(problem, progress, limits), possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     if limits.most is not None:
         remaining = within(remaining, limits.most)
         if any(not call.options for call in remaining.calls):
             return Result.beaten(limits.most)
-    incumbent.start(remaining, limits)
-    if incumbent.makespan is None:
-        excluded = _start_from_least_memory(incumbent, limits, effort)
-        if excluded is not None:
-            return excluded
+    try:
+        incumbent.start(remaining, limits)
+        if incumbent.makespan is None:
+            excluded = _start_from_least_memory(incumbent, limits, effort)
+            if excluded is not None:
+                return excluded
+        _prove(incumbent, remaining, limits, effort)
+    except OutOfTimeError:
+        pass
+    assert incumbent.makespan is not None
+    if limits.most is not None and incumbent.makespan > limits.most:
+        return _nothing_as_short(limits.most, incumbent.bound)
+    if limits.seconds_left > 0:
+        incumbent.polish()
+    return incumbent.result()
+
+
+def _prove(incumbent: Incumbent, remaining: Problem, limits: Limits, effort: Effort) -> None:
+    """Improves the incumbent and its bound until they meet, or the limit is reached."""
     assert incumbent.makespan is not None
     left = _reduced(incumbent, remaining, limits)
     time = limits.max_deterministic_time
     while time > 0 and limits.seconds_left > 0 and incumbent.bound <= limits.target(incumbent.makespan):
         time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time), effort)
-        progress(incumbent.makespan, incumbent.bound)
+        incumbent.progress(incumbent.makespan, incumbent.bound)
         left = left.within(limits.target(incumbent.makespan))
         if left.is_empty:
             incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
-    if limits.most is not None and incumbent.makespan > limits.most:
-        return _nothing_as_short(limits.most, incumbent.bound)
-    incumbent.polish()
-    return incumbent.result()
 
 
 def _nothing_as_short(most: int, bound: int) -> Result:
@@ -88,6 +98,7 @@ def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
     """What is left of the problem; what the relaxation suggests is descended from."""
 
     def suggest(greedy: Greedy, picks: Picks, near: Near | None) -> int:
+        limits.require_time()
         incumbent.consider(greedy, picks, near)
         assert incumbent.makespan is not None
         return limits.target(incumbent.makespan)

@@ -22,6 +22,10 @@ _MANY_RANKS, _GAP, _GAP_OF_MANY = 1024, 0.01, 0.03
 """The gap at which a search for a plan ends where none is asked: of up to so many ranks, and of more."""
 
 
+class OutOfTimeError(Exception):
+    """The time that was given is over, or it was asked to stop."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What the search may use. The same limits give the same answer on every machine.
@@ -64,6 +68,11 @@ class Limits:
         if self.stop is not None and self.stop.is_set():
             return 0.0
         return math.inf if self.deadline is None else self.deadline - time.monotonic()
+
+    def require_time(self) -> None:
+        """Raises OutOfTimeError where none is left."""
+        if self.seconds_left <= 0:
+            raise OutOfTimeError
 
     def target(self, makespan: int) -> int:
         """The largest makespan worth finding once this is known: `most`, then what is shorter by more than the gap."""

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from meshwright.cost_models.question import Call, Move
-from meshwright.planner.search.deadline import Hurried, OutOfTimeError
-from meshwright.planner.solver.result import Limits
+from meshwright.planner.search.deadline import Hurried
+from meshwright.planner.solver.result import Limits, OutOfTimeError
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import STAGE_BY_NAME

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from itertools import combinations, product
 
 import pytest
 
 from meshwright.planner.solver.descent import descend, descend_in_pairs
 from meshwright.planner.solver.greedy import Greedy
+from meshwright.planner.solver.result import Limits, OutOfTimeError
 from tests.planner.problems import random_problem
 
 SEEDS = range(16)
@@ -34,10 +36,19 @@ def test_no_other_option_of_a_single_call_is_better(seed: int) -> None:
 def test_no_other_options_of_two_calls_are_better(seed: int) -> None:
     greedy, picks = begun(seed)
     near = [range(len(options)) for options in greedy.options]
-    found, score = descend_in_pairs(greedy, *descend(greedy, picks, greedy.score(picks)), near)
+    found, score = descend_in_pairs(greedy, *descend(greedy, picks, greedy.score(picks)), near, Limits())
     assert score == greedy.score(found)
     for one, other in combinations(range(len(near)), 2):
         for here, there in product(near[one], near[other]):
             changed = list(found)
             changed[one], changed[other] = here, there
             assert greedy.score(changed) >= score
+
+
+def test_a_descent_in_pairs_ends_with_the_time() -> None:
+    stop = threading.Event()
+    stop.set()
+    greedy, picks = begun(1)
+    near = [range(len(options)) for options in greedy.options]
+    with pytest.raises(OutOfTimeError):
+        descend_in_pairs(greedy, picks, greedy.score(picks), near, Limits(stop=stop))
