@@ -15,8 +15,10 @@ from meshwright.runtime.api.given import remodel
 
 
 def verify(plan: Plan, table: Table | None = None, proof: Proof | None = None) -> tuple[str, ...]:
-    """One sentence for each law that the plan breaks; where it breaks none, for each cost that it states wrongly; and
-    then for what a proof of its bound does not prove.
+    """One sentence for each law that the plan breaks.
+
+    Where it breaks none, one for each cost that it states wrongly, and then for what a proof of its bound does not
+    prove.
 
     Costs are asked again of the model that the plan was made with: analytic, or of its measured table, which is to be
     given. Without it the costs of such a plan are not looked at, and no proof can be.

@@ -9,6 +9,7 @@ import pytest
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.solver.result import Limits
 from tests.planner.jobs import ToyModel, small_facts
 
 MIB = 2**20
@@ -17,7 +18,7 @@ ROUNDING = 1 + 1e-4
 
 
 def period(facts: Facts, *pins: str) -> float:
-    plan = compile_plan(facts, ToyModel(facts), pins=pins)
+    plan = compile_plan(facts, ToyModel(facts), pins=pins, limits=Limits(gap=0.0))
     assert isinstance(plan, Plan)
     assert plan.solver.status == "optimal"
     return plan.period_seconds
