@@ -53,3 +53,8 @@ def suggestion(unknown: str, known: Iterable[str]) -> str:
     if nearest:
         return f"did you mean {' or '.join(map(repr, nearest))}?"
     return f"known: {', '.join(names)}."
+
+
+def nearest(value: int, legal: Iterable[int]) -> int:
+    """The legal value that is nearest to a value that is not; of two as near the smaller."""
+    return min(legal, key=lambda other: (abs(other - value), other))

@@ -21,7 +21,7 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.plan.job import Facts, read_job, resolve
-from meshwright.planner.plan.rules import pool_sizes
+from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.search.space import choices
 from meshwright.profiles.stages import STAGES, Stage
 from meshwright.profiles.table import Table, read_table

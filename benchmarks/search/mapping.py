@@ -26,7 +26,7 @@ from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import pool_sizes
+from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.plan.steps_ahead import SYNCHRONOUS
 from meshwright.planner.search.assemble import Pick
 from meshwright.planner.search.formulate import refit_targets

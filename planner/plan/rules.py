@@ -1,4 +1,4 @@
-"""What is legal: which pools exist, which layouts a stage may have there, which schedules a layout may have.
+"""What is legal: which layouts a stage may have on a pool, which schedules a layout may have.
 
 Each function gives one sentence per broken rule, with the value, the rule and the nearest legal value. The search
 enumerates by these rules and the verifier checks by them; neither knows of the other.
@@ -6,14 +6,15 @@ enumerates by these rules and the verifier checks by them; neither knows of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.cost_models.streaming_cost import STREAMING_STAGES
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import PLAIN, Scope, max_deferral
-from meshwright.profiles.cluster import AnyCluster, Cluster
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.errors import nearest
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
@@ -21,81 +22,8 @@ from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
 CHUNKS = (128, 256, 512)
 """Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
 
-_ANY_NUMBER_OF_NODES = 16
-"""Of so many nodes or fewer a pool may have any number."""
-
-_POOL_STEPS = 8
-"""Of more nodes a pool has so many parts of the cluster, or a power of two of nodes that divides a part."""
-
 MIN_CONTEXT_TOKENS = 2048
 """Of the longest sequence, the least that context parallelism may leave to a rank."""
-
-
-def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
-    """How many ranks a pool may have: powers of two within a node, and any number of whole nodes of one kind.
-
-    Of more than 16 nodes they are whole steps: the least power of two of nodes that is an eighth of all or more, and
-    the powers of two below it.
-    """
-    return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}))
-
-
-def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
-    """Where a pool of this size may start among nodes of one kind: at every step, and within one at multiples of its
-    size."""
-    return tuple(
-        before + first
-        for before, part in zip(cluster.first_ranks, cluster.parts, strict=True)
-        if num_ranks in _sizes(part)
-        for first in range(0, part.num_ranks - num_ranks + 1, min(num_ranks, pool_step(part)))
-    )
-
-
-def pool_step(part: Cluster) -> int:
-    """Ranks of which every larger pool on nodes of one kind has a multiple, unless it has all, and which every smaller
-    one divides."""
-    if part.nodes <= _ANY_NUMBER_OF_NODES:
-        return part.ranks_per_node
-    power_of_two: int = 1 << (-(-part.nodes // _POOL_STEPS) - 1).bit_length()
-    return power_of_two * part.ranks_per_node
-
-
-def _sizes(part: Cluster) -> set[int]:
-    step, per_node = pool_step(part), part.ranks_per_node
-    within_node = (2**k for k in range(per_node.bit_length()) if part.nodes == 1 or per_node % 2**k == 0)
-    within_step = (2**k * per_node for k in range((step // per_node).bit_length()))
-    return {*within_node, *within_step, *range(step, part.num_ranks + 1, step), part.num_ranks}
-
-
-def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
-    """Rules that a pool breaks."""
-    if num_ranks not in pool_sizes(cluster):
-        legal, most = _nearest(num_ranks, pool_sizes(cluster)), max(map(pool_step, cluster.parts))
-        steps = f", {most // cluster.ranks_per_node} at a time" if most > cluster.ranks_per_node else ""
-        return (
-            f"{num_ranks} ranks are neither a power of two within a node nor whole nodes{steps}; use {legal} ranks.",
-        )
-    if first_rank + num_ranks > cluster.num_ranks:
-        legal = _nearest(first_rank, first_ranks(cluster, num_ranks))
-        return (
-            f"ranks {first_rank} to {first_rank + num_ranks - 1} leave the cluster of {cluster.num_ranks} ranks; "
-            f"start at rank {legal}.",
-        )
-    if first_rank not in first_ranks(cluster, num_ranks):
-        legal = _nearest(first_rank, first_ranks(cluster, num_ranks))
-        return (f"a pool of {num_ranks} ranks cannot start at rank {first_rank}; start at rank {legal}.",)
-    return ()
-
-
-def crossing_violations(one: range, other: range) -> tuple[str, ...]:
-    """The rule that two pools break when they have some ranks in common, and each has others."""
-    common = range(max(one.start, other.start), min(one.stop, other.stop))
-    if not common or common in (one, other):
-        return ()
-    return (
-        f"ranks {one.start} to {one.stop - 1} and ranks {other.start} to {other.stop - 1} have only a part in common; "
-        "of two pools one lies in the other, or they are apart.",
-    )
 
 
 def rows_per_update(facts: Facts, stage: Stage) -> int:
@@ -203,7 +131,7 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         rule = "does not divide" if is_even else f"is none of {', '.join(map(str, sizes))}, which deal out"
         found.append(
             f"micro_batch_size={schedule.micro_batch_size} {rule} the {rows} sequences of a replica; "
-            f"use {_nearest(schedule.micro_batch_size, sizes)}."
+            f"use {nearest(schedule.micro_batch_size, sizes)}."
         )
     elif layout.vpp > 1 and rows // schedule.micro_batch_size % layout.pp:
         legal = nearest_divisor(schedule.micro_batch_size, rows // layout.pp)
@@ -248,14 +176,14 @@ def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: in
         yield f"micro_batch_size={schedule.micro_batch_size} on a stage that generates, slot by slot; use 1."
     batch_size, extra = facts.workload.batch_size, schedule.overcommit
     if extra % layout.dp or extra > batch_size:
-        legal = _nearest(extra, range(0, batch_size + 1, layout.dp))
+        legal = nearest(extra, range(0, batch_size + 1, layout.dp))
         yield f"overcommit={extra} is not a multiple of dp={layout.dp} up to the batch of {batch_size}; use {legal}."
         return
     slots, legal_slots = schedule.generation_slots, slot_counts(in_flight(schedule, rows, layout.dp), layout.pp)
     if slots not in legal_slots:
         yield (
             f"generation_slots={slots} is not a power of two between pp={layout.pp} and the {legal_slots[-1]} "
-            f"sequences of a replica, nor that number; use {_nearest(slots, legal_slots)}."
+            f"sequences of a replica, nor that number; use {nearest(slots, legal_slots)}."
         )
 
 
@@ -332,10 +260,6 @@ def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...
     parts = [part for part in (8, 4, 2, 1) if batch_size % layout.dp or batch_size % (part * layout.dp) == 0]
     extras = dict.fromkeys(batch_size // part // layout.dp * layout.dp for part in parts)
     return (*batches, *(Schedule(overcommit=extra) for extra in extras if extra))
-
-
-def _nearest(value: int, legal: Iterable[int]) -> int:
-    return min(legal, key=lambda other: (abs(other - value), other))
 
 
 def host_share(cluster: Cluster) -> float:

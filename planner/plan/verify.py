@@ -17,13 +17,8 @@ from meshwright.planner.plan.evaluate import (
 )
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import (
-    crossing_violations,
-    host_share,
-    layout_rules,
-    pool_violations,
-    schedule_rules,
-)
+from meshwright.planner.plan.pools import crossing_violations, pool_violations
+from meshwright.planner.plan.rules import host_share, layout_rules, schedule_rules
 from meshwright.planner.plan.steps_ahead import GENERATE, patterns, staleness_of, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.layout import Layout

@@ -17,7 +17,8 @@ from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.evaluate import WEIGHTS
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.rules import first_ranks, host_share, layout_rules, pool_sizes, schedules, streaming_rules
+from meshwright.planner.plan.pools import first_ranks, pool_sizes
+from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule

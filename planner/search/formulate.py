@@ -16,7 +16,7 @@ from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.evaluate import refit_name, refit_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
-from meshwright.planner.plan.rules import first_ranks, pool_sizes, pool_step
+from meshwright.planner.plan.pools import first_ranks, pool_sizes, pool_step
 from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead
 from meshwright.planner.search.frontier import Candidate, Frontier
 from meshwright.planner.solver.problem import (

@@ -12,7 +12,8 @@ from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
-from meshwright.planner.plan.rules import layout_rules, pool_violations, schedule_rules
+from meshwright.planner.plan.pools import pool_violations
+from meshwright.planner.plan.rules import layout_rules, schedule_rules
 from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Scope
 from meshwright.planner.search.assemble import move_of
 from meshwright.planner.search.frontier import costed_choice

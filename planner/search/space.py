@@ -13,16 +13,8 @@ from itertools import combinations
 from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
-from meshwright.planner.plan.rules import (
-    crossing_violations,
-    first_ranks,
-    layout_rules,
-    max_context_parallel,
-    pool_sizes,
-    pool_violations,
-    schedules,
-    streaming_rules,
-)
+from meshwright.planner.plan.pools import crossing_violations, first_ranks, pool_sizes, pool_violations
+from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import PLAIN, Scope, patterns, scopes
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors

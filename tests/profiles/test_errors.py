@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed, require_none, suggestion
+from meshwright.profiles.errors import (
+    BadInput,
+    Infeasible,
+    MeshwrightError,
+    RunFailed,
+    nearest,
+    require_none,
+    suggestion,
+)
 
 KNOWN = ("actor_train", "actor_logprob", "critic_train")
 
@@ -43,3 +51,7 @@ def test_the_first_violation_is_told_with_what_it_is_of(of: str, told: str) -> N
 
 def test_what_has_no_violation_passes() -> None:
     require_none((), "plan")
+
+
+def test_the_nearest_value_is_the_smaller_of_two_as_near() -> None:
+    assert [nearest(value, (1, 2, 4, 8)) for value in (0, 3, 5, 6, 90)] == [1, 2, 4, 4, 8]

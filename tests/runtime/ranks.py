@@ -188,6 +188,7 @@ def _lead(directory: Path, world_size: int) -> NoReturn:
 
 def _serve(directory: Path, rank: int, world_size: int) -> None:
     """What each rank does: join the world, then one call per line until the lines end."""
+    faulthandler.enable()  # one that breaks down says where it was
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world_size)
     for line in (directory / f"calls.{rank}").open():
         request = Path(line.strip())

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.rules import pool_sizes
+from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
 from meshwright.planner.search.frontier import frontier

@@ -1,0 +1,82 @@
+"""Which ranks may be a pool: how many, from which on, and beside which others.
+
+The search enumerates by these rules and the verifier checks by them; neither knows of the other.
+"""
+
+from __future__ import annotations
+
+from meshwright.profiles.cluster import AnyCluster, Cluster
+from meshwright.profiles.errors import nearest
+
+_ANY_NUMBER_OF_NODES = 16
+"""Of so many nodes or fewer a pool may have any number."""
+
+_POOL_STEPS = 8
+"""Of more nodes a pool has so many parts of the cluster, or a power of two of nodes that divides a part."""
+
+
+def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
+    """How many ranks a pool may have: powers of two within a node, and any number of whole nodes of one kind.
+
+    Of more than 16 nodes they are whole steps: the least power of two of nodes that is an eighth of all or more, and
+    the powers of two below it.
+    """
+    return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}))
+
+
+def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
+    """Where a pool of this size may start among nodes of one kind: at every step, and within one at multiples of its
+    size."""
+    return tuple(
+        before + first
+        for before, part in zip(cluster.first_ranks, cluster.parts, strict=True)
+        if num_ranks in _sizes(part)
+        for first in range(0, part.num_ranks - num_ranks + 1, min(num_ranks, pool_step(part)))
+    )
+
+
+def pool_step(part: Cluster) -> int:
+    """Ranks of which every larger pool on nodes of one kind has a multiple, unless it has all, and which every smaller
+    one divides."""
+    if part.nodes <= _ANY_NUMBER_OF_NODES:
+        return part.ranks_per_node
+    power_of_two: int = 1 << (-(-part.nodes // _POOL_STEPS) - 1).bit_length()
+    return power_of_two * part.ranks_per_node
+
+
+def _sizes(part: Cluster) -> set[int]:
+    step, per_node = pool_step(part), part.ranks_per_node
+    within_node = (2**k for k in range(per_node.bit_length()) if part.nodes == 1 or per_node % 2**k == 0)
+    within_step = (2**k * per_node for k in range((step // per_node).bit_length()))
+    return {*within_node, *within_step, *range(step, part.num_ranks + 1, step), part.num_ranks}
+
+
+def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
+    """Rules that a pool breaks."""
+    if num_ranks not in pool_sizes(cluster):
+        legal, most = nearest(num_ranks, pool_sizes(cluster)), max(map(pool_step, cluster.parts))
+        steps = f", {most // cluster.ranks_per_node} at a time" if most > cluster.ranks_per_node else ""
+        return (
+            f"{num_ranks} ranks are neither a power of two within a node nor whole nodes{steps}; use {legal} ranks.",
+        )
+    if first_rank + num_ranks > cluster.num_ranks:
+        legal = nearest(first_rank, first_ranks(cluster, num_ranks))
+        return (
+            f"ranks {first_rank} to {first_rank + num_ranks - 1} leave the cluster of {cluster.num_ranks} ranks; "
+            f"start at rank {legal}.",
+        )
+    if first_rank not in first_ranks(cluster, num_ranks):
+        legal = nearest(first_rank, first_ranks(cluster, num_ranks))
+        return (f"a pool of {num_ranks} ranks cannot start at rank {first_rank}; start at rank {legal}.",)
+    return ()
+
+
+def crossing_violations(one: range, other: range) -> tuple[str, ...]:
+    """The rule that two pools break when they have some ranks in common, and each has others."""
+    common = range(max(one.start, other.start), min(one.stop, other.stop))
+    if not common or common in (one, other):
+        return ()
+    return (
+        f"ranks {one.start} to {one.stop - 1} and ranks {other.start} to {other.stop - 1} have only a part in common; "
+        "of two pools one lies in the other, or they are apart.",
+    )
