@@ -77,7 +77,7 @@ class Layout:
 
     def slices_for(self, target: Layout) -> int:
         """Parts of the weights cut like this that make up one part cut like the target, at most."""
-        return max(1, self.tp // target.tp) * max(1, self.pp // target.pp) * max(1, self.ep // target.ep)
+        return _parts_in_one(self.tp, target.tp) * _parts_in_one(self.pp, target.pp) * _parts_in_one(self.ep, target.ep)
 
     def __str__(self) -> str:
         rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if getattr(self, axis) > 1)
@@ -121,6 +121,12 @@ def divisors(number: int) -> tuple[int, ...]:
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     high = [number // d for d in reversed(low) if d * d < number]
     return (*low, *high)
+
+
+@cache
+def _parts_in_one(number: int, target: int) -> int:
+    """Of so many equal parts, those that one of `target` equal parts has some of, at most."""
+    return max(-(-(part + 1) * number // target) - part * number // target for part in range(target))
 
 
 def nearest_divisor(value: int, *numbers: int) -> int:

@@ -86,6 +86,16 @@ def test_a_written_layout_speaks_of_expert_parallelism_only_where_there_is_some(
         assert written.validate_json(written.dump_json(layout)) == layout
 
 
+def test_a_part_of_the_target_is_made_of_every_part_of_the_source_that_it_overlaps() -> None:
+    """Two of three pipeline stages reach into each of two, and two of two into the second of three."""
+    assert Layout(pp=4).slices_for(Layout(pp=2)) == 2
+    assert Layout(pp=2).slices_for(Layout(pp=4)) == 1
+    assert Layout(pp=3).slices_for(Layout(pp=2)) == 2
+    assert Layout(pp=2).slices_for(Layout(pp=3)) == 2
+    assert Layout(pp=5).slices_for(Layout(pp=3)) == 3
+    assert Layout(tp=8, pp=3).slices_for(Layout(tp=2, pp=1)) == 12
+
+
 def test_divisors_and_the_nearest_common_one() -> None:
     assert divisors(12) == (1, 2, 3, 4, 6, 12)
     assert nearest_divisor(5, 12, 18) == 6
