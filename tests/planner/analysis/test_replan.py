@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -138,9 +137,9 @@ def test_three_times_the_lengths_on_seven_of_eight_nodes_are_planned_at_once() -
     assert isinstance(first, Plan)
     lengths = {"workload.response.median": 1536.0, "workload.response.p99": 24576.0}
     changed = with_setting(facts, {"cluster.nodes": 7, **lengths})
-    began = time.process_time()
     found = replan(first, changed, model(changed))
-    assert time.process_time() - began < 2.0
+    assert found.plan.solver.work.timed * 10 < first.solver.work.timed
+    assert found.plan.solver.work.models <= 4
     scratch = best_plan(changed, model(changed))
     assert isinstance(scratch, Plan)
     assert found.plan.period_seconds <= 1.03 * scratch.period_seconds

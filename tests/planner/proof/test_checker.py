@@ -18,6 +18,7 @@ from meshwright.planner.proof.checker import every_scope, refusals
 from meshwright.planner.proof.document import Closed, Proof, read_proof
 from meshwright.planner.proof.enumeration import AMOUNTS
 from meshwright.planner.proof.prover import prove
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import STAGE_BY_NAME
@@ -37,7 +38,7 @@ def proven() -> tuple[Plan, CostModel, Proof]:
 
 
 def proven_of(facts: Facts, model: CostModel, most_splits: int) -> tuple[Plan, CostModel, Proof]:
-    plan = compile_plan(facts, model)
+    plan = compile_plan(facts, model, limits=Limits(gap=0.0))
     assert isinstance(plan, Plan)
     return plan, model, prove(plan, model, most_splits=most_splits)
 
