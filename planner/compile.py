@@ -37,13 +37,14 @@ from meshwright.planner.search.space import check_pins
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
+from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import STAGES, Stage
 
 _FROM_RANKS = 16
 """On fewer ranks all choices are costed sooner than a first plan is found."""
 
-_LARGE = 4
-"""A first plan has pools of this part of all ranks and more."""
+_PARTS = (1, 2, 4)
+"""A first plan has pools of about these parts of all ranks."""
 
 _SPARE = 1e-5
 """Of the seconds of a plan that is known: what its tasks lose when they are rounded to ticks."""
@@ -205,12 +206,14 @@ class _Search:
         self.course.does("costing", len(self.costs.asked) + index, self._num_costings)
 
     def _first(self) -> Searched | None:
-        """A first answer: the best of a few plain choices, on a quarter of the ranks and more, in the scope with stages
+        """A first answer: the best of a few plain choices, on all ranks, a half or a quarter, in the scope with stages
         furthest ahead."""
         scope, cluster = self.scopes[-1], self.facts.cluster
 
         def plain(stage: Stage) -> Frontier:
-            large = {k: math.inf for k in self.costs.kinds[stage.name] if k.num_ranks * _LARGE >= cluster.num_ranks}
+            kinds = self.costs.kinds[stage.name]
+            parts = {nearest(cluster.num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
+            large = {kind: math.inf for kind in kinds if kind.num_ranks in parts}
             return self.costs.frontier(stage, scope, large, is_plain=True)
 
         frontiers = self.costs.side_by_side(plain, STAGES, prepare=_load_solver, begun=self._begun)
