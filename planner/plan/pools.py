@@ -8,17 +8,15 @@ from __future__ import annotations
 from meshwright.profiles.cluster import AnyCluster, Cluster
 from meshwright.profiles.errors import nearest
 
-_ANY_NUMBER_OF_NODES = 16
-"""Of so many nodes or fewer a pool may have any number."""
-
-_POOL_STEPS = 8
-"""Of more nodes a pool has so many parts of the cluster, or a power of two of nodes that divides a part."""
+_STEPS = 8
+"""A pool has a number of so many parts of the cluster, or a power of two of nodes that divides a part. With parts of one
+node the 7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, and takes 33 s."""
 
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
     """How many ranks a pool may have: powers of two within a node, and any number of whole nodes of one kind.
 
-    Of more than 16 nodes they are whole steps: the least power of two of nodes that is an eighth of all or more, and
+    Of more than eight nodes they are whole steps: the least power of two of nodes that is an eighth of all or more, and
     the powers of two below it.
     """
     return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}))
@@ -38,9 +36,7 @@ def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
 def pool_step(part: Cluster) -> int:
     """Ranks of which every larger pool on nodes of one kind has a multiple, unless it has all, and which every smaller
     one divides."""
-    if part.nodes <= _ANY_NUMBER_OF_NODES:
-        return part.ranks_per_node
-    power_of_two: int = 1 << (-(-part.nodes // _POOL_STEPS) - 1).bit_length()
+    power_of_two: int = 1 << (-(-part.nodes // _STEPS) - 1).bit_length()
     return power_of_two * part.ranks_per_node
 
 
