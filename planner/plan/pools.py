@@ -9,8 +9,8 @@ from meshwright.profiles.cluster import AnyCluster, Cluster
 from meshwright.profiles.errors import nearest
 
 _STEPS = 8
-"""A pool has a number of these parts of the cluster, or a power of two of nodes that divides one. With 16 of them the 7B
-job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, where it takes 33 s."""
+"""A pool has a number of these parts of the cluster, or a power of two of nodes that divides one. With 16 of them the
+7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, where it takes 33 s."""
 
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
