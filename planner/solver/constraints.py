@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
+import numpy as np
 from ortools.sat.python import cp_model
 
+from meshwright.planner.solver.crossing import Crossing
 from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Place, Problem, Transfer
 from meshwright.planner.solver.symmetry import Swap, swaps
 from meshwright.planner.solver.variables import TaskVariables, Variables, places
@@ -95,19 +97,18 @@ def _a_shared_copy_has_an_earlier_owner(model: cp_model.CpModel, problem: Proble
 
 def _ranks_are_nested_or_apart(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """Of two calls' ranks, some of one lie in the other's only if all do."""
-    on = {call.name: _picks_by_ranks(call, x) for call in problem.calls}
+    crossing = Crossing(problem)
+    on: list[dict[int, list[cp_model.IntVar]]] = []
+    for call, numbers in zip(problem.calls, crossing.numbers, strict=True):
+        on.append({})
+        for index, number in enumerate(numbers.tolist()):
+            on[-1].setdefault(number, []).append(x.pick[call.name, index])
+    crossed = [set(np.flatnonzero(row).tolist()) for row in crossing.crosses]
     for one, other in combinations(on, 2):
-        for here, picks in on[one].items():
-            crossing = [pick for there, found in on[other].items() if here.crosses(there) for pick in found]
-            if crossing:
-                model.add(sum(picks) + sum(crossing) <= 1)
-
-
-def _picks_by_ranks(call: CallOptions, x: Variables) -> dict[Place, list[cp_model.IntVar]]:
-    found: dict[Place, list[cp_model.IntVar]] = {}
-    for index, option in enumerate(call.options):
-        found.setdefault(option.place._replace(layout=""), []).append(x.pick[call.name, index])
-    return found
+        for number, picks in one.items():
+            crossing_picks = [pick for there in crossed[number] & other.keys() for pick in other[there]]
+            if crossing_picks:
+                model.add(sum(picks) + sum(crossing_picks) <= 1)
 
 
 def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.solver.crossing import Crossing
 from meshwright.planner.solver.problem import CallRun, Option, Place, Precedence, Problem, Transfer
 from meshwright.planner.solver.prospects import Prospects
 
@@ -49,30 +49,6 @@ class _Table(NamedTuple):
     transient: Array
 
 
-class _Crossing:
-    """Which options of which calls are on ranks that cross."""
-
-    def __init__(self, problem: Problem) -> None:
-        ranks = list(dict.fromkeys(o.place._replace(layout="") for call in problem.calls for o in call.options))
-        number = {place: index for index, place in enumerate(ranks)}
-        self._numbers = [
-            np.array([number[o.place._replace(layout="")] for o in call.options], dtype=np.int64)
-            for call in problem.calls
-        ]
-        self._crosses = np.array([[one.crosses(other) for other in ranks] for one in ranks], dtype=np.int64)
-        self._is_possible = bool(self._crosses.any())
-
-    def count(self, rows: Array) -> Array:
-        """How many pairs of calls cross in each choice of options, [choices]."""
-        found = np.zeros(len(rows), dtype=np.int64)
-        if not self._is_possible:
-            return found
-        on = [numbers[rows[:, call]] for call, numbers in enumerate(self._numbers)]
-        for one, other in combinations(on, 2):
-            found += self._crosses[one, other]
-        return found
-
-
 class Greedy:
     """Scores choices of one problem."""
 
@@ -84,7 +60,7 @@ class Greedy:
         self._sizes = [len(ranks) for ranks in problem.atoms]
         self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
         self._tables = [self._table(options) for options in self.options]
-        self._crossing = _Crossing(problem)
+        self._crossing = Crossing(problem)
         self._prospects = Prospects(problem, self._owners)
         self._covered = [[self._atoms_in(option.place) for option in options] for options in self.options]
         tasks = {task.name: index for index, task in enumerate(problem.tasks)}

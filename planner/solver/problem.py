@@ -29,10 +29,6 @@ class Place(NamedTuple):
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.num_ranks)
 
-    def crosses(self, other: Place) -> bool:
-        """Whether they have ranks in common, and each has others."""
-        return self.overlap(other) not in (0, self.num_ranks, other.num_ranks)
-
     def overlap(self, other: Place) -> int:
         """The number of ranks that are in both."""
         return len(range(max(self.ranks.start, other.ranks.start), min(self.ranks.stop, other.ranks.stop)))

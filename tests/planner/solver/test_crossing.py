@@ -1,0 +1,25 @@
+"""Ranks cross where they have some in common while each has others; every pair of calls is counted."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from meshwright.planner.solver.crossing import Crossing
+from tests.planner.problems import every_choice, everywhere, random_blocks
+
+
+@pytest.mark.parametrize(("num_ranks", "step"), [(8, 0), (6, 2), (5, 1)])
+def test_the_pairs_of_calls_that_cross_are_counted(num_ranks: int, step: int) -> None:
+    problem = everywhere(random_blocks(4, num_ranks=num_ranks, num_calls=3, num_options=4, step=step))
+    rows = list(every_choice(problem))
+
+    def crossing(picks: tuple[int, ...]) -> int:
+        ranks = [set(call.options[index].place.ranks) for call, index in zip(problem.calls, picks, strict=True)]
+        return sum(bool(a & b) and not a <= b and not b <= a for a, b in combinations(ranks, 2))
+
+    counted = Crossing(problem).count(np.array(rows)).tolist()
+    assert counted == [crossing(picks) for picks in rows]
+    assert any(counted) == (step > 0)
