@@ -176,14 +176,11 @@ class _Search:
         if seconds is None:
             return None
         self.course.finds(seconds)
-        least: dict[Key, Least] = {
-            (stage.name, scope.of(stage.name)): {
-                kind: self.model.least_seconds(stage, self.facts.models.spec(stage.role), kind.num_ranks, kind.part)
-                for kind in self.costs.kinds[stage.name]
-            }
-            for stage in STAGES
-            for scope in self.scopes
-        }
+        least: dict[Key, Least] = {}
+        for stage in STAGES:
+            spec, kinds = self.facts.models.spec(stage.role), self.costs.kinds[stage.name]
+            same = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
+            least.update({(stage.name, scope.of(stage.name)): same for scope in self.scopes})
         known_seconds = seconds * (1 + _SPARE) / (1 - self.limits.tolerance)
         worth = Worth(cluster.num_ranks, known_seconds, self.scopes, self.edges, least)
         for position, scope in enumerate(self.scopes):

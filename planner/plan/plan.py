@@ -18,6 +18,7 @@ from pydantic import Field
 from meshwright.cost_models.cost import Cost
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import require_possible
+from meshwright.planner.plan.pins import Ranks, Value
 from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -147,6 +148,14 @@ class Plan(Document):
 
     def pool_of(self, stage: str) -> Pool:
         return self.pool(self.placement(stage).pool)
+
+    def choice(self, stage: str, key: str) -> Value:
+        """What a stage has of what a pin is about: its pool, its layout, or a field of its schedule."""
+        placement, pool = self.placement(stage), self.pool_of(stage)
+        if key == "pool":
+            return Ranks(pool.first_rank, pool.num_ranks)
+        found: Value = placement.layout if key == "layout" else getattr(placement.schedule, key)
+        return found
 
     def copy_of(self, stage: str) -> str:
         """The stage whose weights this stage uses.

@@ -15,7 +15,7 @@ from meshwright.planner.plan.evaluate import (
     ranks_of,
     tasks,
 )
-from meshwright.planner.plan.pins import Ranks, parse_pin
+from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import crossing_violations, pool_violations
 from meshwright.planner.plan.rules import host_share, layout_rules, schedule_rules
@@ -219,10 +219,7 @@ def _pins_are_kept(plan: Plan) -> Iterator[str]:
         except BadInput as error:
             yield str(error)
             continue
-        placement, pool = plan.placement(pin.stage), plan.pool_of(pin.stage)
-        value = {"pool": Ranks(pool.first_rank, pool.num_ranks), "layout": placement.layout}.get(
-            pin.key, getattr(placement.schedule, pin.key, None)
-        )
+        value = plan.choice(pin.stage, pin.key)
         if not pin.allows(value):
             yield f"the pin {text!r} is not kept: {pin.stage} has {pin.key}={value}."
 

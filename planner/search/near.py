@@ -16,7 +16,7 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.plan.rules import host_share, layout_rules, schedule_rules, schedules
+from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
@@ -27,12 +27,12 @@ from meshwright.planner.search.frontier import (
     Frontier,
     PoolKind,
     costed_choice,
-    kinds_of,
     undominated,
 )
 from meshwright.planner.search.searched import Searched
 from meshwright.planner.search.solver_record import solver_record, work_of
 from meshwright.planner.search.space import agrees
+from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
@@ -53,10 +53,10 @@ _TIME = 4.0
 
 def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: Sequence[Pin] = ()) -> Plan | None:
     """The best plan of these facts with choices near those of `plan`, without a bound; None where there is none."""
-    edges, effort, costed = handovers(facts, model), Effort(), []
+    edges, effort, costed, costs = handovers(facts, model), Effort(), [], StageCosts(facts, model, pins)
     answered: list[Searched] = []
     for scope in _scopes(plan, facts):
-        frontiers = [_frontier(plan.placement(stage.name), facts, model, pins, scope) for stage in STAGES]
+        frontiers = [_frontier(plan.placement(stage.name), costs, scope) for stage in STAGES]
         costed += frontiers
         formulation = formulate(facts, model, frontiers, edges, scope.ahead)
         from meshwright.planner.solver.solve import solve
@@ -85,17 +85,16 @@ def _scopes(plan: Plan, facts: Facts) -> tuple[Scope, ...]:
     return scopes(ahead, facts.staleness)
 
 
-def _frontier(placement: Placement, facts: Facts, model: CostModel, pins: Sequence[Pin], scope: Scope) -> Frontier:
+def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier:
     """What fits and no other choice beats, of those near a placement."""
-    stage = STAGE_BY_NAME[placement.stage]
-    mine = [pin for pin in pins if pin.stage == stage.name]
-    pools, asked = kinds_of(facts, stage, mine), Asked()
+    stage, facts, asked = STAGE_BY_NAME[placement.stage], costs.facts, Asked()
+    mine = [pin for pin in costs.pins if pin.stage == stage.name]
 
     def kept(kind: PoolKind) -> tuple[Candidate, ...]:
         if kind.num_ranks * _LARGE < facts.cluster.num_ranks:
             return ()
         near = (choice for choice in _choices(placement, facts, kind.num_ranks, scope) if agrees(choice, mine))
-        found = [costed_choice(facts, model, stage, choice, scope, part=kind.part) for choice in near]
+        found = [costed_choice(facts, costs.model, stage, choice, scope, part=kind.part) for choice in near]
         asked.timed, asked.weighed = asked.timed + len(found), asked.weighed + len(found)
         part = facts.cluster.parts[kind.part]
         fitting = [
@@ -106,7 +105,8 @@ def _frontier(placement: Placement, facts: Facts, model: CostModel, pins: Sequen
             by_layout.setdefault(one.layout, []).append(one)
         return tuple(one for same in by_layout.values() for one in undominated(same))
 
-    candidates = {kind: kept(kind) for kind in sorted(set(pools.values()))}
+    candidates = {kind: kept(kind) for kind in sorted(costs.kinds[stage.name])}
+    pools = costs.pools[stage.name]
     return Frontier(stage=stage, pools=pools, candidates=candidates, rejected=Counter(), smallest={}, asked=asked)
 
 
@@ -117,7 +117,7 @@ def _choices(placement: Placement, facts: Facts, num_ranks: int, scope: Scope) -
         if layout_rules(facts, stage, layout):
             continue
         for schedule in schedules(facts, stage, layout, scope):
-            if _is_near(schedule, placement.schedule) and not schedule_rules(facts, stage, layout, schedule):
+            if _is_near(schedule, placement.schedule) and not streaming_rules(facts, layout, schedule):
                 yield Choice(layout, schedule)
 
 

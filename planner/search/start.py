@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.pins import Pin, Ranks
+from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.plan.verify import verify
@@ -29,13 +29,5 @@ def _broken(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator[str]:
     if plan.ahead not in patterns(facts.staleness):
         yield f"its stages work further ahead than a staleness of {facts.staleness} allows."
     for pin in pins:
-        if not pin.allows(_value(plan, pin)):
+        if not pin.allows(plan.choice(pin.stage, pin.key)):
             yield f"{pin.told} is not kept."
-
-
-def _value(plan: Plan, pin: Pin) -> object:
-    """What the plan has of what a pin is about."""
-    placement, pool = plan.placement(pin.stage), plan.pool_of(pin.stage)
-    if pin.key == "pool":
-        return Ranks(pool.first_rank, pool.num_ranks)
-    return placement.layout if pin.key == "layout" else getattr(placement.schedule, pin.key)
