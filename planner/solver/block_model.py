@@ -35,7 +35,6 @@ from ortools.sat.python import cp_model
 
 from meshwright.planner.solver.blocks import Blocks, add_blocks
 from meshwright.planner.solver.constraints import add_order_constraints
-from meshwright.planner.solver.objective import minimise_device
 from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Option, Place, Problem, Task, Transfer
 from meshwright.planner.solver.variables import TaskVariables, add_task_variables, places
 from meshwright.planner.solver.windows import followers, windows
@@ -277,5 +276,5 @@ def block_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, c
     x = add_relations(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")
     add_memory(model, problem, x, device)
-    minimise_device(model, device)
+    model.minimize(device)
     return model, x, device

@@ -1,7 +1,8 @@
 """The search when calls may be anywhere, and its proof.
 
     answer     = the best of a few options per call, then of all on pools of its sizes while that makes it better
-    for the problem with memory and times in coarse parts and fewer layouts, with all, in finer parts, and last as it is
+    for each branch of the problem (`branches.py`), with memory and times in coarse parts and fewer layouts, then with
+    all layouts, and last as it is
         repeat while that makes the answer better
             target     = what is better than the answer by more than the gap asked
             problem    = without the options that cannot meet the target, the others rounded down to whole parts
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from meshwright.planner.solver.block_model import Relations, block_makespan_model
 from meshwright.planner.solver.blocks import first_ranks
 from meshwright.planner.solver.bounds import least_makespan, within
+from meshwright.planner.solver.branches import branches
 from meshwright.planner.solver.coarse import around, blocks_of, coarsened, possible
 from meshwright.planner.solver.coarse_steps import Steps
 from meshwright.planner.solver.place_model import Solved, run
@@ -39,8 +41,8 @@ _FIRST_TIME = 4.0
 _FIRST_RANGE = 4
 """A first answer is looked for within so many times the bound, and only then without a limit."""
 
-_PARTS = (64,)
-"""Of a device: memory is counted in these, coarse ones first."""
+_PARTS = 64
+"""Of a device: memory is counted in these at first."""
 
 _APART = 8
 """Layouts whose transfers differ by less than the gap that is asked, divided by this, are one at first."""
@@ -64,15 +66,7 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     best.bound = least_makespan(remaining)
     best.find(_few(remaining))
     best.descend(remaining)
-    apart = int(limits.tolerance * best.bound) // _APART
-    if apart and best.has_many(remaining):
-        remaining = best.narrow(remaining, _PARTS[0], apart)
-    for parts in _PARTS:
-        remaining = best.narrow(remaining, parts)
-    while best.is_open:
-        remaining = best.left_of(remaining)
-        if best.is_open:
-            best.finish(remaining)
+    best.by_branches(remaining)
     return best.result()
 
 
@@ -89,13 +83,17 @@ def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | N
 
 @dataclass
 class _Best:
-    """The best answer so far, what is proven of it, and the time that is left."""
+    """The best answer so far, what is proven of it, and the time that is left.
+
+    `bound` is of the branch that is looked at, `elsewhere` the least of all others.
+    """
 
     problem: Problem
     limits: Limits
     progress: Progress
     effort: Effort
     bound: int = 0
+    elsewhere: int | None = None
     makespan: int = 0
     answer: Answer | None = None
     is_infeasible: bool = False
@@ -123,7 +121,8 @@ class _Best:
     @property
     def _proven(self) -> int:
         """The bound on what was asked for, or the answer where that is shorter."""
-        return min(self.bound, self.makespan) if self.answer else self.bound
+        bound = self.bound if self.elsewhere is None else min(self.bound, self.elsewhere)
+        return min(bound, self.makespan) if self.answer else bound
 
     def left_of(self, problem: Problem) -> Problem:
         """The problem without the options that cannot meet the target; when a call has none left, nothing can."""
@@ -150,14 +149,43 @@ class _Best:
             alike = _as_large(problem, picked_options(self.problem, known))
             self._look(alike, self._target_in(alike), self.left)
 
-    def has_many(self, problem: Problem) -> bool:
+    def by_branches(self, problem: Problem) -> None:
+        """Looks at one branch after the other, those with the least bound first, for answers within the target."""
+        problem = self.left_of(problem)
+        if not self.is_open:
+            return
+        horizon = problem.horizon
+        every = branches(problem, self._target_in(problem), lambda: self.limits.seconds_left > 0)
+        least, closed = self.bound, [self._target_in(problem) + 1]
+        for position, branch in enumerate(every):
+            self.bound = max(least, branch.bound)
+            self.elsewhere = max(least, min(closed + [other.bound for other in every[position + 1 :]]))
+            if self.is_open:
+                self._prove(branch.within(self._target_in(problem)))
+            closed.append(horizon + 1 if self.is_infeasible else self.bound)
+            self.is_infeasible = False
+        self.bound, self.elsewhere = max(least, min(closed)), None
+        self.is_infeasible = self.answer is None and self.bound > horizon
+
+    def _prove(self, problem: Problem) -> None:
+        """Looks for better answers until none is left, or no time."""
+        apart = int(self.limits.tolerance * self.bound) // _APART
+        if apart and self._has_many(problem):
+            problem = self._narrow(problem, _PARTS, apart)
+        problem = self._narrow(problem, _PARTS)
+        while self.is_open:
+            problem = self.left_of(problem)
+            if self.is_open:
+                self._finish(problem)
+
+    def _has_many(self, problem: Problem) -> bool:
         """Whether so many options are left in coarse parts that a bound with fewer layouts is worth its own search."""
         if not self.is_open:
             return False
-        coarse = coarsened(self.left_of(problem), parts=_PARTS[0], ticks=self._grain).problem
+        coarse = coarsened(self.left_of(problem), parts=_PARTS, ticks=self._grain).problem
         return sum(len(call.options) for call in coarse.calls) > _MANY
 
-    def narrow(self, problem: Problem, parts: int, apart: int = 0) -> Problem:
+    def _narrow(self, problem: Problem, parts: int, apart: int = 0) -> Problem:
         """What is left of the problem when neither the bound nor the answer gets better in parts of this size."""
         is_better = True
         while self.is_open and is_better:
@@ -179,7 +207,7 @@ class _Best:
         self._learn(solved, steps)
         return _chosen(outer, solved, x) if solved.is_found else ()
 
-    def finish(self, problem: Problem) -> None:
+    def _finish(self, problem: Problem) -> None:
         """Looks for a better answer among all options that can be part of one, and learns the bound."""
         steps = Steps.between(self.bound, self._target_in(problem), _STEPS)
         solved, x, times = self._run(problem, steps, self.left)

@@ -33,7 +33,6 @@ import ortools
 from ortools.sat.python import cp_model
 
 from meshwright.planner.solver.constraints import add_choice_constraints, add_memory_constraints, add_time_constraints
-from meshwright.planner.solver.objective import minimise_device, minimise_makespan
 from meshwright.planner.solver.problem import MAX_SUM, Problem
 from meshwright.planner.solver.result import Effort, Limits, Progress
 from meshwright.planner.solver.variables import Variables, add_variables
@@ -72,7 +71,7 @@ def makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
     add_choice_constraints(model, problem, x)
     add_time_constraints(model, problem, x)
     add_memory_constraints(model, problem, x, problem.device_blocks)
-    minimise_makespan(model, x.times)
+    model.minimize(x.times.makespan)
     return model, x
 
 
@@ -83,7 +82,7 @@ def memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_mode
     device = model.new_int_var(0, MAX_SUM, "device")
     add_choice_constraints(model, problem, x)
     add_memory_constraints(model, problem, x, device)
-    minimise_device(model, device)
+    model.minimize(device)
     return model, x, device
 
 

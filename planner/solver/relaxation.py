@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 _UNBOUNDED = 2**60
 """Bounds of a domain beyond it stand for none."""
 
-_SAFETY = 1e-5
+SAFETY = 1e-5
 """Relative to a bound: an option is only dropped when rounding in the linear program cannot be the reason."""
 
 
@@ -37,12 +37,12 @@ class Relaxed:
     @property
     def bound(self) -> int:
         """No whole answer is below this."""
-        return math.ceil(self.optimum * (1 - _SAFETY) - _SAFETY)
+        return math.ceil(self.optimum * (1 - SAFETY) - SAFETY)
 
     def bound_with(self, variable: int) -> int:
         """No whole answer in which the variable is 1 is below this."""
         rest = max(0.0, self.reduced_costs[variable]) * (1 - self.values[variable])
-        return math.ceil((self.optimum + rest) * (1 - _SAFETY) - _SAFETY)
+        return math.ceil((self.optimum + rest) * (1 - SAFETY) - SAFETY)
 
 
 class Relaxation:
@@ -63,15 +63,8 @@ class Relaxation:
         self._solver.Objective().SetMinimization()
 
     def solve(self) -> Relaxed | None:
-        """The optimum, or None when there is no answer.
-
-        GLOP sometimes gives up for numerical trouble: it is asked again otherwise, and then nothing is known.
-        """
-        status = self._solver.Solve()
-        if status not in _ANSWERS:
-            self._solver.SetSolverSpecificParametersAsString(_OTHERWISE)
-            status = self._solver.Solve()
-            self._solver.SetSolverSpecificParametersAsString("")
+        """The optimum, or None when there is no answer; where GLOP gives up nothing is known."""
+        status = solved(self._solver)
         if status == pywraplp.Solver.INFEASIBLE:
             return None
         if status != pywraplp.Solver.OPTIMAL:
@@ -102,6 +95,16 @@ class Relaxation:
         constraint = self._solver.Constraint(low, high)
         for variable, coefficient in sums.items():
             constraint.SetCoefficient(self._variables[variable], coefficient)
+
+
+def solved(solver: pywraplp.Solver) -> int:
+    """How solving ends: GLOP sometimes gives up for numerical trouble, and is asked again otherwise."""
+    status = int(solver.Solve())
+    if status not in _ANSWERS:
+        solver.SetSolverSpecificParametersAsString(_OTHERWISE)
+        status = int(solver.Solve())
+        solver.SetSolverSpecificParametersAsString("")
+    return status
 
 
 def _range(domain: Sequence[int]) -> tuple[float, float]:

@@ -60,7 +60,7 @@ def with_layouts_alike(problem: Problem) -> Problem:
     )
 
 
-@pytest.mark.parametrize("seed", [3, 9, 10])
+@pytest.mark.parametrize("seed", [9, 10, 13])
 def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does where there are many options, which no problem has that can be tried one by one."""
     merged = []

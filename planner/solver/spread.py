@@ -1,0 +1,138 @@
+"""The relaxation in which calls may mix their options, and work and memory are spread over all ranks.
+
+A linear program over real numbers. Between two tasks, or the ends, the cluster has time for all the work that must lie
+there; all copies, and the transient memory of any one call, fit into all devices together. Transfers take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.linear_solver import pywraplp
+
+from meshwright.planner.solver.problem import CallRun, Option, Problem
+from meshwright.planner.solver.relaxation import SAFETY, solved
+from meshwright.planner.solver.windows import windows
+
+Kept: TypeAlias = Mapping[str, NDArray[np.bool_]]
+"""By call, which of its options are left, [options]."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """No answer with the options that are left ends before the tick `least`; `each` says it by call and option, of an
+    option that is not left nothing."""
+
+    least: int
+    each: Mapping[str, NDArray[np.float64]]
+
+    def within(self, makespan: int) -> Kept:
+        """The options that may be part of an answer that ends by the tick."""
+        return {name: bounds <= makespan for name, bounds in self.each.items()}
+
+
+class Spread:
+    """The linear program of a problem, solved for some of its options at a time."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._solver = pywraplp.Solver.CreateSolver("GLOP")
+        self._far = self._solver.infinity()
+        self._pick = {c.name: [self._solver.NumVar(0, 1, "") for _ in c.options] for c in problem.calls}
+        self._left = {c.name: np.ones(len(c.options), dtype=bool) for c in problem.calls}
+        self._makespan = self._solver.NumVar(0, self._far, "")
+        self._start = {name: self._solver.NumVar(0, self._far, "") for name in problem.order}
+        self._end = {name: self._solver.NumVar(0, self._far, "") for name in problem.order}
+        self._run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
+        self._ticks = {c.name: [float(o.ticks) for o in c.options] for c in problem.calls}
+        self._work = {c.name: [self._share(o) * o.ticks for o in c.options] for c in problem.calls}
+        for picks in self._pick.values():
+            self._add(1, 1, *((pick, 1.0) for pick in picks))
+        self._set_order()
+        self._set_work()
+        self._set_memory()
+        self._solver.Objective().SetCoefficient(self._makespan, 1)
+        self._solver.Objective().SetMinimization()
+
+    def bounds(self, kept: Kept) -> Bounds | None:
+        """Those of answers with the options that are left; None where there is no answer."""
+        for name, picks in self._pick.items():
+            for index in np.flatnonzero(self._left[name] != kept[name]).tolist():
+                picks[index].SetUb(float(kept[name][index]))
+            self._left[name] = np.asarray(kept[name])
+        if not all(left.any() for left in self._left.values()) or (optimum := self._solved()) is None:
+            return None
+        each = {}
+        for name, picks in self._pick.items():
+            costs = np.array([pick.reduced_cost() for pick in picks]) if optimum else np.zeros(len(picks))
+            found = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - SAFETY) - SAFETY)
+            each[name] = np.where(self._left[name], found, np.inf)
+        return Bounds(max(0, int(np.ceil(optimum * (1 - SAFETY) - SAFETY))), each)
+
+    def _solved(self) -> float | None:
+        """The optimum, 0 where GLOP gives up for numerical trouble; None where there is no answer."""
+        status = solved(self._solver)
+        if status == pywraplp.Solver.INFEASIBLE:
+            return None
+        return float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0
+
+    def _set_order(self) -> None:
+        """A run lasts as long as its call's options say, and what waits for it starts when it may."""
+        for name in self._problem.order:
+            self._add(0, self._far, (self._end[name], 1.0), (self._start[name], -1.0), *self._of(name, self._ticks, -1))
+            self._add(0, self._far, (self._makespan, 1.0), (self._end[name], -1.0))
+        early = {c.name: [float(o.early_ticks) for o in c.options] for c in self._problem.calls}
+        for before, after, lag, streamed in self._problem.precedences:
+            ends = (self._start[after], 1.0), (self._end[before], -1.0)
+            self._add(lag, self._far, *ends, *(self._of(after, early, 1) if streamed else ()))
+            if streamed:
+                self._add(0, self._far, (self._start[after], 1.0), (self._start[before], -1.0))
+
+    def _set_work(self) -> None:
+        for window in windows(self._problem):
+            closes = self._start[window.before] if window.before else self._makespan
+            opens = [(self._end[window.after], -1.0)] if window.after else []
+            inside = (term for name in window.between for term in self._of(name, self._work, -1))
+            self._add(0, self._far, (closes, 1.0), *opens, *inside)
+
+    def _set_memory(self) -> None:
+        """A call that is not the first of its group may share all that it may share."""
+        copies = {}
+        for call in self._problem.calls:
+            shares = bool(self._problem.owners(call.name))
+            copies[call.name] = [self._share(o) * (o.resident_blocks - o.shared_blocks * shares) for o in call.options]
+        for call in self._problem.calls:
+            with_transient = [
+                blocks + self._share(o) * o.transient_blocks
+                for blocks, o in zip(copies[call.name], call.options, strict=True)
+            ]
+            held = {**copies, call.name: with_transient}
+            terms = (pair for name, blocks in held.items() for pair in zip(self._pick[name], blocks, strict=True))
+            self._add(-self._far, self._problem.device_blocks, *terms)
+
+    def _share(self, option: Option) -> float:
+        """Of all ranks."""
+        return option.place.num_ranks / self._problem.num_ranks
+
+    def _of(self, task: str, amounts: Mapping[str, list[float]], sign: int) -> list[tuple[pywraplp.Variable, float]]:
+        """What the options of a run's call have of something; a transfer has nothing."""
+        if task not in self._run:
+            return []
+        call = self._run[task]
+        return [(pick, sign * amount) for pick, amount in zip(self._pick[call], amounts[call], strict=True)]
+
+    def _add(self, low: float, high: float, *terms: tuple[pywraplp.Variable, float]) -> None:
+        """A variable that comes twice counts twice."""
+        sums: dict[int, float] = {}
+        by_index = {}
+        for variable, amount in terms:
+            index = variable.index()
+            by_index[index] = variable
+            sums[index] = sums.get(index, 0.0) + amount
+        constraint = self._solver.Constraint(low, high)
+        for index, amount in sums.items():
+            constraint.SetCoefficient(by_index[index], amount)
