@@ -114,14 +114,12 @@ def _order(count: int, phase: float) -> Integers:
 def admit(free: list[int], responses: Integers, release: int) -> Integers:
     """The rounds in which responses start that arrive in round `release`; `free` is the heap of the slots' free rounds.
 
-    Each takes the slot that is free first, and none overtakes another.
+    Each takes the slot that is free first, and none overtakes another. Later ones arrive no earlier.
     """
-    starts = []
-    for length in responses.tolist():
-        start = max(free[0], release)
-        heapq.heapreplace(free, start + length)
-        starts.append(start)
-    return np.array(starts)
+    if free[0] < release:
+        free[:] = [max(slot, release) for slot in free]  # still a heap
+    replace = heapq.heapreplace
+    return np.array([replace(free, free[0] + length) for length in responses.tolist()], dtype=np.int64)
 
 
 class Pass(NamedTuple):
@@ -141,7 +139,9 @@ def _alone(batch: Batch, num_slots: int) -> Pass:
     if np.ptp(batch.responses) == 0:
         start = np.arange(len(batch.responses)) // num_slots * batch.responses[0]
     else:
-        start = admit([0] * num_slots, batch.responses, 0)
+        free = batch.responses[:num_slots].tolist()
+        heapq.heapify(free)
+        start = np.concatenate([np.zeros_like(free), admit(free, batch.responses[num_slots:], 0)])
     end = start + batch.responses
     return pass_of(start, end, batch.prompts, 0, int(end.max()))
 

@@ -11,10 +11,9 @@ no plan    = when nothing fits: what binds, and the smallest changes that would 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib import import_module
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
@@ -27,6 +26,7 @@ from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, sco
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
 from meshwright.planner.search.deadline import Hurried
+from meshwright.planner.search.first_plan import first_plan, load_solver
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.progress import Course, Progress
@@ -37,17 +37,10 @@ from meshwright.planner.search.space import check_pins
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
-from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import STAGES, Stage
 
 _FROM_RANKS = 16
 """On fewer ranks all choices are costed sooner than a first plan is found."""
-
-_PARTS = (1, 2, 4)
-"""A first plan has pools of about these parts of all ranks."""
-
-_SPARE = 1e-5
-"""Of the seconds of a plan that is known: what its tasks lose when they are rounded to ticks."""
 
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
 """Why there is no plan: none fits, or the search ended before it found or excluded one."""
@@ -129,6 +122,10 @@ def best_plan(
     return plan
 
 
+class _EnoughError(Exception):
+    """No plan is worth finding beside the one that is known."""
+
+
 @dataclass(kw_only=True)
 class _Search:
     """The search of every scope, what is the same in all of them, and what was found so far; scopes are told apart by
@@ -171,21 +168,34 @@ class _Search:
         if len(cluster.parts) > 1:
             return None  # there is no first answer where nodes are of several kinds
         if self._looks_for_first:
-            self.first = self._first()
-        seconds = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else None
-        if seconds is None:
+            self.first = first_plan(
+                self.costs,
+                scope=self.scopes[-1],
+                edges=self.edges,
+                limits=self.limits,
+                effort=self.effort,
+                begun=self._begun,
+            )
+        if self.start is None and self.first is None:
             return None
-        self.course.finds(seconds)
         least: dict[Key, Least] = {}
         for stage in STAGES:
             spec, kinds = self.facts.models.spec(stage.role), self.costs.kinds[stage.name]
             same = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
             least.update({(stage.name, scope.of(stage.name)): same for scope in self.scopes})
-        known_seconds = seconds * (1 + _SPARE) / (1 - self.limits.tolerance)
-        worth = Worth(cluster.num_ranks, known_seconds, self.scopes, self.edges, least)
-        for position, scope in enumerate(self.scopes):
-            self.course.learns(position, worth.least_seconds(scope))
+        worth = Worth(cluster.num_ranks, self.scopes, list(self._enough_seconds()), self.edges, least)
+        for position in range(len(self.scopes)):
+            self.course.learns(position, worth.least_seconds(position))
         return worth
+
+    def _enough_seconds(self) -> Iterator[float]:
+        """Of each scope what a plan has to be within to be worth finding: shorter by more than the gap than the plan to
+        start from or, in its own scope, than the first one; in others than which that is not shorter by more."""
+        known = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else math.inf
+        self.course.finds(known)
+        for position, _ in enumerate(self.scopes):
+            is_likewise = self.start is not None or position == len(self.scopes) - 1
+            yield self.limits.shorter_seconds(known) if is_likewise else self.limits.as_short_seconds(known)
 
     @property
     def _looks_for_first(self) -> bool:
@@ -202,36 +212,14 @@ class _Search:
         """Of those that are costed now, the one at this position."""
         self.course.does("costing", len(self.costs.asked) + index, self._num_costings)
 
-    def _first(self) -> Searched | None:
-        """A first answer: the best of a few plain choices, on all ranks, a half or a quarter, in the scope with stages
-        furthest ahead."""
-        scope, cluster = self.scopes[-1], self.facts.cluster
-
-        def plain(stage: Stage) -> Frontier:
-            kinds = self.costs.kinds[stage.name]
-            parts = {nearest(cluster.num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
-            large = {kind: math.inf for kind in kinds if kind.num_ranks in parts}
-            return self.costs.frontier(stage, scope, large, is_plain=True)
-
-        frontiers = self.costs.side_by_side(plain, STAGES, prepare=_load_solver, begun=self._begun)
-        if not all(any(one.candidates.values()) for one in frontiers):
-            return None
-        formulation = formulate(self.facts, self.model, frontiers, self.edges, scope.ahead)
-        from meshwright.planner.solver.solve import first_answer  # loaded by now, see `_load_solver`
-
-        result = first_answer(formulation.problem, self.limits, self.effort)
-        if result is None:
-            return None
-        return Searched(scope=scope, edges=self.edges, formulation=formulation, result=result)
-
     def run(self) -> None:
-        """Searches the scopes; what was found when the time is over stays."""
+        """Searches the scopes; what was found stays when the time is over, or nothing better is worth finding."""
         try:
             if self.limits.deadline is None:
                 self.search_all()
             else:
                 self.search_in_time()
-        except OutOfTimeError:
+        except (OutOfTimeError, _EnoughError):
             return
 
     def search_all(self) -> None:
@@ -270,11 +258,13 @@ class _Search:
 
         Raises OutOfTimeError where no time is left for it.
         """
-        from meshwright.planner.solver.solve import solve  # loaded by then, see `_load_solver`
+        from meshwright.planner.solver.solve import solve  # loaded by then, see `load_solver`
 
         self.limits.require_time()
         one = self.formulated[scope]
-        limits = replace(self.limits, most=min((ticks for ticks in most if ticks is not None), default=None))
+        known = [one.ticks(self.worth.enough_seconds[scope])] if self.worth else []
+        within = min([*(ticks for ticks in most if ticks is not None), *known], default=None)
+        limits = replace(self.limits, most=within)
         self.course.does("searching", len(self.searched), len(self.scopes))
         result = solve(one.formulation.problem, limits, self._progress(scope), self.effort)
         found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
@@ -309,11 +299,15 @@ class _Search:
 
     def bound_seconds(self, scope: int) -> float:
         """No plan of the scope is faster: as its search has proven, or by arithmetic alone."""
-        if scope in self.formulated:
-            least = self.formulated[scope].least_seconds
-            return max(least, self.searched[scope].bound_seconds) if scope in self.searched else least
         worth = self.worth if "worth" in vars(self) else None  # it may be that there was no time for it
-        return worth.least_seconds(self.scopes[scope]) if worth else 0.0
+        enough, least = math.inf, 0.0
+        if worth:
+            enough, least = worth.enough_seconds[scope], worth.least_seconds(scope)
+        if scope in self.formulated:
+            least = max(least, self.formulated[scope].least_seconds)
+        if scope in self.searched:
+            least = max(least, self.searched[scope].bound_seconds)
+        return min(least, enough)
 
     def _shorter(self, scope: int, searched: Sequence[Searched]) -> int | None:
         """The most ticks of a scope that are fewer, by more than the gap, than every answer; None when there is
@@ -334,16 +328,17 @@ class _Search:
         worth = self.worth
         keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
         new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
-        for trains in (False, True):
-            alike = [stage for stage in new if stage.trains == trains]
+        for alike in _first_to_cost(new):
             found = self.costs.side_by_side(
-                partial(self._frontier, scope), alike, prepare=_load_solver, begun=self._begun
+                partial(self._frontier, scope), alike, prepare=load_solver, begun=self._begun
             )
             for one in found:
                 key = scope.of(one.stage.name)
                 self.known[one.stage.name, key] = one
                 if worth:
                     worth.learn(one.stage.name, key, one)
+            if worth and worth.is_enough:
+                raise _EnoughError
         return [self.known[key] for key in keys]
 
     def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
@@ -351,15 +346,17 @@ class _Search:
         return self.costs.frontier(stage, scope, most)
 
 
+def _first_to_cost(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:
+    """Those that take most of a turn: what is known of them leaves out choices of the others, or all."""
+    generates = [stage for stage in stages if stage.generates]
+    trains = [stage for stage in stages if stage.trains]
+    return generates, trains, [stage for stage in stages if stage not in [*generates, *trains]]
+
+
 def _likeliest(formulated: Sequence[Formulated], gap: float) -> int:
     """The first of those whose bound none is below by more than the gap."""
     bounds = [one.least_seconds for one in formulated]
     return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
-
-
-def _load_solver() -> None:
-    """OR-Tools takes as long to load as a stage to cost, which a second process may do meanwhile."""
-    import_module("meshwright.planner.solver.solve")
 
 
 def _record(search: _Search) -> Solver:

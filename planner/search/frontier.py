@@ -181,7 +181,7 @@ class _Costing:
         for choice in choices(
             self.facts, self.stage, kind.num_ranks, self.pins, self.rejected, scope=self.scope, plain_only=self.is_plain
         ):
-            if is_slower(choice):
+            if not self.stage.generates and is_slower(choice):  # a turn is played for as long as many are weighed
                 self.rejected[TOO_SLOW] += 1
                 continue
             family = _family(choice)
@@ -192,11 +192,13 @@ class _Costing:
                 found = self._costed(choice, kind.part, room, beside)
             if self.stage.trains and choice.layout.vpp == 1 and self.model.memory_grows:
                 beside.note(choice.layout, choice.schedule, found if isinstance(found, str) else found.amounts)
+            if isinstance(found, Candidate) and found.seconds.total > most and not choice.schedule.chunk_tokens:
+                found = TOO_SLOW
             if isinstance(found, Candidate):
                 fitting.append(found)
                 continue
             self.rejected[found] += 1
-            if found != DOMINATED:
+            if found in (TOO_LARGE, TOO_LARGE_FOR_HOST):
                 too_large[family] = found
         kept = tuple(_undominated_by_layout(fitting)) if self.stage.role in TRAIN_STAGE else undominated(fitting)
         self.rejected[DOMINATED] += len(fitting) - len(kept)

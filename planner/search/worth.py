@@ -1,6 +1,7 @@
 """How slow a choice may be and still be part of a plan that is not slower than one that is known.
 
     known      = seconds of some plan, found among a few plain choices
+    enough     = seconds of each scope: of what takes longer no plan is worth finding beside the known one
     least      = for each stage on each kind of pool: seconds that no choice is below, by arithmetic, and once its
                  choices are costed those of the fastest
     most       = what a choice may take so that the others, each at its least, still fit beside it
@@ -25,13 +26,13 @@ from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Plac
 from meshwright.profiles.stages import STAGES
 
 _TICKS = 10**6
-"""In the seconds that are known."""
+"""In the seconds that are enough."""
 
 _GRID = 256
-"""Numbers of seconds that are tried for a choice, evenly up to those that are known."""
+"""Numbers of seconds that are tried for a choice, evenly up to those that are enough."""
 
 _FAR = 4
-"""A choice that takes so many times the seconds that are known is told apart from no slower one."""
+"""A choice that takes so many times the seconds that are enough is told apart from no slower one."""
 
 Least: TypeAlias = Mapping[PoolKind, float]
 """Seconds that no choice of a stage on a kind of pool is below."""
@@ -42,34 +43,39 @@ Key: TypeAlias = tuple[str, ScopeKey]
 
 @dataclass
 class Worth:
-    """Of the scopes that are searched with one plan known.
+    """Of the scopes that are searched with one plan known, with what is `enough_seconds` of each.
 
     `least` is by stage and by what its choices depend on in a scope; it gets better as stages are costed.
     """
 
     num_ranks: int
-    known_seconds: float
     scopes: Sequence[Scope]
+    enough_seconds: Sequence[float]
     handovers: Sequence[Handover]
     least: dict[Key, Least]
 
     def most_seconds(self, stage: str, key: ScopeKey) -> dict[PoolKind, float]:
-        """Seconds above which a choice of the stage is in no plan that takes no longer than the known one, of any scope
-        that offers the stage these choices; nothing for a kind of pool on which every choice is."""
+        """Seconds above which a choice of the stage is in no plan that is worth finding, of any scope that offers the
+        stage these choices; nothing for a kind of pool on which every choice is."""
         found: dict[PoolKind, float] = {}
-        for scope in self.scopes:
+        for scope, enough in zip(self.scopes, self.enough_seconds, strict=True):
             if scope.of(stage) == key:
-                for kind, seconds in self._most(stage, scope).items():
+                for kind, seconds in self._most(stage, scope, enough).items():
                     found[kind] = max(found.get(kind, 0.0), seconds)
         return found
 
-    def least_seconds(self, scope: Scope) -> float:
-        """Seconds that no plan of the scope is below, by arithmetic; those that are known where that is less."""
-        tick = self.known_seconds / _TICKS
-        problem = self._problem(scope, tick)
+    def least_seconds(self, position: int) -> float:
+        """Seconds that no plan of a scope is below, by arithmetic; those that are enough where that is less."""
+        scope, enough = self.scopes[position], self.enough_seconds[position]
+        problem = self._problem(scope, enough)
         if not all(call.options for call in problem.calls):
-            return self.known_seconds
-        return min(self.known_seconds, least_makespan(problem) * tick)
+            return enough
+        return min(enough, least_makespan(problem) * enough / _TICKS)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether no plan is worth finding beside the known one."""
+        return all(self.least_seconds(position) >= enough for position, enough in enumerate(self.enough_seconds))
 
     def learn(self, stage: str, key: ScopeKey, costed: Frontier) -> None:
         """Of a stage that is costed the fastest choices are the least."""
@@ -79,25 +85,24 @@ class Worth:
             if candidates
         }
 
-    def _most(self, stage: str, scope: Scope) -> dict[PoolKind, float]:
-        tick = self.known_seconds / _TICKS
+    def _most(self, stage: str, scope: Scope, enough: float) -> dict[PoolKind, float]:
         tried = {
-            kind: [max(seconds, self.known_seconds * step / _GRID) for step in range(_GRID + 1)]
+            kind: [max(seconds, enough * step / _GRID) for step in range(_GRID + 1)]
             for kind, seconds in self.least[stage, scope.of(stage)].items()
-            if seconds <= self.known_seconds
+            if seconds <= enough
         }
-        options = [self._option(kind, s, scope.streams(stage), tick) for kind, each in tried.items() for s in each]
+        options = [_option(kind, s, scope.streams(stage), enough) for kind, each in tried.items() for s in each]
         if not options:
             return {}
-        bounds = iter(bounds_with(self._problem(scope, tick), CallOptions(stage, tuple(options))).tolist())
+        bounds = iter(bounds_with(self._problem(scope, enough), CallOptions(stage, tuple(options))).tolist())
         most = {}
         for kind, each in tried.items():
             possible = [seconds for seconds in each if next(bounds) <= _TICKS]
             if possible:
-                most[kind] = max(possible) + self.known_seconds / _GRID
+                most[kind] = max(possible) + enough / _GRID
         return most
 
-    def _problem(self, scope: Scope, tick: float) -> Problem:
+    def _problem(self, scope: Scope, enough: float) -> Problem:
         """One turn of a scope: every stage at its least on each kind of pool."""
         return Problem(
             num_ranks=self.num_ranks,
@@ -106,7 +111,7 @@ class Worth:
                 CallOptions(
                     stage.name,
                     tuple(
-                        self._option(kind, seconds, scope.streams(stage.name), tick)
+                        _option(kind, seconds, scope.streams(stage.name), enough)
                         for kind, seconds in self.least[stage.name, scope.of(stage.name)].items()
                     ),
                 )
@@ -119,11 +124,12 @@ class Worth:
             precedences=precedences(
                 self.handovers,
                 scope.ahead,
-                tick,
+                enough / _TICKS,
                 lambda edge: edge.producer == GENERATE and scope.streams(edge.consumer),
             ),
         )
 
-    def _option(self, kind: PoolKind, seconds: float, streams: bool, tick: float) -> Option:
-        ticks = math.floor(min(seconds, _FAR * self.known_seconds) / tick)
-        return Option(place=Place(0, kind.num_ranks, f"@{kind.part}"), ticks=ticks, early_ticks=ticks if streams else 0)
+
+def _option(kind: PoolKind, seconds: float, streams: bool, enough: float) -> Option:
+    ticks = math.floor(min(seconds / enough, _FAR) * _TICKS)
+    return Option(place=Place(0, kind.num_ranks, f"@{kind.part}"), ticks=ticks, early_ticks=ticks if streams else 0)

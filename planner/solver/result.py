@@ -18,6 +18,9 @@ has become better."""
 _KEPT = 0.99
 """The part of the gap that the search uses; the rest is for seconds that are not whole ticks."""
 
+_SPARE = 1e-5
+"""Of the seconds of a plan that is known: what its tasks lose when they are rounded to ticks."""
+
 _MANY_RANKS, _GAP, _GAP_OF_MANY = 1024, 0.01, 0.03
 """The gap at which a search for a plan ends where none is asked: of up to so many ranks, and of more."""
 
@@ -83,6 +86,15 @@ class Limits:
     def shorter(self, makespan: int) -> int:
         """The largest makespan that is shorter than this one by more than the gap."""
         return math.ceil(makespan * (1 - _KEPT * self.tolerance)) - 1
+
+    def shorter_seconds(self, seconds: float) -> float:
+        """Seconds than which a plan that takes so many is longer by the gap."""
+        return seconds * (1 - _KEPT * self.tolerance)
+
+    def as_short_seconds(self, seconds: float) -> float:
+        """Seconds than which a plan that takes so many is shorter by the gap; what tasks lose when they are rounded to
+        ticks is spare."""
+        return seconds * (1 + _SPARE) / (1 - self.tolerance)
 
     def as_short(self, makespan: int) -> int:
         """The largest makespan that this one is not shorter than by more than the gap."""

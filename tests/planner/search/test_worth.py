@@ -81,6 +81,20 @@ def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
     before = worth.most_seconds("actor_train", scope.of("actor_train"))
     worth.learn("critic_train", scope.of("critic_train"), asked._frontier(scope, STAGE_BY_NAME["critic_train"]))
     after = worth.most_seconds("actor_train", scope.of("actor_train"))
-    assert after[every] <= before[every] <= worth.known_seconds * 1.01
+    assert after[every] <= before[every] <= max(worth.enough_seconds) * 1.01
     assert after.keys() <= before.keys()
     assert PoolKind(0, 1) not in after
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.02, 0.3])
+def test_a_first_plan_that_is_near_enough_the_bound_ends_the_search(gap: float) -> None:
+    """Whatever was not costed then could not make it shorter by more than the gap."""
+    model = ToyModel(FACTS)
+    best = planned(FACTS, model)
+    found = best_plan(FACTS, model, limits=Limits(max_deterministic_time=20.0, gap=gap))
+    assert isinstance(found, Plan)
+    assert found.solver.gap <= gap + 1e-5
+    assert found.solver.bound_seconds <= best.period_seconds * (1 + 1e-5)
+    if gap == 0.3:
+        assert found.solver.work.timed < 0.8 * best.solver.work.timed
+        assert found.solver.status == "feasible"
