@@ -38,7 +38,7 @@ from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.errors import nearest
-from meshwright.profiles.stages import STAGES, Stage
+from meshwright.profiles.stages import Stage
 
 _FROM_RANKS = 16
 """On fewer ranks all choices are costed sooner than a first plan is found."""
@@ -71,7 +71,7 @@ def compile_plan(
     pins (`start.start_from`): what is searched for is better by more than the gap.
     """
     limits = limits or Limits()
-    fixed = parse_pins(pins)
+    fixed = parse_pins(pins, facts.graph)
     check_pins(facts, fixed)
     best = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress, start=start)
     if isinstance(best, Plan):
@@ -104,7 +104,7 @@ def best_plan(
     `start` as in `compile_plan`.
     """
     limits = (limits or Limits()).on(facts.cluster.num_ranks)
-    allowed = patterns(facts.staleness) if ahead is None else ahead
+    allowed = patterns(facts.graph, facts.staleness) if ahead is None else ahead
     search = _Search(
         facts=facts,
         model=_until(limits, model),
@@ -177,12 +177,12 @@ class _Search:
             return None
         self.course.finds(seconds)
         least: dict[Key, Least] = {}
-        for stage in STAGES:
+        for stage in self.facts.graph.stages:
             spec, kinds = self.facts.models.spec(stage.role), self.costs.kinds[stage.name]
             same = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
-            least.update({(stage.name, scope.of(stage.name)): same for scope in self.scopes})
+            least.update({(stage.name, scope.of(stage)): same for scope in self.scopes})
         known_seconds = seconds * (1 + _SPARE) / (1 - self.limits.tolerance)
-        worth = Worth(cluster.num_ranks, known_seconds, self.scopes, self.edges, least)
+        worth = Worth(self.facts.graph, cluster.num_ranks, known_seconds, self.scopes, self.edges, least)
         for position, scope in enumerate(self.scopes):
             self.course.learns(position, worth.least_seconds(scope))
         return worth
@@ -195,8 +195,9 @@ class _Search:
     @cached_property
     def _num_costings(self) -> int:
         """How often choices of a stage are costed."""
-        keys = {(stage.name, scope.of(stage.name)) for stage in STAGES for scope in self.scopes}
-        return len(keys) + len(STAGES) * self._looks_for_first
+        stages = self.facts.graph.stages
+        keys = {(stage.name, scope.of(stage)) for stage in stages for scope in self.scopes}
+        return len(keys) + len(stages) * self._looks_for_first
 
     def _begun(self, index: int) -> None:
         """Of those that are costed now, the one at this position."""
@@ -213,7 +214,8 @@ class _Search:
             large = {kind: math.inf for kind in kinds if kind.num_ranks in parts}
             return self.costs.frontier(stage, scope, large, is_plain=True)
 
-        frontiers = self.costs.side_by_side(plain, STAGES, prepare=_load_solver, begun=self._begun)
+        stages = self.facts.graph.stages
+        frontiers = self.costs.side_by_side(plain, stages, prepare=_load_solver, begun=self._begun)
         if not all(any(one.candidates.values()) for one in frontiers):
             return None
         formulation = formulate(self.facts, self.model, frontiers, self.edges, scope.ahead)
@@ -331,23 +333,23 @@ class _Search:
 
     def _frontiers(self, scope: Scope) -> list[Frontier]:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
-        worth = self.worth
-        keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
-        new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
+        worth, stages = self.worth, self.facts.graph.stages
+        keys = [(stage.name, scope.of(stage)) for stage in stages]
+        new = [stage for stage, key in zip(stages, keys, strict=True) if key not in self.known]
         for trains in (False, True):
             alike = [stage for stage in new if stage.trains == trains]
             found = self.costs.side_by_side(
                 partial(self._frontier, scope), alike, prepare=_load_solver, begun=self._begun
             )
             for one in found:
-                key = scope.of(one.stage.name)
+                key = scope.of(one.stage)
                 self.known[one.stage.name, key] = one
                 if worth:
                     worth.learn(one.stage.name, key, one)
         return [self.known[key] for key in keys]
 
     def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
-        most = self.worth.most_seconds(stage.name, scope.of(stage.name)) if self.worth else None
+        most = self.worth.most_seconds(stage.name, scope.of(stage)) if self.worth else None
         return self.costs.frontier(stage, scope, most)
 
 

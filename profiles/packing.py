@@ -13,6 +13,19 @@ def rows_of_replicas(num_rows: int, num_replicas: int) -> tuple[int, ...]:
     return (each + 1,) * left + (each,) * (num_replicas - left)
 
 
+def share_in_order(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
+    """The positions that one replica generates, of rows in order of their prompts with the rows of a group together:
+    every `num_replicas`-th group, or row where groups do not come out even."""
+    size = group_size if has_whole_groups(num_rows, group_size, num_replicas) else 1
+    firsts = range(replica * size, num_rows, num_replicas * size)
+    return tuple(first + index for first in firsts for index in range(size))
+
+
+def has_whole_groups(num_rows: int, group_size: int, num_replicas: int) -> bool:
+    """Whether every replica generates as many groups as the others, so that a group's rows are on one."""
+    return num_rows // group_size % num_replicas == 0
+
+
 def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
     """Indices into `lengths`, in as few micro-batches as may be of at most `micro_batch_size` rows each.
 

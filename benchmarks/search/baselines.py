@@ -169,7 +169,7 @@ def _plan(found: object) -> Plan | None:
 
 def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> Found:
     """The time is shared by the patterns of steps ahead, as each is a problem of its own."""
-    began, allowed = time.perf_counter(), patterns(facts.staleness)
+    began, allowed = time.perf_counter(), patterns(facts.graph, facts.staleness)
     best: Plan | None = None
     num_steps = 0
     for ahead in allowed:
@@ -203,7 +203,7 @@ def _of_walk(
 
 def _brute_force(job: str, facts: Facts, model: CostModel, ours: Found) -> Iterator[Row]:
     """The optimum by trying everything, where that is little enough."""
-    formulation = [_formulation(facts, model, ahead) for ahead in patterns(facts.staleness)]
+    formulation = [_formulation(facts, model, ahead) for ahead in patterns(facts.graph, facts.staleness)]
     if sum(math.prod(len(call.options) for call in one.problem.calls) for one in formulation) > MOST_CHOICES:
         return
     began = time.perf_counter()

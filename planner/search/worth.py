@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshwright.planner.plan.edges import Handover
-from meshwright.planner.plan.steps_ahead import GENERATE, Scope, ScopeKey
+from meshwright.planner.plan.steps_ahead import Scope, ScopeKey
 from meshwright.planner.search.formulate import precedences, refits
 from meshwright.planner.search.frontier import Frontier, PoolKind
 from meshwright.planner.solver.bounds import bounds_with, least_makespan
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.stages import GENERATE, StageGraph
 
 _TICKS = 10**6
 """In the seconds that are known."""
@@ -47,6 +47,7 @@ class Worth:
     `least` is by stage and by what its choices depend on in a scope; it gets better as stages are costed.
     """
 
+    graph: StageGraph
     num_ranks: int
     known_seconds: float
     scopes: Sequence[Scope]
@@ -58,7 +59,7 @@ class Worth:
         that offers the stage these choices; nothing for a kind of pool on which every choice is."""
         found: dict[PoolKind, float] = {}
         for scope in self.scopes:
-            if scope.of(stage) == key:
+            if scope.of(self.graph.by_name[stage]) == key:
                 for kind, seconds in self._most(stage, scope).items():
                     found[kind] = max(found.get(kind, 0.0), seconds)
         return found
@@ -80,13 +81,14 @@ class Worth:
         }
 
     def _most(self, stage: str, scope: Scope) -> dict[PoolKind, float]:
-        tick = self.known_seconds / _TICKS
+        tick, kind_of_stage = self.known_seconds / _TICKS, self.graph.by_name[stage]
         tried = {
             kind: [max(seconds, self.known_seconds * step / _GRID) for step in range(_GRID + 1)]
-            for kind, seconds in self.least[stage, scope.of(stage)].items()
+            for kind, seconds in self.least[stage, scope.of(kind_of_stage)].items()
             if seconds <= self.known_seconds
         }
-        options = [self._option(kind, s, scope.streams(stage), tick) for kind, each in tried.items() for s in each]
+        streams = scope.streams(kind_of_stage)
+        options = [self._option(kind, s, streams, tick) for kind, each in tried.items() for s in each]
         if not options:
             return {}
         bounds = iter(bounds_with(self._problem(scope, tick), CallOptions(stage, tuple(options))).tolist())
@@ -106,21 +108,25 @@ class Worth:
                 CallOptions(
                     stage.name,
                     tuple(
-                        self._option(kind, seconds, scope.streams(stage.name), tick)
-                        for kind, seconds in self.least[stage.name, scope.of(stage.name)].items()
+                        self._option(kind, seconds, scope.streams(stage), tick)
+                        for kind, seconds in self.least[stage.name, scope.of(stage)].items()
                     ),
                 )
-                for stage in STAGES
+                for stage in self.graph.stages
             ),
             tasks=(
-                *(Transfer(name=name, source=s, target=t, occupies="both", ticks={}) for name, s, t in refits()),
-                *(CallRun(name=stage.name, call=stage.name) for stage in STAGES),
+                *(
+                    Transfer(name=name, source=s, target=t, occupies="both", ticks={})
+                    for name, s, t in refits(self.graph)
+                ),
+                *(CallRun(name=stage.name, call=stage.name) for stage in self.graph.stages),
             ),
             precedences=precedences(
+                self.graph,
                 self.handovers,
                 scope.ahead,
                 tick,
-                lambda edge: edge.producer == GENERATE and scope.streams(edge.consumer),
+                lambda edge: edge.producer == GENERATE and scope.streams(self.graph.by_name[edge.consumer]),
             ),
         )
 

@@ -9,8 +9,8 @@ import torch
 
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Setting, facts_of
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import LIVE
 from meshwright.runtime.generation.admission import Admission, shared
 from meshwright.runtime.generation.chunking import Chunk, Chunker, Listeners

@@ -1,4 +1,4 @@
-"""The experience of one PPO step as one rank holds it: fields of rows, and how they pass from rank to rank.
+"""The experience of one step as one rank holds it: fields of rows, and how they pass from rank to rank.
 
 A row is one sequence. Each field of a row is a one-dimensional tensor on the host. Messages are safetensors bytes over
 a gloo group, whatever the devices compute with; a field is one tensor there, its rows end to end, and what arrives is

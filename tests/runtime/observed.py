@@ -10,14 +10,14 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from meshwright.profiles.stages import STAGES, TRAIN_STAGE
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.model.weights import save_weights
 from meshwright.runtime.training.bodies import MicroBatch
 from tests.runtime.ranks import run_on_ranks
 
-FIELDS = tuple(name for stage in STAGES for name in stage.writes)
+FIELDS = tuple(name for stage in PPO_GRAPH.stages for name in stage.writes)
 
 Held = dict[str, dict[int, Tensor]]
 Given = dict[tuple[int, ...], dict[str, Tensor]]
@@ -78,7 +78,7 @@ def _follow_all(requests: list[RunRequest]) -> list[Observed]:
 def _follow(asked: RunRequest) -> Observed:
     run, seen = RankRun(asked), Observed(asked.out)
     run.recorder.open(0)
-    for stage in TRAIN_STAGE.values():
+    for stage in PPO_GRAPH.train_stage.values():
         if trainer := run.copies[stage].trainer:
             trainer.train_step = _noted(trainer.train_step, seen.updates.setdefault(stage, []))  # type: ignore[method-assign]
     for turn in run.turns:
@@ -86,7 +86,7 @@ def _follow(asked: RunRequest) -> Observed:
         if turn in run.steps:
             seen.steps.append({f: {row: experience.get(f, row) for row in experience.rows(f)} for f in FIELDS})
     run.finish()
-    for role, stage in TRAIN_STAGE.items():
+    for role, stage in PPO_GRAPH.train_stage.items():
         copy, source = run.copies[stage], asked.directory / asked.job.models.source(role).path
         if copy.model is not None:
             save_weights(copy.model, copy.spec, copy.mesh, asked.out / role.value, documents_of=source)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
@@ -114,7 +115,9 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
     job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "num_epochs": 2}
     path = directory / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**job, "staleness": case.staleness}))
-    plan = plan_by_hand(resolve(read_job(path), directory), case.where, patterns(case.staleness)[case.steps_ahead])
+    plan = plan_by_hand(
+        resolve(read_job(path), directory), case.where, patterns(PPO_GRAPH, case.staleness)[case.steps_ahead]
+    )
     out = directory / name
     out.mkdir()
     return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=STEPS)
