@@ -114,7 +114,7 @@ def facts_of(name: str) -> Facts:
         return facts
     return facts.model_copy(
         update={
-            "models": RoleModels(**{role: replace(spec, num_layers=1) for role, spec in facts.models}),
+            "models": RoleModels(**{role: replace(spec, num_layers=1) for role, spec in facts.models.by_name.items()}),
             "cluster": facts.cluster.model_copy(update={"ranks_per_node": 2}),
             "workload": facts.workload.model_copy(update={"batch_size": 1, "num_minibatches": 1}),
         }

@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
-from meshwright.planner.plan.algorithm_rules import require_roles
+from meshwright.planner.plan.algorithm_rules import require_own_settings, require_reference, require_roles
+from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
 from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
+from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.algorithms import Algorithm, graph_of
@@ -165,6 +167,18 @@ _AnySpec: TypeAlias = Annotated[
 ]
 
 
+_OWN: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
+"""The key of a job under which an algorithm has its settings."""
+
+DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
+    "ppo": PPO(),
+    "grpo": GRPO(),
+    "rloo": RLOO(),
+    "reinforce": Reinforce(),
+}
+"""By the key of a job."""
+
+
 class Job(Document):
     """What a user writes: models, cluster, workload, settings of the algorithm and data, each name as it is written."""
 
@@ -176,18 +190,34 @@ class Job(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
-    ppo: PPO = PPO()
+    ppo: PPO = Field(default=PPO(), description="settings of algorithm ppo")
+    grpo: GRPO | None = Field(default=None, description="settings of algorithm grpo")
+    rloo: RLOO | None = Field(default=None, description="settings of algorithm rloo")
+    reinforce: Reinforce | None = Field(default=None, description="settings of algorithm reinforce++")
     evaluation: Evaluation = Evaluation()
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(written(self), "ppo", "algorithm")
+        """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
+        algorithm."""
+        found = _without(written(self), "ppo", "algorithm")
+        return {key: value for key, value in found.items() if key not in _OWN.values() or key == _OWN[self.algorithm]}
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload)
+        given = [key for key in _OWN.values() if key in self.model_fields_set and getattr(self, key) is not None]
+        require_own_settings(self.algorithm, _OWN[self.algorithm], given)
+        require_reference(_OWN[self.algorithm], self.settings, self.models.roles)
         return self
+
+    @property
+    def settings(self) -> LearningSettings:
+        """Those of the algorithm; its defaults where the job gives none."""
+        key = _OWN[self.algorithm]
+        found: LearningSettings | None = getattr(self, key)
+        return DEFAULT_SETTINGS[key] if found is None else found
 
 
 class RoleModels(Document):

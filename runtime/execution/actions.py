@@ -108,7 +108,7 @@ class Actions:
             max_rows=in_flight(generation, -(-workload.batch_size // dp), dp),
             max_tokens=workload.max_tokens,
             micro_batch_size=placement.schedule.micro_batch_size,
-            temperature=self._job.ppo.temperature,
+            temperature=self._job.settings.temperature,
         )
 
     def _forward(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
@@ -120,7 +120,7 @@ class Actions:
         if copy.spec.scalar_head:
             outputs = forward_scalars(copy.decoder, copy.mesh, blocks)
         else:
-            outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.ppo.temperature)
+            outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.settings.temperature)
         for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
             for row, values in zip(group, block.of_rows(output.cpu()), strict=True):
                 self._put_answers(batch, stage, row, values)
@@ -137,14 +137,15 @@ class Actions:
     def _train(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """One update for each minibatch of each epoch, as long as the policy stays near; metrics are means over the
         updates that were computed."""
-        copy, workload, ppo = self._copies[stage.name], self._plan.facts.workload, self._job.ppo
+        copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
         measured = _versions(batch, self._plan)
-        learning = Learning(ppo, batch, max_staleness=0 if copy.spec.scalar_head else self._plan.staleness)
+        stale = 0 if copy.spec.scalar_head else self._plan.staleness
+        learning = Learning(settings, batch, reads=stage.reads, workload=workload, max_staleness=stale)
         updates, lengths = [], batch.lengths()
-        learning_rate = ppo.learning_rate(stage.role, batch.step)
+        learning_rate = settings.learning_rate(stage.role, batch.step)
         copy.trainer.set_learning_rate(learning_rate)
-        condition, num_done = functools.partial(within_target, settings=ppo), 0
+        condition, num_done = functools.partial(within_target, settings=settings), 0
         for rows in minibatches(
             batch.rows,
             step=batch.step,
@@ -155,7 +156,7 @@ class Actions:
             mine = self._mine(stage, rows, lengths)
             groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
             num_tokens = learning.num_tokens(rows)
-            loss = training_loss(copy.spec, copy.mesh, ppo, num_tokens)
+            loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
             blocks = [learning.block(group) for group in groups]
             sums = copy.trainer.train_step(blocks, loss, condition=condition)
             updates.append(final_metrics(sums))

@@ -134,7 +134,8 @@ class RehearsalDevice:
         """The rows of this rank's replica, shared as the runtime shares them."""
         prompts, _ = self._lengths(batch.step)
         known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
-        return share(batch.rows, known, replica, self._plan.placement(stage.name).layout.dp)
+        dp, group_size = self._plan.placement(stage.name).layout.dp, self._plan.facts.workload.group_size
+        return share(batch.rows, known, replica, dp, group_size if stage.generates else 1)
 
     def _write(self, stage: Stage, batch: StepExperience, rows: tuple[int, ...]) -> None:
         for field in stage.writes:

@@ -63,7 +63,7 @@ class RankRun:
 
     def __init__(self, request: RunRequest) -> None:
         plan, job = request.plan, request.job
-        torch.manual_seed(job.ppo.seed)
+        torch.manual_seed(job.settings.seed)
         bytes_before = bytes_in_use()
         self.data: PromptData = read_data(job, request.directory)
         self._request = request

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.packing import deal, deal_to_replicas
+from meshwright.profiles.packing import deal, deal_to_replicas, share_in_order
 from meshwright.runtime.messages.transport import Transport
 
 _ROWS = ".rows"
@@ -141,10 +141,12 @@ def even_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, nu
     return tuple(rows[index] for index in dealt[replica])
 
 
-def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
-    """The rows that one replica generates: every `num_replicas`-th in order of the prompt's length."""
+def share(
+    rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int, group_size: int = 1
+) -> tuple[int, ...]:
+    """The rows that one replica generates, in order of the prompt's length: see `profiles.packing.share_in_order`."""
     ordered = sorted(rows, key=lambda row: (lengths[row], row))
-    return tuple(ordered[replica::num_replicas])
+    return tuple(ordered[place] for place in share_in_order(len(rows), group_size, replica, num_replicas))
 
 
 def micro_batches(

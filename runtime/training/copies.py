@@ -112,9 +112,9 @@ def _trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
     return Trainer(
         model,
         mesh,
-        learning_rate=job.ppo.learning_rate(role, 0),
-        weight_decay=job.ppo.weight_decay,
-        max_grad_norm=job.ppo.max_grad_norm,
-        betas=(job.ppo.adam_beta1, job.ppo.adam_beta2),
-        epsilon=job.ppo.adam_eps,
+        learning_rate=job.settings.learning_rate(role, 0),
+        weight_decay=job.settings.weight_decay,
+        max_grad_norm=job.settings.max_grad_norm,
+        betas=(job.settings.adam_beta1, job.settings.adam_beta2),
+        epsilon=job.settings.adam_eps,
     )

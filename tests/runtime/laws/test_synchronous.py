@@ -146,7 +146,8 @@ def _answer(batch: StepExperience, job: Job, models: Mapping[Role, Decoder]) -> 
 
 def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, float]:
     """The metrics of a step's updates of one model."""
-    learning, updates, spec = Learning(job.ppo, batch), [], trainer.model.spec
+    learning = Learning(job.ppo, batch, reads=("ref_logprobs", "values"), workload=job.workload)
+    updates, spec = [], trainer.model.spec
     for rows in minibatches(
         batch.rows,
         step=batch.step,
