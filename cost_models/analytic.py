@@ -35,7 +35,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import has_whole_groups
+from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
@@ -155,22 +155,17 @@ class AnalyticModel:
             raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
         overlap = self._overlap(call, num_rows)
         num_slots, pp = min(slots, overlap.in_flight(num_rows)), call.layout.pp
-        rows_per_prompt = self._rows_per_prompt(call.layout.dp)
+        same_prompt = rows_per_prompt(self._workload.batch_size, self._workload.group_size, call.layout.dp)
 
         def work() -> Work:
-            return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp, rows_per_prompt)
+            return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp, same_prompt)
 
         generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
-        cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, rows_per_prompt), work))
+        cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
         carried = min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (call.recomputes_cache and carried):
             return cost
         return cost + generation.recomputation(carried, self._tokens_in_flight(), min(pp, num_slots))
-
-    def _rows_per_prompt(self, dp: int) -> int:
-        """The rows of a replica that share a prefill."""
-        batch_size, group_size = self._workload.batch_size, self._workload.group_size
-        return group_size if has_whole_groups(batch_size, group_size, dp) else 1
 
     def _tokens_in_flight(self) -> float:
         """Of a sequence that is met under way: it is long in proportion to its length, and half of it is there."""

@@ -16,14 +16,15 @@ def rows_of_replicas(num_rows: int, num_replicas: int) -> tuple[int, ...]:
 def share_in_order(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
     """The positions that one replica generates, of rows in order of their prompts with the rows of a group together:
     every `num_replicas`-th group, or row where groups do not come out even."""
-    size = group_size if has_whole_groups(num_rows, group_size, num_replicas) else 1
+    size = rows_per_prompt(num_rows, group_size, num_replicas)
     firsts = range(replica * size, num_rows, num_replicas * size)
     return tuple(first + index for first in firsts for index in range(size))
 
 
-def has_whole_groups(num_rows: int, group_size: int, num_replicas: int) -> bool:
-    """Whether every replica generates as many groups as the others, so that a group's rows are on one."""
-    return num_rows // group_size % num_replicas == 0
+def rows_per_prompt(num_rows: int, group_size: int, num_replicas: int) -> int:
+    """The rows of a replica that have one prompt: a whole group where every replica generates as many groups as the
+    others, else 1."""
+    return 1 if num_rows // group_size % num_replicas else group_size
 
 
 def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:

@@ -23,7 +23,7 @@ from meshwright.planner.simulation.flight import Delivery, FirstEnded, WholeStep
 from meshwright.planner.simulation.pace import Pace
 from meshwright.planner.simulation.round_times import RoundTimes
 from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
-from meshwright.profiles.packing import has_whole_groups, share_in_order
+from meshwright.profiles.packing import rows_per_prompt, share_in_order
 from meshwright.profiles.stages import GENERATE
 
 Lengths: TypeAlias = NDArray[np.int64]
@@ -68,8 +68,7 @@ class Alone:
             prompts=prompts,
             responses=responses,
             seconds=tuple(
-                self._level * generation_seconds(*share, slots, pp, self._times, rows_per_prompt=alike)
-                for share in shares
+                self._level * generation_seconds(*share, slots, pp, self._times, same_prompt=alike) for share in shares
             ),
             live=tuple(_live_sequences(share, slots) for _, share in shares),
             tokens_by_staleness={_staleness(self._plan, step, step): int(responses.sum())},
@@ -160,8 +159,8 @@ def _share(plan: Plan, replica: int) -> tuple[int, ...]:
 
 def _rows_per_prompt(plan: Plan) -> int:
     """Of one replica."""
-    workload, dp = plan.facts.workload, plan.placement(GENERATE).layout.dp
-    return workload.group_size if has_whole_groups(workload.batch_size, workload.group_size, dp) else 1
+    workload = plan.facts.workload
+    return rows_per_prompt(workload.batch_size, workload.group_size, plan.placement(GENERATE).layout.dp)
 
 
 def _staleness(plan: Plan, step: int, drawn_for: int) -> int:
@@ -176,12 +175,12 @@ def generation_seconds(
     num_stages: int,
     times: RoundTimes,
     *,
-    rows_per_prompt: int = 1,
+    same_prompt: int = 1,
 ) -> float:
     """One replica's generation, in short runs of rounds in which no sequence begins or ends.
 
     A sequence takes the slot that is free first, prefills in its first round and decodes in the others; the first of
-    `rows_per_prompt` is prefilled for all of them.
+    `same_prompt` rows is prefilled for all of them.
     """
     starts = _starts(responses.tolist(), num_slots)
     ends = starts + responses
@@ -194,7 +193,7 @@ def generation_seconds(
     context = np.where(decoding, cached, 0.0).max(axis=0)
     rounds = np.where(live > 0, after - first, 0)
     decode = float((rounds * times.round_(np.maximum(live, 1).astype(float), context)).sum())
-    num_groups, one = min(num_stages, num_slots), slice(None, None, rows_per_prompt)
+    num_groups, one = min(num_stages, num_slots), slice(None, None, same_prompt)
     return decode + _prefill_seconds(prompts[one], starts[one], num_groups, num_stages, times)
 
 
