@@ -22,7 +22,6 @@ from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, Move, Once
 from meshwright.cost_models.roofline import least_rank_seconds
 from meshwright.cost_models.streaming_cost import (
-    STREAMING_STAGES,
     Chunks,
     ChunkShard,
     all_chunks,
@@ -36,6 +35,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
@@ -79,7 +79,7 @@ class AnalyticModel:
         self._without_chunks: Once[Layout, Layout] = Once()
         self._offloads: Once[tuple[str, ModelSpec, Layout, Offload], Cost] = Once()
         self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
-        self._works: Once[tuple[int, int, Overlap, int], Work] = Once()
+        self._works: Once[tuple[int, int, Overlap, int, int], Work] = Once()
         self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
         self._updates: Once[tuple[ModelSpec, Layout], Cost] = Once()
         self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
@@ -97,7 +97,7 @@ class AnalyticModel:
         return least / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
     def seconds(self, call: Call) -> Cost:
-        """Seconds of one PPO step; raises BadInput for a layout that does not divide the model."""
+        """Seconds of one step; raises BadInput for a layout that does not divide the model."""
         return self._costs.of(call, lambda: self._seconds(call))
 
     def tail_seconds(self, call: Call) -> float:
@@ -155,12 +155,13 @@ class AnalyticModel:
             raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
         overlap = self._overlap(call, num_rows)
         num_slots, pp = min(slots, overlap.in_flight(num_rows)), call.layout.pp
+        same_prompt = rows_per_prompt(self._workload.batch_size, self._workload.group_size, call.layout.dp)
 
         def work() -> Work:
-            return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp)
+            return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp, same_prompt)
 
         generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
-        cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp), work))
+        cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
         carried = min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (call.recomputes_cache and carried):
             return cost
@@ -215,9 +216,10 @@ class AnalyticModel:
     def _streamed_seconds(self, call: Call) -> Cost:
         """Prompts sorted by length, and all chunks; raises BadInput for a stage that cannot stream."""
         stage, workload, schedule = call.stage, self._workload, call.schedule
-        if stage.name not in STREAMING_STAGES:
+        if not stage.may_stream:
             raise BadInput(
-                f"{stage.name}: chunk_tokens={schedule.chunk_tokens} is for {', '.join(STREAMING_STAGES)}; use 0."
+                f"{stage.name}: chunk_tokens={schedule.chunk_tokens}, and it does not read what is being generated; "
+                "use 0."
             )
         num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
         prompts = self._prompts.of((num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size))

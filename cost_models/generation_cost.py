@@ -10,7 +10,7 @@ is Narayanan et al., arXiv:2104.04473, section 2.2, with m < p).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,6 +28,9 @@ RECOMPUTATION = "cache recomputation"
 
 _DRAWN_BYTES = 16
 """A sampled token and its log-probability, both sent in fp64."""
+
+_NO_PROMPT = 1e-9
+"""Of prompts: what the order of a sum may leave."""
 
 _NAMES = {body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (Body.DECODE, Body.PREFILL)}
 
@@ -142,13 +145,17 @@ class _Laws(NamedTuple):
     send: Law
 
 
-def work_of(rounds: Rounds, num_slots: int, pp: int) -> Work:
-    """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages."""
+def work_of(rounds: Rounds, num_slots: int, pp: int, rows_per_prompt: int = 1) -> Work:
+    """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages.
+
+    Of `rows_per_prompt` rows of one prompt the first to be admitted is prefilled; the others get a copy of its keys and
+    values, whose seconds are left out.
+    """
     num_groups, loads = min(pp, num_slots), []
     if rounds.windows:
         loads.append((Body.DECODE, _decoding(rounds.windows, num_groups, pp)))
     if rounds.first.calls or rounds.refills.calls:
-        loads.append((Body.PREFILL, _prefilling(rounds, num_groups, pp)))
+        loads.append((Body.PREFILL, _prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp)))
     return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
 
 
@@ -171,6 +178,18 @@ def _prefilling(rounds: Rounds, num_groups: int, pp: int) -> Load:
     if refills.calls:
         passes.append((refills.calls, refills.rows, refills.tokens, 0.0))
     return _load(passes)
+
+
+def _of_prompts(rounds: Rounds, rows_per_prompt: int) -> Rounds:
+    """The rounds with the prompts that are prefilled in place of the rows that are admitted."""
+    if rows_per_prompt == 1:
+        return rounds
+    first, refills = rounds.first, rounds.refills
+    at_first = max(1.0, first.rows / rows_per_prompt) if first.calls else 0.0
+    later = (first.calls * first.rows + refills.calls * refills.rows) / rows_per_prompt - first.calls * at_first
+    calls = min(refills.calls, later) if later > _NO_PROMPT else 0.0
+    refilled = refills._replace(calls=calls, rows=later / calls if calls else 0.0)
+    return replace(rounds, first=first._replace(rows=at_first), refills=refilled)
 
 
 def _load(passes: Passes) -> Load:

@@ -16,7 +16,7 @@ from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Provenance, Shape, Table
 from meshwright.profiles.workload import Workload
 
@@ -27,11 +27,11 @@ _UNKNOWN = "not told"
 
 
 def imported_points(
-    models: Iterable[Mapping[Role, ModelSpec]], workloads: Iterable[Workload], cluster: Cluster
+    graph: StageGraph, models: Iterable[Mapping[Role, ModelSpec]], workloads: Iterable[Workload], cluster: Cluster
 ) -> tuple[Point, ...]:
     """What there is to make for these jobs, each point once."""
     lengths = tuple(workloads)
-    found = (point for specs in models for workload in lengths for point in points(specs, workload, cluster))
+    found = (point for specs in models for workload in lengths for point in points(graph, specs, workload, cluster))
     return tuple(dict.fromkeys(point for point in found if point.body in BODIES))
 
 

@@ -18,7 +18,6 @@ from meshwright.cost_models.question import Call
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.workload import Workload
 
 _FP32_BYTES = 4
@@ -113,7 +112,7 @@ class _RankMemory:
     def _refit_buffer(self) -> Cost:
         """A copy of a trained role receives all its weights before it overwrites the old ones."""
         tally = Tally()
-        if self._stage.role in TRAIN_STAGE and not self._stage.trains:
+        if self._stage.is_refit:
             tally.add("refit buffer", self._part.num_params * self._size)
         return tally.cost()
 
@@ -271,7 +270,7 @@ def offloaded(call: Call, part: StagePart, element_bytes: int) -> Cost:
     """What waits in host memory while the stage does not run; raises BadInput where the stage has no such state."""
     stage, offload = call.stage, call.schedule.offload
     if offload is Offload.WEIGHTS:
-        if stage.role in TRAIN_STAGE:
+        if stage.is_trained:
             raise BadInput(f"{stage.name}: offload=weights is for roles that are not trained; use none.")
         return weights(part.num_params, element_bytes)
     if offload is Offload.OPTIMIZER:

@@ -112,7 +112,7 @@ class CostModel(Protocol):
         ...
 
     def seconds(self, call: Call) -> Cost:
-        """Seconds that the whole stage takes for one PPO step on its pool."""
+        """Seconds that the whole stage takes for one step on its pool."""
         ...
 
     def tail_seconds(self, call: Call) -> float:

@@ -25,6 +25,8 @@ def least_rank_seconds(stage: Stage, model: ModelSpec, cluster: Cluster, workloa
     """
     weights = model.params_between(0, model.num_layers) - _unpicked(model)
     tokens = workload.batch_size * workload.mean_tokens
+    if stage.generates:  # a prompt may be prefilled once for its group
+        tokens -= (workload.batch_size - workload.num_prompts) * workload.prompt_lengths.mean
     passes = _PASSES_TO_TRAIN * workload.num_epochs if stage.trains else 1
     peak = max(cluster.device.flops_per_second.values())
     seconds = _FLOPS_PER_WEIGHT * weights * tokens * passes / peak

@@ -19,9 +19,6 @@ from meshwright.cost_models.pipeline import MicroBatches
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
-STREAMING_STAGES = ("reward_score", "ref_logprob", "critic_value")
-"""The stages that may read responses while they are generated."""
-
 
 class Chunks(NamedTuple):
     """Some chunks of one replica's responses: their number, their width, and the mean number of tokens before them."""

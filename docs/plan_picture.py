@@ -21,7 +21,7 @@ from meshwright.planner.report.html import Html, join, tag
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import Infeasible
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.stages import StageGraph
 
 _MARGIN, _WIDTH, _EDGE, _LEGEND = 150, 900, 12, 24
 """Pixels of the nodes' names, of the plot, of paper around both, and of what names the colours."""
@@ -73,7 +73,7 @@ def picture_of(plan: Plan) -> str:
         tag("rect", class_="paper", width="100%", height="100%"),
         *(_node(span) for span in names),
         Html(ElementTree.tostring(plot, encoding="unicode")),
-        _legend(_EDGE + height + _LEGEND - 4),
+        _legend(_EDGE + height + _LEGEND - 4, plan.graph),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {whole_width:g} {whole_height:g}",
         width=whole_width,
@@ -89,9 +89,9 @@ def _node(span: ElementTree.Element) -> Html:
     return tag("text", span.text or "", x=_EDGE + _MARGIN - 10, y=_EDGE + top + height / 2, class_="node")
 
 
-def _legend(baseline: float) -> Html:
+def _legend(baseline: float, graph: StageGraph) -> Html:
     """What each colour stands for, from left to right."""
-    names = (*(stage.name for stage in STAGES), "refit")
+    names = (*graph.names, "refit")
     each = (_MARGIN + _WIDTH) / len(names)
     lefts = [_EDGE + each * place for place in range(len(names))]
     return join(
@@ -99,7 +99,7 @@ def _legend(baseline: float) -> Html:
             "g",
             tag("rect", x=left, y=baseline - 10, width=12, height=12, class_="solid"),
             tag("text", name, x=left + 17, y=baseline, class_="colour"),
-            class_=words.colour(name),
+            class_=words.colour(name, graph),
         )
         for left, name in zip(lefts, names, strict=True)
     )

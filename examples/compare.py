@@ -102,7 +102,7 @@ def _boxes(plan: api.Plan, first_lane: int) -> Iterator[Box]:
             last=first_lane + max(ranks),
             start=placement.start_seconds,
             end=placement.end_seconds,
-            colour=words.colour(placement.stage),
+            colour=words.colour(placement.stage, plan.graph),
             title=f"{placement.stage}: {placement.start_seconds:.1f} to {placement.end_seconds:.1f} s",
             lines=(placement.stage, str(placement.layout)),
         )

@@ -37,7 +37,7 @@ from meshwright.planner.search.space import check_pins
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
-from meshwright.profiles.stages import STAGES, Stage
+from meshwright.profiles.stages import Stage
 
 _FROM_RANKS = 16
 """On fewer ranks all choices are costed sooner than a first plan is found."""
@@ -64,7 +64,7 @@ def compile_plan(
     pins (`start.start_from`): what is searched for is better by more than the gap.
     """
     limits = limits or Limits()
-    fixed = parse_pins(pins)
+    fixed = parse_pins(pins, facts.graph)
     check_pins(facts, fixed)
     best = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress, start=start)
     if isinstance(best, Plan):
@@ -97,7 +97,7 @@ def best_plan(
     `start` as in `compile_plan`.
     """
     limits = (limits or Limits()).on(facts.cluster.num_ranks)
-    allowed = patterns(facts.staleness) if ahead is None else ahead
+    allowed = patterns(facts.graph, facts.staleness) if ahead is None else ahead
     search = _Search(
         facts=facts,
         model=_until(limits, model),
@@ -179,11 +179,12 @@ class _Search:
         if self.start is None and self.first is None:
             return None
         least: dict[Key, Least] = {}
-        for stage in STAGES:
+        for stage in self.facts.graph.stages:
             spec, kinds = self.facts.models.spec(stage.role), self.costs.kinds[stage.name]
             same = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
-            least.update({(stage.name, scope.of(stage.name)): same for scope in self.scopes})
-        worth = Worth(cluster.num_ranks, self.scopes, list(self._enough_seconds()), self.edges, least)
+            least.update({(stage.name, scope.of(stage)): same for scope in self.scopes})
+        enough = list(self._enough_seconds())
+        worth = Worth(self.facts.graph, cluster.num_ranks, self.scopes, enough, self.edges, least)
         for position in range(len(self.scopes)):
             self.course.learns(position, worth.least_seconds(position))
         return worth
@@ -205,8 +206,9 @@ class _Search:
     @cached_property
     def _num_costings(self) -> int:
         """How often choices of a stage are costed."""
-        keys = {(stage.name, scope.of(stage.name)) for stage in STAGES for scope in self.scopes}
-        return len(keys) + len(STAGES) * self._looks_for_first
+        stages = self.facts.graph.stages
+        keys = {(stage.name, scope.of(stage)) for stage in stages for scope in self.scopes}
+        return len(keys) + len(stages) * self._looks_for_first
 
     def _begun(self, index: int) -> None:
         """Of those that are costed now, the one at this position."""
@@ -325,15 +327,15 @@ class _Search:
 
     def _frontiers(self, scope: Scope) -> list[Frontier]:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
-        worth = self.worth
-        keys = [(stage.name, scope.of(stage.name)) for stage in STAGES]
-        new = [stage for stage, key in zip(STAGES, keys, strict=True) if key not in self.known]
+        worth, stages = self.worth, self.facts.graph.stages
+        keys = [(stage.name, scope.of(stage)) for stage in stages]
+        new = [stage for stage, key in zip(stages, keys, strict=True) if key not in self.known]
         for alike in _first_to_cost(new):
             found = self.costs.side_by_side(
                 partial(self._frontier, scope), alike, prepare=load_solver, begun=self._begun
             )
             for one in found:
-                key = scope.of(one.stage.name)
+                key = scope.of(one.stage)
                 self.known[one.stage.name, key] = one
                 if worth:
                     worth.learn(one.stage.name, key, one)
@@ -342,7 +344,7 @@ class _Search:
         return [self.known[key] for key in keys]
 
     def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
-        most = self.worth.most_seconds(stage.name, scope.of(stage.name)) if self.worth else None
+        most = self.worth.most_seconds(stage.name, scope.of(stage)) if self.worth else None
         return self.costs.frontier(stage, scope, most)
 
 

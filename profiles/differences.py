@@ -34,5 +34,5 @@ def _differences(one: Any, other: Any, *keys: str) -> Iterator[Difference]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = "not given" if value is None else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

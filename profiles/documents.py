@@ -104,7 +104,7 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
         return f"missing key {path!r}; add it."
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] == "value_error":
-        return f"{path}: {message}."
+        return f"{path}: {message}." if location else f"{message}."
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
 
 

@@ -1,7 +1,7 @@
 """What to measure, and how a callable is timed. Clocks and events are arguments; no model is built here.
 
     timer = event_timer(lambda: torch.cuda.Event(enable_timing=True))  # or clock_timer(perf_counter, synchronise)
-    for point in points({Role.ACTOR: actor, ...}, workload, cluster):
+    for point in points(graph, {Role.ACTOR: actor, ...}, workload, cluster):
         model = build(point.shape.model(num_layers=point.num_layers, max_positions=workload.max_tokens))
         try:
             sample = measure(body, timer=timer, clock=perf_counter, warmup=1, repeats=5, budget_seconds=1.0)
@@ -36,7 +36,7 @@ from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import STAGES, Mode, Role
+from meshwright.profiles.stages import Mode, Role, StageGraph
 from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Shape, shape_of
 from meshwright.profiles.workload import Workload
 
@@ -218,15 +218,20 @@ def merged(turns: Sequence[T]) -> T:
 
 
 def points(
-    specs: Mapping[Role, ModelSpec], workload: Workload, cluster: Cluster, *, staleness: int = 0
+    graph: StageGraph,
+    specs: Mapping[Role, ModelSpec],
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    staleness: int = 0,
 ) -> tuple[Point, ...]:
-    """A small grid from which every stage of the job can be interpolated, each point once.
+    """A small grid from which every stage of the graph that has a model can be interpolated, each point once.
 
     As many batches as `staleness` allows beyond the first may be decoded together.
     """
     found = {
         Point(shape=shape, num_layers=num_layers, body=body, rows=rows, tokens=tokens, context=context): None
-        for shape, bodies in _shapes(specs, cluster).items()
+        for shape, bodies in _shapes(graph, specs, cluster).items()
         for num_layers in DEPTHS[cluster.device.kind]
         for body in bodies
         for rows, tokens, context in _grid(body, workload, staleness)
@@ -249,10 +254,10 @@ def exchanges(cluster: Cluster, num_ranks: int | None = None) -> tuple[Exchange,
     )
 
 
-def _shapes(specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[Body, ...]]:
+def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[Body, ...]]:
     """Each shape a legal tensor-parallel degree makes, with the bodies that some role runs on it."""
     wanted: dict[Shape, set[Body]] = {}
-    for stage in STAGES:
+    for stage in graph.stages:
         model = specs.get(stage.role)
         if model is None:
             continue

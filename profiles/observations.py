@@ -15,7 +15,7 @@ from itertools import chain
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from meshwright.profiles.table import Body, Provenance, Table
 from meshwright.profiles.trace import Span
 from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
@@ -55,7 +55,7 @@ class RunObservation:
     longest_tokens: float | None  # mean over steps of the longest response
 
 
-def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: int) -> RunObservation:
+def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGraph, batch_size: int) -> RunObservation:
     """The stages' times and lengths in a trace. Raises BadInput for a trace that is not measured, or without a step."""
     for clock in sorted({span.clock for span in spans} - {"measured"}):
         raise BadInput(f"the trace is {clock} and not measured; calibrate with the directory of a `meshwright run`.")
@@ -72,7 +72,7 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
     if not steps:
         raise BadInput("the trace has no whole step after the first, which is left out; run the plan for 2 steps.")
     times = {
-        name: [stage_seconds(STAGE_BY_NAME[name], layout, step[name]) for step in steps]
+        name: [stage_seconds(graph.by_name[name], layout, step[name]) for step in steps]
         for name, layout in layouts.items()
     }
     medians = {stage: statistics.median(seconds) for stage, seconds in times.items()}
@@ -84,10 +84,10 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], batch_size: in
         spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
         refit_seconds=statistics.median(refit_seconds(others[number]) for number in whole) or None,
         step_seconds=_step_seconds({n: [*others[n], *chain(*found[n].values())] for n in found}, whole),
-        response_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if STAGE_BY_NAME[s].generates]),
-        sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(STAGE_BY_NAME[s])]),
+        response_tokens=_tokens(steps, layouts, batch_size, [GENERATE]),
+        sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(graph.by_name[s])]),
         truncated_share=_truncated_share(steps, layouts, batch_size),
-        longest_tokens=_longest_tokens(steps, layouts),
+        longest_tokens=_longest_tokens(steps),
     )
 
 
@@ -224,20 +224,17 @@ def _truncated_share(
     steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout], batch_size: int
 ) -> float | None:
     """Of all responses, where every span of the generation tells how many it cut."""
-    for stage in (name for name in layouts if STAGE_BY_NAME[name].generates):
-        spans = [span for step in steps for span in step[stage]]
-        if all(_TRUNCATED in span.facts for span in spans):
-            ranks = layouts[stage].tp * layouts[stage].pp
-            return math.fsum(span.facts[_TRUNCATED] for span in spans) / ranks / batch_size / len(steps)
-    return None
+    spans, layout = [span for step in steps for span in step[GENERATE]], layouts[GENERATE]
+    if not all(_TRUNCATED in span.facts for span in spans):
+        return None
+    return math.fsum(span.facts[_TRUNCATED] for span in spans) / (layout.tp * layout.pp) / batch_size / len(steps)
 
 
-def _longest_tokens(steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout]) -> float | None:
+def _longest_tokens(steps: Sequence[Mapping[str, Sequence[Span]]]) -> float | None:
     """Mean over steps of the longest response, where every span of the generation tells its own."""
-    for stage in (name for name in layouts if STAGE_BY_NAME[name].generates):
-        if all(_LONGEST in span.facts for step in steps for span in step[stage]):
-            return statistics.fmean(max(span.facts[_LONGEST] for span in step[stage]) for step in steps)
-    return None
+    if not all(_LONGEST in span.facts for step in steps for span in step[GENERATE]):
+        return None
+    return statistics.fmean(max(span.facts[_LONGEST] for span in step[GENERATE]) for step in steps)
 
 
 def _step_seconds(spans: Mapping[int, Sequence[Span]], whole: Sequence[int]) -> float:

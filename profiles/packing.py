@@ -13,6 +13,20 @@ def rows_of_replicas(num_rows: int, num_replicas: int) -> tuple[int, ...]:
     return (each + 1,) * left + (each,) * (num_replicas - left)
 
 
+def share_in_order(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
+    """The positions that one replica generates, of rows in order of their prompts with the rows of a group together:
+    every `num_replicas`-th group, or row where groups do not come out even."""
+    size = rows_per_prompt(num_rows, group_size, num_replicas)
+    firsts = range(replica * size, num_rows, num_replicas * size)
+    return tuple(first + index for first in firsts for index in range(size))
+
+
+def rows_per_prompt(num_rows: int, group_size: int, num_replicas: int) -> int:
+    """The rows of a replica that have one prompt: a whole group where every replica generates as many groups as the
+    others, else 1."""
+    return 1 if num_rows // group_size % num_replicas else group_size
+
+
 def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
     """Indices into `lengths`, in as few micro-batches as may be of at most `micro_batch_size` rows each.
 

@@ -1,14 +1,18 @@
-"""The stages of a PPO step: what each reads and writes. The edges between stages follow from that."""
+"""What a stage is, one function call of a step, and the graph of them: the edges follow from what each reads and
+writes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    import networkx as nx
+from meshwright.profiles.errors import require_none
+
+GENERATE = "actor_generate"
+"""The name that the stage which generates has in every graph."""
 
 
 class Role(StrEnum):
@@ -31,13 +35,19 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One function call of a PPO step. `reads` and `writes` name fields of the experience, one row per sequence."""
+    """One function call of a step. `reads` and `writes` name fields of the experience, one row per sequence.
+
+    `is_trained` says that some stage of the graph trains the weights that this one uses, and `may_stream` that it can
+    read responses in chunks while they are generated.
+    """
 
     name: str
     role: Role
     modes: tuple[Mode, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    is_trained: bool = False
+    may_stream: bool = False
 
     @cached_property
     def trains(self) -> bool:
@@ -46,6 +56,11 @@ class Stage:
     @cached_property
     def generates(self) -> bool:
         return Mode.DECODE in self.modes
+
+    @property
+    def is_refit(self) -> bool:
+        """Whether a copy of the weights that is its own would have to be brought those that are trained."""
+        return self.is_trained and not self.trains
 
 
 class Values(NamedTuple):
@@ -74,38 +89,6 @@ def values_of(field: str) -> Values:
     return _VALUES.get(field, Values())
 
 
-_SCORED = ("tokens", "prompt_lengths", "truncated", "scores", "ref_logprobs", "values", "proximal_logprobs")
-
-STAGES: tuple[Stage, ...] = (
-    Stage(
-        name="actor_generate",
-        role=Role.ACTOR,
-        modes=(Mode.PREFILL, Mode.DECODE),
-        reads=(),
-        writes=("tokens", "prompt_lengths", "truncated", "behaviour_logprobs", "versions"),
-    ),
-    Stage(name="reward_score", role=Role.REWARD, modes=(Mode.FORWARD,), reads=("tokens",), writes=("scores",)),
-    Stage(name="ref_logprob", role=Role.REF, modes=(Mode.FORWARD,), reads=("tokens",), writes=("ref_logprobs",)),
-    Stage(name="critic_value", role=Role.CRITIC, modes=(Mode.FORWARD,), reads=("tokens",), writes=("values",)),
-    Stage(
-        name="actor_logprob", role=Role.ACTOR, modes=(Mode.FORWARD,), reads=("tokens",), writes=("proximal_logprobs",)
-    ),
-    Stage(
-        name="actor_train",
-        role=Role.ACTOR,
-        modes=(Mode.TRAIN,),
-        reads=(*_SCORED, "behaviour_logprobs", "versions"),
-        writes=(),
-    ),
-    Stage(name="critic_train", role=Role.CRITIC, modes=(Mode.TRAIN,), reads=_SCORED, writes=()),
-)
-
-STAGE_BY_NAME = {stage.name: stage for stage in STAGES}
-
-TRAIN_STAGE = {stage.role: stage.name for stage in STAGES if stage.trains}
-"""The stage that owns the weights of a trained role; other stages of that role are refit from it."""
-
-
 class StageEdge(NamedTuple):
     """The fields that one stage writes and another reads within a step."""
 
@@ -114,21 +97,135 @@ class StageEdge(NamedTuple):
     fields: tuple[str, ...]
 
 
-STAGE_EDGES = tuple(
-    StageEdge(producer.name, consumer.name, fields)
-    for producer in STAGES
-    for consumer in STAGES
-    if (fields := tuple(field for field in consumer.reads if field in producer.writes))
-)
-"""By producer and consumer in the order of the stages."""
+@dataclass(frozen=True)
+class StageGraph:
+    """The stages of a step, each behind those that it reads from. Raises BadInput for stages that make no graph."""
+
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        require_none(_violations(self.stages), "algorithm")
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Stage]:
+        """In the order of the stages."""
+        return {stage.name: stage for stage in self.stages}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.by_name)
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """Of each stage in their order."""
+        return {name: index for index, name in enumerate(self.names)}
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """Whose weights some stage uses, each once."""
+        return tuple(dict.fromkeys(stage.role for stage in self.stages))
+
+    @cached_property
+    def train_stage(self) -> Mapping[Role, str]:
+        """The stage that owns the weights of a trained role; other stages of that role are refit from it."""
+        return {stage.role: stage.name for stage in self.stages if stage.trains}
+
+    @cached_property
+    def writer(self) -> Mapping[str, str]:
+        """The stage that writes a field."""
+        return {field: stage.name for stage in self.stages for field in stage.writes}
+
+    @cached_property
+    def edges(self) -> tuple[StageEdge, ...]:
+        """By producer and consumer in the order of the stages."""
+        return tuple(
+            StageEdge(producer.name, consumer.name, fields)
+            for producer in self.stages
+            for consumer in self.stages
+            if (fields := tuple(field for field in consumer.reads if field in producer.writes))
+        )
+
+    @cached_property
+    def streaming(self) -> tuple[str, ...]:
+        """The stages that may read responses while they are generated."""
+        return tuple(stage.name for stage in self.stages if stage.may_stream)
+
+    @cached_property
+    def refit_targets(self) -> tuple[str, ...]:
+        """The stages of trained roles that do not train: their copies, where they have one, are refit."""
+        return tuple(stage.name for stage in self.stages if stage.is_refit)
+
+    def trainer_of(self, stage: str) -> str:
+        """The stage that trains the weights of a stage of a trained role."""
+        return self.train_stage[self.by_name[stage].role]
+
+    def refit_readers(self, target: str) -> tuple[str, ...]:
+        """The stages that wait for the refit of a stage's copy: it, and those after it that may share the copy."""
+        role, first = self.by_name[target].role, self.position[target]
+        return tuple(stage.name for stage in self.stages[first:] if stage.role == role and not stage.trains)
+
+    def sharers(self, role: Role) -> tuple[str, ...]:
+        """The stages of a trained role, the one that trains first: it owns the copy that others may share."""
+        trained = self.train_stage[role]
+        return (trained, *(s.name for s in self.stages if s.role == role and s.name != trained))
 
 
-def stage_graph() -> nx.DiGraph[str]:
-    """The edges as a graph, each with its `fields`."""
-    import networkx as nx
+def _violations(stages: tuple[Stage, ...]) -> Iterator[str]:
+    """One sentence per broken rule."""
+    yield from _names(stages)
+    yield from _fields(stages)
+    yield from _generation(stages)
+    yield from _trained_roles(stages)
 
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(stage.name for stage in STAGES)
-    for producer, consumer, fields in STAGE_EDGES:
-        graph.add_edge(producer, consumer, fields=fields)
-    return graph
+
+def _names(stages: tuple[Stage, ...]) -> Iterator[str]:
+    names = [stage.name for stage in stages]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            yield f"the stage {name} is listed {names.count(name)} times; list it once."
+
+
+def _fields(stages: tuple[Stage, ...]) -> Iterator[str]:
+    """A stage stands behind those that it reads from, so that there is no circle."""
+    writers: dict[str, str] = {}
+    for stage in stages:
+        for field in stage.writes:
+            if field in writers:
+                yield f"{stage.name} writes {field}, and so does {writers[field]}; let one stage write it."
+            writers.setdefault(field, stage.name)
+    written: set[str] = set()
+    for stage in stages:
+        for field in stage.reads:
+            if field not in writers:
+                yield f"{stage.name} reads {field}, which no stage writes; add a stage that does."
+            elif field not in written:
+                yield (
+                    f"{stage.name} reads {field} before {writers[field]} writes it; put {writers[field]} first, and "
+                    "let no stages read from each other in a circle."
+                )
+        written.update(stage.writes)
+
+
+def _generation(stages: tuple[Stage, ...]) -> Iterator[str]:
+    generating = [stage for stage in stages if stage.generates]
+    if len(generating) != 1:
+        told = ", ".join(stage.name for stage in generating) or "none"
+        yield f"a step has exactly one stage that generates, and this has {len(generating)} ({told}); keep one."
+    for stage in generating:
+        if stage.name != GENERATE:
+            yield f"the stage that generates is called {stage.name}; call it {GENERATE}."
+        if stage.role is not Role.ACTOR or not stage.is_trained:
+            yield f"{stage.name} generates with the {stage.role}, which is not trained; let the actor generate."
+
+
+def _trained_roles(stages: tuple[Stage, ...]) -> Iterator[str]:
+    for role in dict.fromkeys(stage.role for stage in stages):
+        mine = [stage for stage in stages if stage.role is role]
+        training = [stage.name for stage in mine if stage.trains]
+        if len(training) > 1:
+            yield f"the {role} is trained by {' and '.join(training)}; let one stage train it."
+        for stage in mine:
+            if stage.is_trained and not training:
+                yield f"{stage.name} has is_trained, and no stage trains the {role}; add one that does."
+            if training and not stage.is_trained:
+                yield f"{stage.name} has no is_trained, and {training[0]} trains the {role}; set it."

@@ -1,23 +1,49 @@
-"""What a PPO step has to process: how many sequences, and how long they are."""
+"""What a step has to process: how many sequences, and how long they are."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document
 from meshwright.profiles.lengths import Histogram, LengthSpec
 
 
 class Workload(Document):
-    """One PPO step: `batch_size` prompts, one response each, `num_minibatches` updates per epoch."""
+    """One step: `batch_size` sequences, `group_size` of them for each prompt, `num_minibatches` updates per epoch."""
 
-    batch_size: int = Field(gt=0, description="prompts (and responses) per PPO step")
+    batch_size: int = Field(gt=0, description="sequences per step")
+    group_size: int = Field(default=1, gt=0, description="sequences of each prompt: the samples of a group")
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens, the end token included")
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
-    num_epochs: int = Field(default=1, gt=0, description="passes over the batch per PPO step")
+    num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Workloads of one sample a prompt are written as they were before there were groups."""
+        found: dict[str, Any] = written(self)
+        if self.group_size == 1:
+            del found["group_size"]
+        return found
+
+    @model_validator(mode="after")
+    def _has_whole_groups(self) -> Self:
+        if self.batch_size % self.group_size:
+            fewer = self.batch_size // self.group_size * self.group_size
+            near = f"{fewer} or {fewer + self.group_size}" if fewer else f"{self.group_size}"
+            raise ValueError(
+                f"batch_size={self.batch_size} is not a multiple of group_size={self.group_size}, the sequences of a "
+                f"prompt; use {near}"
+            )
+        return self
+
+    @property
+    def num_prompts(self) -> int:
+        """Those of a step, each of which has a group of sequences."""
+        return self.batch_size // self.group_size
 
     @cached_property
     def prompt_lengths(self) -> Histogram:

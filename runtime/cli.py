@@ -41,7 +41,7 @@ _INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
 
 app = typer.Typer(
-    help="Plans, proves and runs PPO-RLHF jobs on Megatron-core.",
+    help="Plans, proves and runs RLHF jobs on Megatron-core.",
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -23,7 +23,8 @@ from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.search.space import choices
-from meshwright.profiles.stages import STAGES, Stage
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table, read_table
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ _NUM_MODELS = 5
 def main(path: Path, table: Table | None) -> None:
     facts = resolve(read_job(path), path.parent)
     models = [cost_model(facts.cluster, facts.workload, facts.precision, table) for _ in range(_NUM_MODELS)]
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         calls = _calls(facts, stage)
         asked = [_microseconds(facts, model, calls) for model in models]
         new, held = ([min(tries) for tries in zip(*kind, strict=True)] for kind in zip(*asked, strict=True))

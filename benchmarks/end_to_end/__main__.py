@@ -33,6 +33,7 @@ from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulate import first_step
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table, read_table
 from meshwright.runtime.execution.request import RunRequest
@@ -114,7 +115,9 @@ def plans_of(facts: Facts, table: Table) -> Mapping[str, Plan]:
 
 
 def _best(facts: Facts, model: CostModel, *pins: str) -> Plan:
-    plan = best_plan(facts, model, pins=parse_pins(pins), limits=Limits(gap=0.01, max_deterministic_time=20.0))
+    plan = best_plan(
+        facts, model, pins=parse_pins(pins, PPO_GRAPH), limits=Limits(gap=0.01, max_deterministic_time=20.0)
+    )
     assert isinstance(plan, Plan), plan
     return plan
 

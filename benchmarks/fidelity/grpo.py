@@ -15,13 +15,13 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout, layers_of_stages, layout_violations
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload
 
 _ENGINE, _TRAINER = "vllm-logprobs", "nemo-rl"
@@ -100,7 +100,7 @@ class _Job:
         rows = batches_in_flight * -(-self.workload.batch_size // layout.dp)
         slots = min(rows, self._cached_rows(cluster, memory_share), framework_named(_ENGINE).max_rows)
         schedule = Schedule(generation_slots=slots, batches_in_flight=batches_in_flight)
-        call = Call(stage=STAGE_BY_NAME["actor_generate"], model=self.model, layout=layout, schedule=schedule)
+        call = Call(stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule)
         return self._model(cluster, _ENGINE).seconds(call).total
 
     def _cached_rows(self, cluster: Cluster, memory_share: float) -> int:
@@ -118,7 +118,7 @@ class _Job:
         together = self.workload.max_tokens / self.workload.mean_tokens
         found = {}
         for name in _TRAINER_STAGES:
-            stage = STAGE_BY_NAME[name]
+            stage = PPO_GRAPH.by_name[name]
             rows = max(1, round(together * (1 if stage.trains else self.recipe.forward_rows)))
             recompute = Recompute(self.recipe.recompute) if stage.trains else Recompute.NONE
             schedule = Schedule(micro_batch_size=rows, recompute=recompute)

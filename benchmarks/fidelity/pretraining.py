@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import Call
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.frameworks import Framework
@@ -17,7 +18,6 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload
 
 
@@ -41,7 +41,7 @@ def iteration_seconds(
     response = LengthSpec(max=iteration.num_tokens - 1, fixed=iteration.num_tokens - 1)
     workload = Workload(batch_size=iteration.batch_size, prompt=prompt, response=response)
     call = Call(
-        stage=STAGE_BY_NAME["actor_train"],
+        stage=PPO_GRAPH.by_name["actor_train"],
         model=iteration.model,
         layout=iteration.layout,
         schedule=iteration.schedule,

@@ -15,6 +15,7 @@ from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Tally, total
 from meshwright.cost_models.question import Call
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
@@ -22,7 +23,7 @@ from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, Role, Stage
+from meshwright.profiles.stages import Role, Stage
 from meshwright.profiles.workload import Workload
 
 _STAGES = ("actor_generate", "reward_score", "ref_logprob", "critic_value", "actor_train", "critic_train")
@@ -95,7 +96,7 @@ class Experiment:
     def _step(self, layout: Layout, framework: Framework) -> Step | None:
         """All calls one after the other, each with the fewest micro-batches that fit; None when nothing fits."""
         model = AnalyticModel(self.cluster, self.workload, "bf16", framework=framework)
-        stages = [self._choices(STAGE_BY_NAME[name], layout) for name in _STAGES]
+        stages = [self._choices(PPO_GRAPH.by_name[name], layout) for name in _STAGES]
         try:
             owners = [calls[0] for calls in stages if calls[0].stage.trains or calls[0].stage.role not in _TRAINED]
             resident = sum(model.memory(call).resident_bytes for call in owners)

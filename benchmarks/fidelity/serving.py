@@ -20,6 +20,7 @@ from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.precision import precision_named
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -27,7 +28,6 @@ from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout, layers_of_stages
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.table import Collective
 
 _NO_PREFILL = Prefill(0, 0, 0)
@@ -130,7 +130,7 @@ class Serving:
         )
         schedule = Schedule(generation_slots=rows)
         generation = Generation(
-            call=Call(stage=STAGE_BY_NAME["actor_generate"], model=self.model, layout=layout, schedule=schedule),
+            call=Call(stage=PPO_GRAPH.by_name["actor_generate"], model=self.model, layout=layout, schedule=schedule),
             shard=shard,
             groups=groups_of(layout, self.cluster),
             network=Network(

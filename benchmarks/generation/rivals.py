@@ -38,7 +38,7 @@ def seconds(generate: Callable[[Work], list[list[int]]], work: Work) -> tuple[fl
 class Engine:
     """One rank. Sequences end by length alone."""
 
-    def __init__(self, checkpoint: Path, *, temperature: float, seed: int) -> None:
+    def __init__(self, checkpoint: Path, *, temperature: float, seed: int, group_size: int = 1) -> None:
         if not dist.is_initialized():
             host.choose(DEVICE.type)
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -55,6 +55,7 @@ class Engine:
             eos_tokens=frozenset(),
             temperature=temperature,
             seed=seed,
+            group_size=group_size,
         )
 
     def by_batches(self, work: Work) -> list[list[int]]:

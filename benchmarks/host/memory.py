@@ -17,7 +17,6 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.table import Body, Measurement, Point, Table, shape_of
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.launch.launch import Preparation, launch
@@ -68,7 +67,7 @@ def _calls(plan: Plan) -> dict[Point, Call]:
     """The stages' bodies without pipeline and recomputation, which the bodies alone do not show."""
     found = {}
     for p in plan.placements:
-        stage, spec = STAGE_BY_NAME[p.stage], plan.facts.models.spec(p.role)
+        stage, spec = plan.stage(p.stage), plan.facts.models.spec(plan.stage(p.stage).role)
         if stage.generates:
             continue
         point = Point(

@@ -39,7 +39,7 @@ def rows_of(name: str, plan: Plan, table: Table, directory: Path) -> tuple[Row, 
     """Each stage of a run, and its step."""
     placements = {p.stage: p for p in plan.placements}
     spans = read_spans(directory / "trace.jsonl")
-    seen = observe(spans, {s: p.layout for s, p in placements.items()}, plan.facts.workload.batch_size)
+    seen = observe(spans, {s: p.layout for s, p in placements.items()}, plan.graph, plan.facts.workload.batch_size)
     facts = plan.facts.model_copy(update={"workload": met(plan.facts.workload, seen)})
     again = recost(plan, facts, cost_model(facts.cluster, facts.workload, facts.precision, table))
     stages = [

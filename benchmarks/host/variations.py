@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.algorithms import PPO_GRAPH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Variation:
 
 def _every(key: str, value: str, *, only_training: bool = False) -> tuple[str, ...]:
     """A pin for each stage that has a choice of this, or for those that train."""
-    stages = [stage for stage in STAGES if stage.trains or not only_training]
+    stages = [stage for stage in PPO_GRAPH.stages if stage.trains or not only_training]
     return tuple(f"{s.name}.{key}={value}" for s in stages if not (s.generates and key == "micro_batch_size"))
 
 
@@ -50,7 +50,7 @@ VARIATIONS = (
         name="64 rows, actor and critic apart",
         workload={"batch_size": 64, "prompt": _PROMPT, "response": {"max": 56, "median": 25, "p99": 120}},
         pins=(
-            *(f"{s.name}.pool={0 if s.role in ('actor', 'ref') else 1}:1" for s in STAGES),
+            *(f"{s.name}.pool={0 if s.role in ('actor', 'ref') else 1}:1" for s in PPO_GRAPH.stages),
             *_every("layout", "tp1,pp1,dp1"),
             *_every("micro_batch_size", "16"),
         ),

@@ -25,10 +25,12 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan, write_plan
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS
+from meshwright.planner.plan.steps_ahead import synchronous
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import Simulation, simulate
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.stages import GENERATE
 
 GAP = 0.01
 
@@ -151,7 +153,7 @@ def _best(facts: Facts, space: Space) -> Plan | None:
     if space is SINGLE:
         return single_layout(facts, model)
     allowed = facts.model_copy(update={"staleness": space.staleness})
-    ahead = None if space.ahead else (SYNCHRONOUS,)
+    ahead = None if space.ahead else (synchronous(PPO_GRAPH),)
     found = best_plan(allowed, model, pins=space.pins, limits=Limits(gap=GAP), ahead=ahead)
     return found if isinstance(found, Plan) else None
 

@@ -22,12 +22,12 @@ from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import EXAMPLES, STEPS, facts_of, model_of
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import first_step, simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import GENERATE
 
 GAP = 0.01
 BAR = 0.1

@@ -24,9 +24,10 @@ from meshwright.planner.search.frontier import Candidate
 from meshwright.planner.simulation.events import play, score
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGES, Role, Stage
+from meshwright.profiles.stages import Role, Stage
 
 JOB = Path(__file__).parents[2] / "examples" / "70b-64xh100" / "job.yaml"
 NODES = 128
@@ -86,8 +87,13 @@ def plan_by_hand(facts: Facts) -> Plan:
         facts,
         model,
         handovers=handovers(facts, model),
-        picks={stage.name: pick(facts, model, stage) for stage in STAGES},
-        order=("refit actor_generate", "refit actor_logprob", "refit critic_value", *(stage.name for stage in STAGES)),
+        picks={stage.name: pick(facts, model, stage) for stage in PPO_GRAPH.stages},
+        order=(
+            "refit actor_generate",
+            "refit actor_logprob",
+            "refit critic_value",
+            *(stage.name for stage in PPO_GRAPH.stages),
+        ),
         origin=Origin(digests=facts.digests(), pins=(), solver=solver),
     )
 

@@ -114,7 +114,7 @@ def facts_of(name: str) -> Facts:
         return facts
     return facts.model_copy(
         update={
-            "models": RoleModels(**{role: replace(spec, num_layers=1) for role, spec in facts.models}),
+            "models": RoleModels(**{role: replace(spec, num_layers=1) for role, spec in facts.models.by_name.items()}),
             "cluster": facts.cluster.model_copy(update={"ranks_per_node": 2}),
             "workload": facts.workload.model_copy(update={"batch_size": 1, "num_minibatches": 1}),
         }
@@ -169,7 +169,7 @@ def _plan(found: object) -> Plan | None:
 
 def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> Found:
     """The time is shared by the patterns of steps ahead, as each is a problem of its own."""
-    began, allowed = time.perf_counter(), patterns(facts.staleness)
+    began, allowed = time.perf_counter(), patterns(facts.graph, facts.staleness)
     best: Plan | None = None
     num_steps = 0
     for ahead in allowed:
@@ -203,7 +203,7 @@ def _of_walk(
 
 def _brute_force(job: str, facts: Facts, model: CostModel, ours: Found) -> Iterator[Row]:
     """The optimum by trying everything, where that is little enough."""
-    formulation = [_formulation(facts, model, ahead) for ahead in patterns(facts.staleness)]
+    formulation = [_formulation(facts, model, ahead) for ahead in patterns(facts.graph, facts.staleness)]
     if sum(math.prod(len(call.options) for call in one.problem.calls) for one in formulation) > MOST_CHOICES:
         return
     began = time.perf_counter()

@@ -15,14 +15,15 @@ from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import layout_rules
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGES, Role
+from meshwright.profiles.stages import Role
 
 LIMITS = Limits(max_deterministic_time=10.0, gap=0.001)
 
 WHOLE_BATCHES = tuple(
-    Pin(stage.name, "chunk_tokens", 0) for stage in STAGES if not stage.generates and not stage.trains
+    Pin(stage.name, "chunk_tokens", 0) for stage in PPO_GRAPH.stages if not stage.generates and not stage.trains
 )
 """No stage reads a response that is still being generated."""
 
@@ -60,7 +61,7 @@ def split(facts: Facts, model: CostModel) -> Plan | None:
 def co_located(facts: Facts, model: CostModel) -> Plan | None:
     """verl's default: every stage on all ranks, each with the layout that suits it."""
     whole = Ranks(0, facts.cluster.num_ranks)
-    return _best(facts, model, [tuple(Pin(stage.name, "pool", whole) for stage in STAGES)])
+    return _best(facts, model, [tuple(Pin(stage.name, "pool", whole) for stage in PPO_GRAPH.stages)])
 
 
 def heuristic(facts: Facts, model: CostModel) -> Plan | None:
@@ -100,8 +101,8 @@ def _split_pins(sizes: tuple[int, ...]) -> tuple[Pin, ...]:
 def _on_all_ranks(facts: Facts, layouts: Mapping[Role, Layout]) -> tuple[Pin, ...]:
     """Generation has no sequence parallelism, whatever the other stages have."""
     whole = Ranks(0, facts.cluster.num_ranks)
-    pins = [Pin(stage.name, "pool", whole) for stage in STAGES]
-    for stage in STAGES:
+    pins = [Pin(stage.name, "pool", whole) for stage in PPO_GRAPH.stages]
+    for stage in PPO_GRAPH.stages:
         layout = layouts[stage.role]
         mine = Layout(layout.tp, layout.pp, layout.dp) if stage.generates else layout
         pins.append(Pin(stage.name, "layout", mine))
@@ -115,7 +116,7 @@ def _layouts(facts: Facts) -> Iterator[Layout]:
         for pp in divisors(num_ranks // tp):
             for sp in (False, True)[: 2 if tp > 1 else 1]:
                 layout = Layout(tp, pp, num_ranks // (tp * pp), sp)
-                if not any(layout_rules(facts, stage, layout) for stage in STAGES if not stage.generates):
+                if not any(layout_rules(facts, stage, layout) for stage in PPO_GRAPH.stages if not stage.generates):
                     yield layout
 
 
@@ -124,13 +125,13 @@ def _megatron(facts: Facts, role: Role) -> tuple[Layout, ...]:
     cluster = facts.cluster
     cuts = ((min(cut, cluster.ranks_per_node), cut) for cut in divisors(cluster.num_ranks))
     layouts = (Layout(tp, cut // tp, cluster.num_ranks // cut) for tp, cut in cuts if cut % tp == 0)
-    stages = [stage for stage in STAGES if stage.role is role]
+    stages = [stage for stage in PPO_GRAPH.stages if stage.role is role]
     return tuple(one for one in layouts if not any(layout_rules(facts, stage, one) for stage in stages))
 
 
 def _held_bytes(facts: Facts, model: CostModel, role: Role, layout: Layout) -> float:
     """Resident bytes of a role on a rank under one layout."""
-    stages = [stage for stage in STAGES if stage.role is role]
+    stages = [stage for stage in PPO_GRAPH.stages if stage.role is role]
     calls = (
         Call(stage=stage, model=facts.models.spec(role), layout=layout, schedule=Schedule(generation_slots=layout.pp))
         for stage in stages

@@ -27,12 +27,12 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import pool_sizes
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS
+from meshwright.planner.plan.steps_ahead import synchronous as no_stage_ahead
 from meshwright.planner.search.assemble import Pick
-from meshwright.planner.search.formulate import refit_targets
 from meshwright.planner.search.frontier import Candidate, frontier
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
+from meshwright.profiles.stages import Role
 
 Seconds = tuple[float, float, float]
 """Of the three phases: generation, preparation, training."""
@@ -84,8 +84,10 @@ def auto_mapping(facts: Facts, model: CostModel) -> Plan | None:
                 best = cost, _picks(sizes, ways)
     if best is None:
         return None
-    order = (*map(refit_name, refit_targets()), *(stage.name for stage in STAGES))
-    return unproven(facts, model, name="HybridFlow auto-mapping", picks=best[1], order=order, ahead=SYNCHRONOUS)
+    order = (*map(refit_name, facts.graph.refit_targets), *(stage.name for stage in PPO_GRAPH.stages))
+    return unproven(
+        facts, model, name="HybridFlow auto-mapping", picks=best[1], order=order, ahead=no_stage_ahead(facts.graph)
+    )
 
 
 def partitions(roles: Sequence[Role]) -> Iterator[tuple[tuple[Role, ...], ...]]:
@@ -136,23 +138,23 @@ def _fastest(usable: int, models: Sequence[Sequence[Way]]) -> Way | None:
 def _ways(facts: Facts, model: CostModel, role: Role, size: int) -> tuple[Way, ...]:
     """Every undominated way to run one model on so many devices."""
     found: dict[str, tuple[Way, ...]] = {}
-    for stage in (stage for stage in STAGES if stage.role is role):
+    for stage in (stage for stage in PPO_GRAPH.stages if stage.role is role):
         pins = (*WHOLE_BATCHES, Pin(stage.name, "pool", Ranks(0, size)))
         candidates = frontier(facts, model, stage, pins).on(Ranks(0, size))
         found[stage.name] = tuple(map(_alone(stage.name), candidates))
-    if role not in TRAIN_STAGE:
+    if role not in PPO_GRAPH.train_stage:
         (only,) = found.values()
         return undominated(only)
-    trained = TRAIN_STAGE[role]
+    trained = PPO_GRAPH.train_stage[role]
     ways = found.pop(trained)
-    scoring = next(name for name in found if not STAGE_BY_NAME[name].generates)
+    scoring = next(name for name in found if not PPO_GRAPH.by_name[name].generates)
     ways = undominated(
         one.beside(other, shared_bytes=_weights(other, scoring))
         for one in ways
         for other in found[scoring]
         if _layout(one, trained) == _layout(other, scoring)
     )
-    for name in (name for name in found if STAGE_BY_NAME[name].generates):
+    for name in (name for name in found if PPO_GRAPH.by_name[name].generates):
         resharded = _resharder(facts, model, trained, name)
         ways = undominated(resharded(one, other) for one in ways for other in found[name])
     return ways
@@ -160,7 +162,7 @@ def _ways(facts: Facts, model: CostModel, role: Role, size: int) -> tuple[Way, .
 
 def _resharder(facts: Facts, model: CostModel, trained: str, name: str) -> Callable[[Way, Way], Way]:
     """Puts training and generation side by side: resharded, unless they have one layout and share their weights."""
-    spec = facts.models.spec(STAGE_BY_NAME[name].role)
+    spec = facts.models.spec(PPO_GRAPH.by_name[name].role)
     known: dict[tuple[Layout, Layout], float] = {}
 
     def seconds(source: Layout, target: Layout) -> float:
@@ -180,7 +182,7 @@ def _resharder(facts: Facts, model: CostModel, trained: str, name: str) -> Calla
 
 def _alone(stage: str) -> Callable[[Candidate], Way]:
     """The way to run one stage that each of its candidates is."""
-    kind = STAGE_BY_NAME[stage]
+    kind = PPO_GRAPH.by_name[stage]
 
     def way(candidate: Candidate) -> Way:
         total = candidate.seconds.total

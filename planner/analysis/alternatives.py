@@ -15,7 +15,6 @@ from meshwright.planner.plan.evaluate import free_bytes, private_bytes, refit_na
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.formulate import refit_targets
 from meshwright.planner.search.frontier import Candidate, Frontier, frontiers
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
@@ -53,7 +52,7 @@ def alternatives(plan: Plan, model: CostModel, *, most: int = 3) -> tuple[Consid
             runners_up=_best(_tried(plan, model, edges, found), most),
             rejected=dict(found.rejected),
         )
-        for found in frontiers(plan.facts, model, parse_pins(plan.pins))
+        for found in frontiers(plan.facts, model, parse_pins(plan.pins, plan.graph))
     )
 
 
@@ -97,11 +96,11 @@ def room_for(plan: Plan, stage: str, ranks: Ranks) -> float:
 
     Weights of the stage's own role are left out: they may come to be shared.
     """
-    role = plan.placement(stage).role
+    role = plan.stage(stage).role
 
     def kept(rank: int) -> float:
         others = [p for p in plan.placements if p.stage != stage and rank in plan.pool(p.pool).ranks]
-        return sum(resident_bytes(plan, p) if p.role != role else private_bytes(p) for p in others)
+        return sum(resident_bytes(plan, p) if plan.stage(p.stage).role != role else private_bytes(p) for p in others)
 
     first, last = ranks.first_rank, ranks.first_rank + ranks.num_ranks
     return plan.facts.cluster.usable_bytes(first) - max(kept(rank) for rank in range(first, last))
@@ -131,7 +130,7 @@ def _picks(plan: Plan) -> dict[str, Pick]:
 def _order(plan: Plan) -> tuple[str, ...]:
     """The plan's order of tasks, with refits that only another choice would need at its start."""
     names = [task.name for task in tasks(plan)]
-    absent = [name for name in map(refit_name, refit_targets()) if name not in names]
+    absent = [name for name in map(refit_name, plan.graph.refit_targets) if name not in names]
     return (*absent, *names)
 
 

@@ -11,7 +11,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.frontier import frontier
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 
 _LEAST_GAIN = 1e-2
 """Relative to the stage's seconds: what is faster by less is not worth telling."""
@@ -40,9 +39,9 @@ def held_back(plan: Plan, model: CostModel) -> tuple[HeldBack, ...]:
 def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
     pool, seconds = plan.pool_of(stage), plan.placement(stage).cost.total
     ranks = Ranks(pool.first_rank, pool.num_ranks)
-    pins = [pin for pin in parse_pins(plan.pins) if pin.stage == stage and pin.key != "pool"]
+    pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
     here = (*pins, Pin(stage, "pool", ranks))
-    candidates = frontier(plan.facts, model, STAGE_BY_NAME[stage], here, is_limited=False).on(ranks)
+    candidates = frontier(plan.facts, model, plan.stage(stage), here, is_limited=False).on(ranks)
     room = room_for(plan, stage, ranks)
     excluded = [
         candidate

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE
+from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import Span
 from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
 
-_NOT_PPO = ("evaluate", "checkpoint")
+_BETWEEN = ("evaluate", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
         Comparison(
             name=p.stage,
             predicted_seconds=p.cost.total,
-            measured_seconds=measured(p.stage, partial(stage_seconds, STAGE_BY_NAME[p.stage], p.layout)),
+            measured_seconds=measured(p.stage, partial(stage_seconds, plan.stage(p.stage), p.layout)),
         )
         for p in sorted(plan.placements, key=lambda p: p.start_seconds)
     ]
@@ -63,23 +63,23 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
     return (*rows, Comparison(name="step", predicted_seconds=plan.period_seconds, measured_seconds=whole))
 
 
-def step_ends(spans: Iterable[Span]) -> dict[int, float]:
+def step_ends(graph: StageGraph, spans: Iterable[Span]) -> dict[int, float]:
     """When the training of each step ended, in seconds since the start of the run."""
     ends: dict[int, float] = {}
     for span in spans:
-        if span.instruction in TRAIN_STAGE.values():
+        if span.instruction in graph.train_stage.values():
             ends[span.step] = max(span.end_seconds, ends.get(span.step, 0.0))
     return dict(sorted(ends.items()))
 
 
-def step_seconds(spans: Sequence[Span]) -> dict[int, float]:
-    """Seconds from the end of each step to that of the next, without what is not PPO: evaluations and checkpoints.
+def step_seconds(graph: StageGraph, spans: Sequence[Span]) -> dict[int, float]:
+    """Seconds from the end of each step to that of the next, without what comes between: evaluations and checkpoints.
 
     The first step counts from the start of its first span.
     """
-    ends = step_ends(spans)
+    ends = step_ends(graph, spans)
     began = min((span.start_seconds for span in spans if span.kind == "stage"), default=0.0)
-    other = {(s.kind, s.start_seconds): s for s in spans if s.kind in _NOT_PPO}.values()
+    other = {(s.kind, s.start_seconds): s for s in spans if s.kind in _BETWEEN}.values()
     found: dict[int, float] = {}
     for step, end in ends.items():
         found[step] = end - began - sum(s.seconds for s in other if began <= s.start_seconds < end)

@@ -30,7 +30,6 @@ from meshwright.profiles.observations import (
     traffic_factor,
     unprofiled,
 )
-from meshwright.profiles.stages import STAGES
 from meshwright.profiles.table import Body, Correction, Shape, Table, Traffic, TrafficCorrection, shape_of
 from meshwright.profiles.trace import Span, read_spans
 from meshwright.profiles.workload import Workload
@@ -84,7 +83,7 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
     """The table with a correction for each shape and body of the plan. Raises BadInput for a trace that is no use."""
     base = _base(plan, table, date)
     workload = plan.facts.workload
-    seen = observe(spans, {p.stage: p.layout for p in plan.placements}, workload.batch_size)
+    seen = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
     actual = met(workload, seen)
     corrected = _with_collectives(plan, seen, actual, base, date)
     for group in _groups(plan, seen, date):
@@ -191,9 +190,9 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
 
 
 def _groups(plan: Plan, seen: RunObservation, date: str) -> Iterator[_Group]:
-    """The groups of the plan's stages, in the order of `STAGES`: forward before training."""
+    """The groups of the plan's stages, in their order: forward before training."""
     found: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
-    for stage in STAGES:
+    for stage in plan.graph.stages:
         placement = plan.placement(stage.name)
         shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
         found.setdefault((shape, bodies_of(stage)), []).append(stage.name)

@@ -23,7 +23,6 @@ from meshwright.planner.plan.evaluate import WEIGHTS
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.search.near import near_plan
 from meshwright.planner.search.progress import Progress
 from meshwright.planner.search.start import start_from
@@ -32,7 +31,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.observations import met, observe
-from meshwright.profiles.stages import TRAIN_STAGE, Stage
+from meshwright.profiles.stages import GENERATE, Stage
 from meshwright.profiles.trace import Span
 
 _STATE = ("main weights", "moments")
@@ -95,7 +94,7 @@ def facts_from(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes: i
     Raises BadInput for a trace that is no use, for more nodes than there are, and where nodes are of several kinds.
     """
     layouts = {placement.stage: placement.layout for placement in plan.placements}
-    seen = observe(spans, layouts, plan.facts.workload.batch_size)
+    seen = observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
     cluster = facts.cluster
     if lost_nodes and not isinstance(cluster, Cluster):
         raise BadInput("--lost-nodes: the cluster has nodes of several kinds; describe what is left in --job.")
@@ -142,18 +141,18 @@ def replan(
 def _moving(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
     """Of each copy that no refit brings its weights, of trained ones the optimizer too; sequences in flight."""
     for placement in new.placements:
-        is_trained = placement.role in TRAIN_STAGE
-        if (is_trained and TRAIN_STAGE[placement.role] != placement.stage) or _stays(old, new, placement.stage):
+        stage = new.stage(placement.stage)
+        if stage.is_refit or _stays(old, new, stage.name):
             continue
         move = _move_of(old, new, placement)
         term = next((t for t in placement.resident.terms if t.name == WEIGHTS), Term(WEIGHTS, 0.0))
         replicas = placement.layout.dp * placement.layout.cp
         weights = term.amount * placement.layout.num_ranks / replicas
-        yield Moving(what=f"{placement.role} weights", num_bytes=weights, seconds=model.move_seconds(move).total)
-        if is_trained:
+        yield Moving(what=f"{stage.role} weights", num_bytes=weights, seconds=model.move_seconds(move).total)
+        if stage.is_trained:
             state = math.fsum(t.amount for t in (*placement.resident.terms, *placement.host.terms) if t.name in _STATE)
             yield Moving(
-                what=f"{placement.role} optimizer",
+                what=f"{stage.role} optimizer",
                 num_bytes=state * placement.layout.num_ranks,
                 seconds=model.handover_seconds(state).total,
             )
@@ -175,7 +174,7 @@ def _move_of(old: Plan, new: Plan, placement: Placement) -> Move:
     stage = placement.stage
     common = set(old.pool_of(stage).ranks) & set(new.pool_of(stage).ranks)
     return Move(
-        model=new.facts.models.spec(placement.role),
+        model=new.facts.models.spec(new.stage(stage).role),
         source=old.placement(stage).layout,
         target=placement.layout,
         overlap=len(common),

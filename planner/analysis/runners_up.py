@@ -37,7 +37,7 @@ def runners_up(
 
     `model` prices the plan's own facts. `progress` is called after each search.
     """
-    pins = parse_pins(plan.pins)
+    pins = parse_pins(plan.pins, plan.graph)
     fixed = {pin.stage for pin in pins if pin.key == "layout" and not pin.forbids}
     found = []
     for placement in plan.placements:

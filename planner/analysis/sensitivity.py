@@ -18,7 +18,6 @@ from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.search.recost import illegal_under, recost
 from meshwright.profiles.cluster import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.stages import STAGE_BY_NAME
 
 FACTOR = 1.1
 """By which an input grows: enough for whole numbers to change, and little enough that the placements stay sensible."""
@@ -97,9 +96,9 @@ def _longer(lengths: LengthSpec, factor: float) -> LengthSpec:
 
 
 def _larger_batch(plan: Plan) -> _Larger:
-    """The next larger batch that the placements divide; twice the batch when there is none below."""
-    size = plan.facts.workload.batch_size
-    for larger in range(math.ceil(size * FACTOR), 2 * size):
+    """The next larger batch of whole groups that the placements divide; twice the batch when there is none below."""
+    size, group_size = plan.facts.workload.batch_size, plan.facts.workload.group_size
+    for larger in range(-(-math.ceil(size * FACTOR) // group_size) * group_size, 2 * size, group_size):
         facts = with_setting(plan.facts, {"workload.batch_size": larger})
         if _divide(plan, facts) and not illegal_under(plan, facts):
             return _Larger("batch size", larger / size, facts)
@@ -107,7 +106,7 @@ def _larger_batch(plan: Plan) -> _Larger:
 
 
 def _divide(plan: Plan, facts: Facts) -> bool:
-    return all(has_even_rows(facts, STAGE_BY_NAME[p.stage], p.layout) for p in plan.placements)
+    return all(has_even_rows(facts, plan.stage(p.stage), p.layout) for p in plan.placements)
 
 
 def _answer(plan: Plan, remodel: Remodel, before: float, larger: _Larger) -> Sensitivity:

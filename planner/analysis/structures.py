@@ -18,10 +18,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.stages import STAGES
-
-NUM_SEARCHES = len(STAGES)
-"""New searches for each further plan, at most."""
 
 _STEPS = 20
 """Simulated for each plan, so that drawn lengths hardly decide which is first."""
@@ -43,7 +39,7 @@ def best_structures(
     Each is the best of all structures that are left, to within the limits; its bound and gap are those of the whole
     space. Fewer when there are no more. `progress` is called after each new search.
     """
-    asked, found, left = tuple(map(parse_pin, best.pins)), [best], []
+    asked, found, left = tuple(parse_pin(text, best.graph) for text in best.pins), [best], []
     parts = _parts(best, asked)
     while len(found) < count:
         for part in parts:
@@ -70,7 +66,7 @@ def ranked(plans: Sequence[Plan], model_of: Remodel, *, seed: int = 0) -> tuple[
 
 def _parts(plan: Plan, pins: tuple[Pin, ...]) -> list[tuple[Pin, ...]]:
     """The pins of every part of what is left of the space under `pins` without the structure of a plan."""
-    layouts = {stage.name: plan.placement(stage.name).layout for stage in STAGES}
+    layouts = {name: plan.placement(name).layout for name in plan.graph.names}
     fixed = {pin.stage for pin in pins if pin.key == "layout" and not pin.forbids}
     free = [name for name in layouts if name not in fixed]
     return [

@@ -148,10 +148,10 @@ def _recosted(plan: Plan, facts: Facts, remodel: Remodel) -> tuple[tuple[str, ..
 def _replanned(
     plan: Plan, facts: Facts, remodel: Remodel, limits: Limits | None
 ) -> tuple[tuple[str, ...], Plan | None]:
-    if too_long := position_violations(dict(facts.models), facts.workload):
+    if too_long := position_violations(facts.models.by_name, facts.workload):
         return too_long, None
     model = remodel(facts)
-    kept = start_from(plan, facts, model, parse_pins(plan.pins))
+    kept = start_from(plan, facts, model, parse_pins(plan.pins, plan.graph))
     start = kept if isinstance(kept, Plan) else None
     found = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)
     if isinstance(found, NoPlan):

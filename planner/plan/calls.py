@@ -11,7 +11,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.profiles.stages import Stage
 
 Remodel: TypeAlias = Callable[[Facts], CostModel]
 """The cost model of any facts: who asks what another job would take has one."""
@@ -29,7 +29,7 @@ def call_in(plan: Plan, placement: Placement) -> Call:
     """The question that a placement of a plan is to a cost model."""
     choice = Choice(placement.layout, placement.schedule)
     deferral, part = plan.facts.staleness - placement.steps_ahead, plan.part_of(placement.stage)
-    return call_of(plan.facts, STAGE_BY_NAME[placement.stage], choice, deferral=deferral, part=part)
+    return call_of(plan.facts, plan.stage(placement.stage), choice, deferral=deferral, part=part)
 
 
 def call_of(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:

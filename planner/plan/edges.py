@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.job import Facts
-from meshwright.profiles.stages import STAGE_EDGES, values_of
+from meshwright.profiles.stages import values_of
 from meshwright.profiles.workload import Workload
 
 
@@ -25,7 +25,7 @@ class Handover:
 def handovers(facts: Facts, model: CostModel) -> tuple[Handover, ...]:
     """Every edge of the step, by producer and consumer in the order of the stages."""
     found = []
-    for producer, consumer, fields in STAGE_EDGES:
+    for producer, consumer, fields in facts.graph.edges:
         num_bytes = sum(field_bytes(facts.workload, field) for field in fields)
         cost = model.handover_seconds(num_bytes)
         found.append(Handover(producer=producer, consumer=consumer, fields=fields, num_bytes=num_bytes, cost=cost))

@@ -13,7 +13,6 @@ from typing import TypeAlias, TypeVar
 
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.profiles.cluster import AnyCluster
-from meshwright.profiles.stages import STAGE_BY_NAME
 
 WEIGHTS = "weights"
 """The term of resident bytes that the owner of a copy holds for all stages that share it."""
@@ -49,8 +48,8 @@ def evaluate(plan: Plan) -> Plan:
     refits = tuple(_timed(r, times[name_of(r)]) for r in plan.refits)
     return plan.model_copy(
         update={
-            "placements": tuple(sorted(placements, key=lambda p: list(STAGE_BY_NAME).index(p.stage))),
-            "refits": tuple(sorted(refits, key=lambda r: list(STAGE_BY_NAME).index(r.target))),
+            "placements": tuple(sorted(placements, key=lambda p: plan.graph.position[p.stage])),
+            "refits": tuple(sorted(refits, key=lambda r: plan.graph.position[r.target])),
             "period_seconds": period_seconds(plan, times),
             "peak_bytes_per_rank": peak_bytes(plan),
         }
@@ -95,10 +94,10 @@ def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
 
 def tasks(plan: Plan) -> tuple[Task, ...]:
     """The refits and stages of one turn in the order of their start."""
-    names = list(STAGE_BY_NAME)
+    position = plan.graph.position
     ordered = sorted(
         items(plan),
-        key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), names.index(_stage(i))),
+        key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), position[_stage(i)]),
     )
     return tuple(
         Task(
@@ -151,13 +150,6 @@ def _bytes_on(plan: Plan, rank: int) -> int:
     return math.ceil(resident + max((p.transient.total for p in here), default=0.0))
 
 
-def refit_readers(target: str) -> tuple[str, ...]:
-    """The stages that wait for the refit of a stage's copy: it, and those after it that may share the copy."""
-    names, role = list(STAGE_BY_NAME), STAGE_BY_NAME[target].role
-    later = [STAGE_BY_NAME[name] for name in names[names.index(target) :]]
-    return tuple(stage.name for stage in later if stage.role == role and not stage.trains)
-
-
 def fullest_rank(cluster: AnyCluster, peaks: Sequence[int]) -> int:
     """Of ranks with these peaks, in bytes, the one that has the least left of the memory that its device can use."""
     return max(range(len(peaks)), key=lambda rank: peaks[rank] - cluster.usable_bytes(rank))
@@ -180,13 +172,13 @@ def _after(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
     if isinstance(item, Refit):
         return ()
     inputs = [(edge.producer, edge.cost.total - _early_seconds(plan, edge)) for edge in inputs_of(plan, item)]
-    refits = [(name_of(refit), 0.0) for refit in plan.refits if item.stage in refit_readers(refit.target)]
+    refits = [(name_of(refit), 0.0) for refit in plan.refits if item.stage in plan.graph.refit_readers(refit.target)]
     return (*inputs, *refits)
 
 
 def _is_streamed(plan: Plan, edge: Edge) -> bool:
     """Whether the consumer reads chunks while the producer goes on."""
-    return STAGE_BY_NAME[edge.producer].generates and plan.placement(edge.consumer).schedule.chunk_tokens > 0
+    return plan.stage(edge.producer).generates and plan.placement(edge.consumer).schedule.chunk_tokens > 0
 
 
 def _early_seconds(plan: Plan, edge: Edge) -> float:

@@ -1,26 +1,32 @@
 """The job a user writes, and the facts it resolves to.
 
-`job.yaml` names models, a cluster, a workload, PPO settings and data. `Facts` is what planning needs of it, with every
+`job.yaml` names models, a cluster, a workload, settings and data. `Facts` is what planning needs of it, with every
 name looked up; a plan carries its facts, so that it can be checked and asked about without the files it came from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
+from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
+from meshwright.planner.plan.algorithm_rules import require_own_settings, require_reference, require_roles
+from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
 from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
+from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
 from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.algorithms import Algorithm, graph_of
 from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, MixedCluster, one_or_mixed
 from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.workload import Workload
 
 _SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
@@ -31,7 +37,9 @@ _CACHE = (
     "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
     "recompute them with the new ones before the next token (AReaL, arXiv:2505.24298)"
 )
-_STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous PPO"
+_STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
+_ALGORITHM = "what a step does: PPO trains a critic too; the others compare the samples of a step and have none"
+_ABSENT = "without one nothing keeps the actor to it; ppo needs one"
 
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
@@ -46,15 +54,26 @@ class ModelSource(Document):
 
 
 class Models(Document):
-    """The four models. The critic may name the reward model's directory: it then starts from those weights."""
+    """The models, as many as the algorithm has roles. The critic may name the reward model's directory: it then starts
+    from those weights."""
 
     actor: ModelSource
-    critic: ModelSource
-    ref: ModelSource
+    critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
+    ref: ModelSource | None = Field(default=None, description=_ABSENT)
     reward: ModelSource
 
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(written(self), None)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Those that have a model."""
+        return tuple(role for role in Role if getattr(self, role.value) is not None)
+
     def source(self, role: Role) -> ModelSource:
-        source: ModelSource = getattr(self, role.value)
+        source: ModelSource | None = getattr(self, role.value)
+        assert source is not None, role
         return source
 
 
@@ -148,9 +167,22 @@ _AnySpec: TypeAlias = Annotated[
 ]
 
 
-class Job(Document):
-    """What a user writes: models, cluster, workload, PPO settings and data, each name as it is written."""
+_OWN: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
+"""The key of a job under which an algorithm has its settings."""
 
+DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
+    "ppo": PPO(),
+    "grpo": GRPO(),
+    "rloo": RLOO(),
+    "reinforce": Reinforce(),
+}
+"""By the key of a job."""
+
+
+class Job(Document):
+    """What a user writes: models, cluster, workload, settings of the algorithm and data, each name as it is written."""
+
+    algorithm: Algorithm = Field(default="ppo", description=_ALGORITHM)
     models: Models
     cluster: _AnySpec = Field(default="local", description="local, a device's name, or what the cluster is made of")
     precision: Literal["fp32", "bf16"] = "bf16"
@@ -158,27 +190,61 @@ class Job(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
-    ppo: PPO = PPO()
+    ppo: PPO = Field(default=PPO(), description="settings of algorithm ppo")
+    grpo: GRPO | None = Field(default=None, description="settings of algorithm grpo")
+    rloo: RLOO | None = Field(default=None, description="settings of algorithm rloo")
+    reinforce: Reinforce | None = Field(default=None, description="settings of algorithm reinforce++")
     evaluation: Evaluation = Evaluation()
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
+    @model_serializer(mode="wrap")
+    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
+        algorithm."""
+        found = _without(written(self), "ppo", "algorithm")
+        return {key: value for key, value in found.items() if key not in _OWN.values() or key == _OWN[self.algorithm]}
+
+    @model_validator(mode="after")
+    def _of_one_algorithm(self) -> Self:
+        require_roles(self.algorithm, self.models.roles, self.workload)
+        given = [key for key in _OWN.values() if key in self.model_fields_set and getattr(self, key) is not None]
+        require_own_settings(self.algorithm, _OWN[self.algorithm], given)
+        require_reference(_OWN[self.algorithm], self.settings, self.models.roles)
+        return self
+
+    @property
+    def settings(self) -> LearningSettings:
+        """Those of the algorithm; its defaults where the job gives none."""
+        key = _OWN[self.algorithm]
+        found: LearningSettings | None = getattr(self, key)
+        return DEFAULT_SETTINGS[key] if found is None else found
+
 
 class RoleModels(Document):
-    """The shapes of the four models."""
+    """The shapes of the models, as many as the algorithm has roles."""
 
     actor: ModelSpec
-    critic: ModelSpec
-    ref: ModelSpec
+    critic: ModelSpec | None = None
+    ref: ModelSpec | None = None
     reward: ModelSpec
 
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(written(self), None)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, ModelSpec]:
+        """Those that there are, by their roles."""
+        return {name: spec for name, spec in self if spec is not None}
+
     def spec(self, role: Role) -> ModelSpec:
-        spec: ModelSpec = getattr(self, role.value)
-        return spec
+        return self.by_name[role.value]
 
 
 class Facts(Document):
     """All that a plan is computed from, names resolved."""
 
+    algorithm: Algorithm = Field(default="ppo", description=_ALGORITHM)
     models: RoleModels
     cluster: AnyCluster
     precision: Literal["fp32", "bf16"]
@@ -189,11 +255,18 @@ class Facts(Document):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans of jobs that keep the cache are written as they were before there was a choice."""
-        found: dict[str, Any] = written(self)
-        if self.cache_after_refit == "keep":
-            del found["cache_after_refit"]
-        return found
+        """Plans of PPO jobs that keep the cache are written as they were before there was a choice."""
+        return _without(_without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+
+    @model_validator(mode="after")
+    def _of_one_algorithm(self) -> Self:
+        require_roles(self.algorithm, tuple(map(Role, self.models.by_name)), self.workload)
+        return self
+
+    @cached_property
+    def graph(self) -> StageGraph:
+        """The stages of a step of this job."""
+        return graph_of(self.algorithm, has_ref=self.models.ref is not None)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
@@ -204,6 +277,11 @@ class Facts(Document):
         }
 
 
+def _without(written: dict[str, Any], default: Any, *names: str) -> dict[str, Any]:
+    """What is written but for the fields of these names, any when none is given, that have the default."""
+    return {key: value for key, value in written.items() if value != default or (names and key not in names)}
+
+
 def read_job(path: Path) -> Job:
     """The job in a YAML file. Raises BadInput naming the key and the rule."""
     return read_yaml(Job, path, "job")
@@ -211,8 +289,8 @@ def read_job(path: Path) -> Job:
 
 def resolve(job: Job, directory: Path) -> Facts:
     """The facts of a job whose relative paths start at `directory`. Raises BadInput for what cannot be looked up."""
-    directories = {role: directory / job.models.source(role).path for role in Role}
-    specs = {role: read_model(directories[role], scalar_head=_SCALAR_HEADS[role]) for role in Role}
+    directories = {role: directory / job.models.source(role).path for role in job.models.roles}
+    specs = {role: read_model(directories[role], scalar_head=_SCALAR_HEADS[role]) for role in directories}
     require_heads(specs, directories)
     require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
     cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
@@ -220,6 +298,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     require_possible(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
     return Facts(
+        algorithm=job.algorithm,
         models=RoleModels(**by_name),
         cluster=cluster,
         precision=job.precision,
@@ -238,6 +317,11 @@ def require_job(planned: Facts, job: Job, directory: Path) -> None:
         raise BadInput(
             f"the plan was made for another job: it is for a {planned.cluster.kind} cluster and the job's cluster is "
             f"{facts.cluster.kind}; plan this job again."
+        )
+    if facts.algorithm != planned.algorithm:
+        raise BadInput(
+            f"the plan was made for another job: algorithm is {planned.algorithm} in the plan and {facts.algorithm} in "
+            "the job; plan this job again."
         )
     for found in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
         raise BadInput(

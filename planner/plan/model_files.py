@@ -1,4 +1,4 @@
-"""What the directories of the four models must have in common, as far as their small files tell.
+"""What the directories of the models must have in common, as far as their small files tell.
 
 A directory may hold a config.json alone: then it gives a shape to plan with, and there is nothing to compare.
 """
@@ -25,6 +25,8 @@ def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Pa
     """Raises BadInput for weights without the head that their role needs. A critic may start from a language model,
     with a head of zeros; a reward model may not, for all its scores would be zero."""
     for role, wanted in ((Role.ACTOR, _OF_WORDS), (Role.REF, _OF_WORDS), (Role.REWARD, _OF_SCORES)):
+        if role not in specs:
+            continue
         architecture, directory = specs[role].architecture, directories[role]
         if not architecture.endswith(wanted[0]) and any(any(directory.glob(name)) for name in _WEIGHTS):
             missing = "scalar head (score.weight)" if wanted is _OF_SCORES else "vocabulary head"
@@ -37,7 +39,7 @@ def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Pa
 def require_one_tokenizer(
     specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path], tokenizer: Path | None
 ) -> None:
-    """Raises BadInput unless a token means the same to all four models, and each has a row for it in its vocabulary.
+    """Raises BadInput unless a token means the same to all models, and each has a row for it in its vocabulary.
 
     Tokenizers are compared, not sizes, which are padded differently from model to model: all must have the vocabulary
     and the merges of the job's `tokenizer`, a file or a directory, and no id may stand for two added tokens. Where
@@ -61,7 +63,7 @@ def require_one_tokenizer(
         other = path.read_bytes()
         for sentence in () if other == text else words.differences(_Words.read(path, other)):
             raise BadInput(
-                f"the four models must share one tokenizer, and that of the {role.value}, {path}, {sentence} {known}; "
+                f"the models must share one tokenizer, and that of the {role.value}, {path}, {sentence} {known}; "
                 "give models that were trained with one tokenizer."
             )
 

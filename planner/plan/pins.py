@@ -13,7 +13,7 @@ from typing import TypeAlias
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.stages import GENERATE, StageGraph
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +64,7 @@ def forbidden(text: str) -> str:
     return f"{stage_and_key}!={value}"
 
 
-def parse_pin(text: str) -> Pin:
+def parse_pin(text: str, graph: StageGraph) -> Pin:
     """The pin written as `stage.key=value`, or `stage.key!=value` for one that forbids.
 
     Raises BadInput for an unknown stage or key and a malformed value.
@@ -73,20 +73,20 @@ def parse_pin(text: str) -> Pin:
     if not match:
         raise BadInput(f"{_told(text)} is not of the form stage.key=value, such as actor_generate.layout=tp1,pp2,dp1.")
     stage, key, forbids, value = match.groups()
-    if stage not in STAGE_BY_NAME:
-        raise BadInput(f"{_told(text)}: there is no stage {stage!r}; {suggestion(stage, STAGE_BY_NAME)}")
+    if stage not in graph.by_name:
+        raise BadInput(f"{_told(text)}: there is no stage {stage!r}; {suggestion(stage, graph.names)}")
     if key not in _READERS:
         raise BadInput(f"{_told(text)}: a stage has no {key!r}; {suggestion(key, _READERS)}")
-    if key == "recompute" and not STAGE_BY_NAME[stage].trains:
+    if key == "recompute" and not graph.by_name[stage].trains:
         raise BadInput(f"{_told(text)}: {stage} does not train, so nothing is recomputed; remove the pin.")
-    if key in _OF_GENERATION and not STAGE_BY_NAME[stage].generates:
-        raise BadInput(f"{_told(text)}: {stage} does not generate, so it has no {key}; pin actor_generate instead.")
+    if key in _OF_GENERATION and not graph.by_name[stage].generates:
+        raise BadInput(f"{_told(text)}: {stage} does not generate, so it has no {key}; pin {GENERATE} instead.")
     return Pin(stage, key, _READERS[key](text, value), forbids=bool(forbids))
 
 
-def parse_pins(texts: Iterable[str]) -> tuple[Pin, ...]:
+def parse_pins(texts: Iterable[str], graph: StageGraph) -> tuple[Pin, ...]:
     """The pins, each once and sorted. Raises BadInput when one choice is fixed twice, or fixed and forbidden."""
-    pins = {str(pin): pin for pin in map(parse_pin, texts)}
+    pins = {str(pin): pin for pin in (parse_pin(text, graph) for text in texts)}
     fixed: dict[tuple[str, str], Pin] = {}
     for pin in pins.values():
         other = pin if pin.forbids else fixed.setdefault((pin.stage, pin.key), pin)

@@ -3,7 +3,7 @@
 A turn is one period of the steady state. In turn n a stage that is a steps ahead works on step n + a. Steps ahead never
 rise along the edges of the stage graph. Where they fall from a producer to its consumer, the consumer reads what an
 earlier turn wrote, and the two may run at the same time on different pools. A plan whose stages are all 0 steps ahead
-is synchronous PPO.
+is synchronous.
 
 Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 """
@@ -23,7 +23,7 @@ from meshwright.profiles.documents import Document, canonical_json, parse, write
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Role
+from meshwright.profiles.stages import Role, Stage, StageGraph
 from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
 
 SCHEMA_VERSION: Final = 2
@@ -57,10 +57,6 @@ class Placement(Document):
     resident: Cost = Field(description="bytes on the fullest rank, while any stage runs")
     transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
     host: Cost = Field(default=Cost(), description="bytes in host memory for each rank")
-
-    @property
-    def role(self) -> Role:
-        return STAGE_BY_NAME[self.stage].role
 
 
 class Edge(Document):
@@ -125,8 +121,16 @@ class Plan(Document):
     placements: tuple[Placement, ...]
     edges: tuple[Edge, ...]
     refits: tuple[Refit, ...]
-    period_seconds: float = Field(gt=0, description="predicted seconds per PPO step")
+    period_seconds: float = Field(gt=0, description="predicted seconds per step")
     peak_bytes_per_rank: tuple[int, ...]
+
+    @property
+    def graph(self) -> StageGraph:
+        """The stages of a step of the plan's job."""
+        return self.facts.graph
+
+    def stage(self, name: str) -> Stage:
+        return self.graph.by_name[name]
 
     def placement(self, stage: str) -> Placement:
         return next(p for p in self.placements if p.stage == stage)
@@ -162,11 +166,11 @@ class Plan(Document):
 
         Stages of one role with one pool and one layout share a copy: the training stage's, else the first one's.
         """
-        mine = self.placement(stage)
-        owners = [p for p in self.placements if (p.role, p.pool, p.layout) == (mine.role, mine.pool, mine.layout)]
-        names = [p.stage for p in owners]
-        trained = TRAIN_STAGE.get(mine.role)
-        return trained if trained in names else min(names, key=list(STAGE_BY_NAME).index)
+        mine, role = self.placement(stage), self.stage(stage).role
+        alike = [p.stage for p in self.placements if (p.pool, p.layout) == (mine.pool, mine.layout)]
+        names = [name for name in alike if self.stage(name).role == role]
+        trained = self.graph.train_stage.get(role)
+        return trained if trained in names else min(names, key=self.graph.position.__getitem__)
 
 
 def read_plan(path: Path) -> Plan:
@@ -174,7 +178,7 @@ def read_plan(path: Path) -> Plan:
     text = read_text(path, "plan", MOST_JSON_BYTES)
     _refuse_other_versions(path, json_value(text, f"plan {path}"))
     plan = parse(Plan, text, f"plan {path}")
-    require_possible(dict(plan.facts.models), plan.facts.cluster, plan.facts.workload, f"plan {path}")
+    require_possible(plan.facts.models.by_name, plan.facts.cluster, plan.facts.workload, f"plan {path}")
     return plan
 
 

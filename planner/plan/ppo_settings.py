@@ -1,109 +1,34 @@
-"""The settings of the algorithm that a job may give."""
+"""The settings of PPO that a job may give."""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from meshwright.profiles.documents import Document
+from meshwright.planner.plan.learning_settings import LearningRateSchedule, LearningSettings
 from meshwright.profiles.stages import Role
 
-StopString = Annotated[str, Field(min_length=1)]
 Truncation = Literal["terminal", "bootstrap"]
 """What a response that was cut by length means; see `runtime.training.advantages.generalized_advantages`."""
 
 _TRUNCATION = "terminal: a response cut by length ends there; bootstrap: its score is not paid, the value after it is"
-_MISSING_END_SCORE = "paid for a response that was cut, in place of its score"
-_MISSING_END_PENALTY = "taken off the score of a response that was cut"
-_DECAY_STEPS = "steps of the run, warm-up among them, after which the rate stays at its least"
-_MIN_RATIO = "the least learning rate, of the largest"
-_TARGET_KL = "an update at which approx_kl exceeds 1.5 times this is not done, nor the rest of its step"
-_REWARD_CLIP = "the largest size of a score that is paid, after reward_scale"
 
 
-class LearningRateSchedule(Document):
-    """How a learning rate rises and falls over the steps of a run, each of which has one rate for all its updates.
+class PPO(LearningSettings):
+    """Equations and sources in `runtime.training.ppo`."""
 
-    The rate follows from the number of the step alone, and no length of a run is part of it: a run that is resumed, for
-    more steps too, goes on as if it had not been stopped.
-    """
-
-    warmup_steps: int = Field(default=0, ge=0, description="steps over which the rate rises to its largest")
-    decay: Literal["constant", "linear", "cosine"] = "constant"
-    decay_steps: int | None = Field(default=None, gt=0, description=_DECAY_STEPS)
-    min_ratio: float = Field(default=0.0, ge=0, le=1, description=_MIN_RATIO)
-
-    @model_validator(mode="after")
-    def _decay_over_known_steps(self) -> Self:
-        if self.decay == "constant" and (self.decay_steps is not None or self.min_ratio):
-            given = "min_ratio" if self.decay_steps is None else "decay_steps"
-            raise ValueError(f"{given}={getattr(self, given)} says nothing where decay=constant; choose another decay")
-        if self.decay != "constant" and self.decay_steps is None:
-            raise ValueError(f"decay={self.decay} needs decay_steps, {_DECAY_STEPS}; add it")
-        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
-            raise ValueError(
-                f"decay_steps={self.decay_steps} counts warmup_steps={self.warmup_steps} in and must be more; raise it"
-            )
-        return self
-
-    def ratio(self, step: int) -> float:
-        """Of the largest rate, at a step counted from 0; with w, d and m for warm-up, decay and the least ratio
-
-            (n + 1) / w  where n < w,  else  m + (1 - m) c(x) at x = min((n - w) / (d - w), 1)
-
-        and c(x) = 1 - x or (1 + cos(pi x)) / 2 (SGDR, arXiv:1608.03983, equation 5). No step has a rate of nothing but
-        those after the decay.
-        """
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.decay_steps is None:
-            return 1.0
-        x = min((step - self.warmup_steps) / (self.decay_steps - self.warmup_steps), 1.0)
-        left = 1 - x if self.decay == "linear" else (1 + math.cos(math.pi * x)) / 2
-        return self.min_ratio + (1 - self.min_ratio) * left
-
-
-class PPO(Document):
-    """Settings of the algorithm; equations and sources in `runtime.training.ppo`."""
-
-    actor_learning_rate: float = Field(default=1e-6, gt=0)
     critic_learning_rate: float = Field(default=5e-6, gt=0)
-    actor_schedule: LearningRateSchedule = LearningRateSchedule()
     critic_schedule: LearningRateSchedule = LearningRateSchedule()
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    adam_eps: float = Field(default=1e-8, gt=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip_ratio: float = Field(default=0.2, gt=0)
-    target_kl: float | None = Field(default=None, gt=0, description=_TARGET_KL)
     value_clip: float = Field(default=0.2, gt=0)
     kl_coefficient: float = Field(default=0.05, ge=0, description="KL penalty per token, inside the reward")
     gamma: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    entropy_coefficient: float = Field(default=0.0, ge=0)
     whiten_advantages: bool = True
-    reward_scale: float = Field(default=1.0, gt=0, description="what scores are multiplied by before they are paid")
-    reward_clip: float | None = Field(default=None, gt=0, description=_REWARD_CLIP)
     truncation: Truncation = Field(default="terminal", description=_TRUNCATION)
-    missing_end_score: float | None = Field(default=None, description=_MISSING_END_SCORE)
-    missing_end_penalty: float = Field(default=0.0, ge=0, description=_MISSING_END_PENALTY)
-    importance_cap: float = Field(default=2.0, gt=0, description="of the importance weight of a stale token")
-    temperature: float = Field(default=1.0, gt=0, description="of the policy that is sampled and trained")
-    top_k: int = Field(default=0, ge=0, description="draw one of the k likeliest tokens only; 0 is all")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="draw one of the likeliest tokens that reach p only")
-    stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
-    seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _pay_a_cut_response_once(self) -> Self:
-        if self.missing_end_score is not None and self.missing_end_penalty:
-            raise ValueError(
-                f"missing_end_score={self.missing_end_score} replaces the score that "
-                f"missing_end_penalty={self.missing_end_penalty} would be taken off; give one of them"
-            )
+    def _pay_nothing_at_a_bootstrapped_cut(self) -> Self:
         if self.truncation == "bootstrap" and (self.missing_end_score is not None or self.missing_end_penalty):
             given = "missing_end_penalty" if self.missing_end_score is None else "missing_end_score"
             raise ValueError(
@@ -112,9 +37,11 @@ class PPO(Document):
             )
         return self
 
+    @property
+    def pays_cut(self) -> bool:
+        return self.truncation == "terminal"
+
     def learning_rate(self, role: Role, step: int) -> float:
-        """Of a trained role, the actor or the critic, in a step counted from 0."""
-        if role == Role.ACTOR:
-            return self.actor_learning_rate * self.actor_schedule.ratio(step)
-        assert role == Role.CRITIC, role
-        return self.critic_learning_rate * self.critic_schedule.ratio(step)
+        if role == Role.CRITIC:
+            return self.critic_learning_rate * self.critic_schedule.ratio(step)
+        return super().learning_rate(role, step)

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.cost_models.streaming_cost import STREAMING_STAGES
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.steps_ahead import PLAIN, Scope, max_deferral
+from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
+from meshwright.profiles.stages import Stage, StageGraph
 
 CHUNKS = (128, 256, 512)
 """Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
@@ -149,8 +148,8 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
     if schedule.offload not in offloads(stage):
         legal_kinds = " or ".join(offloads(stage))
         found.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
-    if schedule.chunk_tokens and stage.name not in STREAMING_STAGES:
-        names = ", ".join(STREAMING_STAGES)
+    if schedule.chunk_tokens and not stage.may_stream:
+        names = ", ".join(facts.graph.streaming)
         found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
     generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
     return (*found, *streaming_rules(facts, layout, schedule), *generation)
@@ -175,6 +174,12 @@ def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: in
     if schedule.micro_batch_size > 1:
         yield f"micro_batch_size={schedule.micro_batch_size} on a stage that generates, slot by slot; use 1."
     batch_size, extra = facts.workload.batch_size, schedule.overcommit
+    if extra and facts.workload.group_size > 1:
+        yield (
+            f"overcommit={extra} puts single sequences off, and the {facts.workload.group_size} of a prompt are "
+            "compared with each other; use 0."
+        )
+        return
     if extra % layout.dp or extra > batch_size:
         legal = nearest(extra, range(0, batch_size + 1, layout.dp))
         yield f"overcommit={extra} is not a multiple of dp={layout.dp} up to the batch of {batch_size}; use {legal}."
@@ -209,16 +214,17 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
     """What of a stage's state may wait in host memory."""
     if stage.trains:
         return (Offload.NONE, Offload.OPTIMIZER)
-    return (Offload.NONE,) if stage.role in TRAIN_STAGE else (Offload.NONE, Offload.WEIGHTS)
+    return (Offload.NONE,) if stage.is_trained else (Offload.NONE, Offload.WEIGHTS)
 
 
-def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) -> tuple[Schedule, ...]:
-    """Every schedule of a stage on a legal layout. Generation admits what slots are free: no micro-batches.
+def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None) -> tuple[Schedule, ...]:
+    """Every schedule of a stage on a legal layout, in the plainest scope where none is given. Generation admits what
+    slots are free: no micro-batches.
 
     Sequences are cut one at a time: of two at a time, each of twice as many replicas takes one, which is as much work
     in as much memory and exchanges less.
     """
-    rows = rows_per_replica(facts, stage, layout)
+    rows, scope = rows_per_replica(facts, stage, layout), scope or plain(facts.graph)
     if stage.generates:
         return tuple(
             replace(overlap, generation_slots=slots)
@@ -226,7 +232,7 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope = PLAIN) 
             for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
         )
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
-    streams = scope.streams(stage.name) and layout.cp == 1
+    streams = scope.streams(stage) and layout.cp == 1
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
     if layout.vpp > 1:  # a multiple of pp micro-batches
@@ -251,18 +257,18 @@ def _schedules(
 def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...]:
     """How generation may run on from turn to turn, as the bound on staleness allows: batches in flight as powers of
     two, an overcommit of an eighth, a quarter, a half and the whole of a batch, rounded down to equal parts where the
-    replicas' rows are uneven."""
+    replicas' rows are uneven. Groups are delivered whole."""
     batch_size = facts.workload.batch_size
     deferral = max_deferral(scope.ahead, facts.staleness) if scope.runs_on else 0
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
-    if not deferral:
+    if not deferral or facts.workload.group_size > 1:
         return tuple(batches)
     parts = [part for part in (8, 4, 2, 1) if batch_size % layout.dp or batch_size % (part * layout.dp) == 0]
     extras = dict.fromkeys(batch_size // part // layout.dp * layout.dp for part in parts)
     return (*batches, *(Schedule(overcommit=extra) for extra in extras if extra))
 
 
-def host_share(cluster: Cluster) -> float:
+def host_share(cluster: Cluster, graph: StageGraph) -> float:
     """Bytes of host memory that one rank may use for one stage: an equal part for each stage that can offload."""
-    offloading = sum(len(offloads(stage)) > 1 for stage in STAGES)
+    offloading = sum(len(offloads(stage)) > 1 for stage in graph.stages)
     return cluster.host_memory_bytes / cluster.ranks_per_node / offloading

@@ -81,7 +81,7 @@ def with_setting(facts: Facts, setting: Setting) -> Facts:
         _assign(tree, path, value)
     told = ", ".join(f"{path}={value}" for path, value in setting.items())
     found = parse(Facts, json.dumps(tree), f"--set {told}")
-    require_possible(dict(found.models), found.cluster, found.workload, f"--set {told}")
+    require_possible(found.models.by_name, found.cluster, found.workload, f"--set {told}")
     return found
 
 

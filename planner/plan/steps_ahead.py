@@ -10,22 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from meshwright.cost_models.streaming_cost import STREAMING_STAGES
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE
+from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 
 StepsAhead: TypeAlias = Mapping[str, int]
 """Of every stage by its name: the steps by which it works ahead of the training."""
-
-GENERATE = "actor_generate"
-
-_SCORED_AHEAD = ("reward_score", "ref_logprob")
-"""Stages whose weights are never trained: what they write of a step does not depend on when they run."""
-
-
-SYNCHRONOUS: StepsAhead = dict.fromkeys((stage.name for stage in STAGES), 0)
-"""No stage works ahead."""
-
 
 ScopeKey: TypeAlias = tuple[bool, bool, int, bool]
 """What of a scope the choices of one stage depend on."""
@@ -40,37 +29,42 @@ class Scope:
     offload: bool = False
     runs_on: bool = False
 
-    def streams(self, stage: str) -> bool:
+    def streams(self, stage: Stage) -> bool:
         """Whether the stage could read responses while they are generated: if it works on the same step.
 
-        The critic learns between the chunks of a sequence that runs on, so it then waits for whole ones.
+        A model that is trained learns between the chunks of a sequence that runs on, so it then waits for whole ones.
         """
-        is_trained = STAGE_BY_NAME[stage].role in TRAIN_STAGE
-        same_step = self.ahead[stage] == self.ahead[GENERATE]
-        return stage in STREAMING_STAGES and same_step and not (is_trained and self.runs_on)
+        same_step = self.ahead[stage.name] == self.ahead[GENERATE]
+        return stage.may_stream and same_step and not (stage.is_trained and self.runs_on)
 
-    def of(self, stage: str) -> ScopeKey:
+    def of(self, stage: Stage) -> ScopeKey:
         """What of the scope the choices of a stage depend on: scopes that agree in it offer the stage the same."""
-        generates = stage == GENERATE
+        generates = stage.generates
         return self.offload, self.streams(stage), self.ahead[GENERATE] * generates, self.runs_on and generates
 
 
-PLAIN = Scope(ahead=SYNCHRONOUS)
-"""Synchronous, with nothing offloaded."""
+def synchronous(graph: StageGraph) -> StepsAhead:
+    """No stage works ahead."""
+    return dict.fromkeys(graph.names, 0)
 
 
-def patterns(staleness: int) -> tuple[StepsAhead, ...]:
+def plain(graph: StageGraph) -> Scope:
+    """Synchronous, with nothing offloaded."""
+    return Scope(ahead=synchronous(graph))
+
+
+def patterns(graph: StageGraph, staleness: int) -> tuple[StepsAhead, ...]:
     """The patterns that a bound on the staleness allows, the synchronous one first.
 
     Values and proximal log-probabilities are those of the models just before the update, so their stages never work
     ahead. With generation two steps ahead, untrained stages are one step ahead, and no stage waits for another in its
     turn but the training for these.
     """
-    found = [SYNCHRONOUS]
+    found = [synchronous(graph)]
     if staleness >= 1:
-        found.append(_ahead(generate=1, scored=0))
+        found.append(_ahead(graph, generate=1, scored=0))
     if staleness >= 2:
-        found.append(_ahead(generate=2, scored=1))
+        found.append(_ahead(graph, generate=2, scored=1))
     return tuple(found)
 
 
@@ -92,9 +86,9 @@ def staleness_of(steps_ahead: int, schedule: Schedule, bound: int) -> int:
     return bound if schedule.overcommit else steps_ahead + schedule.batches_in_flight - 1
 
 
-def steps_ahead_violations(ahead: StepsAhead) -> tuple[str, ...]:
+def steps_ahead_violations(graph: StageGraph, ahead: StepsAhead) -> tuple[str, ...]:
     """Rules that a pattern breaks on its own; that steps ahead never rise along an edge is checked edge by edge."""
-    may_work_ahead = (GENERATE, *_SCORED_AHEAD)
+    may_work_ahead = (GENERATE, *_scored_ahead(graph))
     return tuple(
         f"{stage}: steps_ahead={steps_ahead}, and only {', '.join(may_work_ahead)} may work ahead; use 0."
         for stage, steps_ahead in ahead.items()
@@ -102,5 +96,10 @@ def steps_ahead_violations(ahead: StepsAhead) -> tuple[str, ...]:
     )
 
 
-def _ahead(*, generate: int, scored: int) -> StepsAhead:
-    return {**SYNCHRONOUS, GENERATE: generate, **dict.fromkeys(_SCORED_AHEAD, scored)}
+def _ahead(graph: StageGraph, *, generate: int, scored: int) -> StepsAhead:
+    return {**synchronous(graph), GENERATE: generate, **dict.fromkeys(_scored_ahead(graph), scored)}
+
+
+def _scored_ahead(graph: StageGraph) -> tuple[str, ...]:
+    """Stages whose weights are never trained: what they write of a step does not depend on when they run."""
+    return tuple(stage.name for stage in graph.stages if not stage.is_trained)

@@ -19,10 +19,10 @@ from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import crossing_violations, pool_violations
 from meshwright.planner.plan.rules import host_share, layout_rules, schedule_rules
-from meshwright.planner.plan.steps_ahead import GENERATE, patterns, staleness_of, steps_ahead_violations
+from meshwright.planner.plan.steps_ahead import patterns, staleness_of, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGE_EDGES, TRAIN_STAGE
+from meshwright.profiles.stages import GENERATE
 
 _TOLERANCE = 1e-9
 """Relative to the period: what adding the same numbers in another order may change."""
@@ -53,12 +53,12 @@ def require_valid(plan: Plan) -> None:
 
 def _stages_are_complete(plan: Plan) -> Iterator[str]:
     placed = [placement.stage for placement in plan.placements]
-    for stage in STAGE_BY_NAME:
+    for stage in plan.graph.names:
         if placed.count(stage) != 1:
             yield f"{stage} is placed {placed.count(stage)} times; place it once."
     for stage in placed:
-        if stage not in STAGE_BY_NAME:
-            yield f"{stage} is placed and is no stage of a PPO step; remove it."
+        if stage not in plan.graph.by_name:
+            yield f"{stage} is placed and is no stage of a step of {plan.facts.algorithm}; remove it."
 
 
 def _pools_are_named_once(plan: Plan) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _pools_are_named_once(plan: Plan) -> Iterator[str]:
 
 
 def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
-    expected = {(producer, consumer): fields for producer, consumer, fields in STAGE_EDGES}
+    expected = {(producer, consumer): fields for producer, consumer, fields in plan.graph.edges}
     given = {(edge.producer, edge.consumer): edge.fields for edge in plan.edges}
     if len(given) < len(plan.edges):
         yield "an edge is listed twice; list each once."
@@ -93,8 +93,8 @@ def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
 def _refits_name_stages(plan: Plan) -> Iterator[str]:
     for refit in plan.refits:
         for end in (refit.source, refit.target):
-            if end not in STAGE_BY_NAME:
-                yield f"the refit {refit.source} -> {refit.target} names {end!r}; {suggestion(end, STAGE_BY_NAME)}"
+            if end not in plan.graph.by_name:
+                yield f"the refit {refit.source} -> {refit.target} names {end!r}; {suggestion(end, plan.graph.names)}"
 
 
 def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
 
 def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
     ahead = plan.ahead
-    yield from steps_ahead_violations(ahead)
+    yield from steps_ahead_violations(plan.graph, ahead)
     for edge in plan.edges:
         first, then = ahead[edge.producer], ahead[edge.consumer]
         if then > first:
@@ -121,7 +121,7 @@ def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
 
 def _stages_work_ahead_together(plan: Plan) -> Iterator[str]:
     ahead = plan.ahead
-    if ahead not in patterns(ahead[GENERATE]):
+    if ahead not in patterns(plan.graph, ahead[GENERATE]):
         told = ", ".join(f"{stage} has steps_ahead={steps}" for stage, steps in ahead.items() if steps)
         yield f"{told}, which is none of the ways to work ahead; plan the job again."
 
@@ -140,7 +140,7 @@ def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
 def _what_runs_on_is_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
     runs_on = plan.placement(GENERATE).schedule.runs_on
     for placement in plan.placements:
-        if runs_on and placement.schedule.chunk_tokens and placement.role in TRAIN_STAGE:
+        if runs_on and placement.schedule.chunk_tokens and plan.stage(placement.stage).is_trained:
             yield (
                 f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens}, and its weights change between "
                 f"the chunks of a sequence that is in flight for several turns; use chunk_tokens=0."
@@ -171,7 +171,7 @@ def _layouts_are_legal(plan: Plan) -> Iterator[str]:
     """One sentence per stage: the first rule that its layout breaks; the rules after it mostly follow from it."""
     for placement in plan.placements:
         pool, layout = plan.pool(placement.pool), placement.layout
-        broken = layout_rules(plan.facts, STAGE_BY_NAME[placement.stage], layout)
+        broken = layout_rules(plan.facts, plan.stage(placement.stage), layout)
         if broken:
             yield f"{placement.stage}: {broken[0]}"
         elif layout.num_ranks != pool.num_ranks:
@@ -188,25 +188,21 @@ def _times_cp(layout: Layout) -> str:
 
 def _schedules_are_legal(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
-        stage = STAGE_BY_NAME[placement.stage]
+        stage = plan.stage(placement.stage)
         if not layout_rules(plan.facts, stage, placement.layout):
             for sentence in schedule_rules(plan.facts, stage, placement.layout, placement.schedule):
                 yield f"{placement.stage}: {sentence}"
 
 
 def _refits_are_complete(plan: Plan) -> Iterator[str]:
-    needed = {
-        p.stage
-        for p in plan.placements
-        if p.role in TRAIN_STAGE and p.stage != TRAIN_STAGE[p.role] and plan.copy_of(p.stage) == p.stage
-    }
+    needed = {p.stage for p in plan.placements if plan.stage(p.stage).is_refit and plan.copy_of(p.stage) == p.stage}
     given = [refit.target for refit in plan.refits]
     for target in sorted(needed - set(given)):
         yield f"{target} has its own copy of the weights and no refit; add one."
     for refit in plan.refits:
         if refit.target not in needed or given.count(refit.target) > 1:
             yield f"the refit of {refit.target} is not needed; remove it."
-        elif refit.source != TRAIN_STAGE.get(refit.role) or STAGE_BY_NAME[refit.target].role is not refit.role:
+        elif refit.source != plan.graph.train_stage.get(refit.role) or plan.stage(refit.target).role is not refit.role:
             yield f"the refit of {refit.target} comes from {refit.source}, which does not train its weights."
 
 
@@ -215,7 +211,7 @@ def _pins_are_kept(plan: Plan) -> Iterator[str]:
         if plan.pins.count(text) > 1:
             yield f"the pin {text!r} is listed {plan.pins.count(text)} times; list it once."
         try:
-            pin = parse_pin(text)
+            pin = parse_pin(text, plan.graph)
         except BadInput as error:
             yield str(error)
             continue
@@ -280,7 +276,7 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
 
 def _host_memory_suffices(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
-        share = host_share(plan.facts.cluster.parts[plan.part_of(placement.stage)])
+        share = host_share(plan.facts.cluster.parts[plan.part_of(placement.stage)], plan.graph)
         if placement.host.total > share:
             yield (
                 f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "

@@ -10,24 +10,22 @@ from collections.abc import Callable, Iterator
 from meshwright.planner.program.deadlock import circle_of_waits
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream
 from meshwright.profiles.errors import require_none
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from meshwright.profiles.stages import StageGraph
 
-Check = Callable[[Program], Iterator[str]]
-
-_WRITER = {name: stage.name for stage in STAGES for name in stage.writes}
+Check = Callable[[Program, StageGraph], Iterator[str]]
 
 
-def check_program(program: Program) -> tuple[str, ...]:
+def check_program(program: Program, graph: StageGraph) -> tuple[str, ...]:
     """One sentence per fault; empty for a program that every rank can follow to its end, any number of times."""
-    return tuple(sentence for check in _CHECKS for sentence in check(program))
+    return tuple(sentence for check in _CHECKS for sentence in check(program, graph))
 
 
-def require_sound(program: Program) -> None:
+def require_sound(program: Program, graph: StageGraph) -> None:
     """Raises BadInput with the first fault."""
-    require_none(check_program(program), "program")
+    require_none(check_program(program, graph), "program")
 
 
-def _sends_and_receives_match(program: Program) -> Iterator[str]:
+def _sends_and_receives_match(program: Program, _graph: StageGraph) -> Iterator[str]:
     """Each pair of producer and consumer has one send and one receive with the same ends, later in the order or in
     a later turn."""
     sends, receives = _by_pair(program, Send), _by_pair(program, Receive)
@@ -73,7 +71,7 @@ def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> I
         yield f"{send.name!r} carries {', '.join(send.fields)} and {', '.join(receive.fields)} is expected."
 
 
-def _streams_fit_their_stages(program: Program) -> Iterator[str]:
+def _streams_fit_their_stages(program: Program, _graph: StageGraph) -> Iterator[str]:
     """A stream goes from the owners of what its producer writes to all ranks of its consumer, of the same turn."""
     runs = {i.stage: i for i in program.instructions if isinstance(i, RunStage)}
     sends = {i.producer: i for i in program.instructions if isinstance(i, Send)}
@@ -106,7 +104,7 @@ def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: Ru
         )
 
 
-def _stages_have_what_they_read(program: Program) -> Iterator[str]:
+def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator[str]:
     """Walks through a step: a field is written where its stage ran, whole where all its owners sent it, and read in
     chunks where it streams."""
     ran: dict[str, set[int]] = {}
@@ -114,7 +112,7 @@ def _stages_have_what_they_read(program: Program) -> Iterator[str]:
     for instruction in program.in_order_of_a_step():
         match instruction:
             case RunStage():
-                yield from _missing(instruction, whole, program.stream_to(instruction.stage))
+                yield from _missing(instruction, whole, program.stream_to(instruction.stage), graph)
                 ran.setdefault(instruction.stage, set()).update(instruction.ranks)
             case Send():
                 absent = set(instruction.ranks) - ran.get(instruction.producer, set())
@@ -127,16 +125,16 @@ def _stages_have_what_they_read(program: Program) -> Iterator[str]:
                 pass
 
 
-def _missing(run: RunStage, whole: dict[str, set[int]], stream: Stream | None) -> Iterator[str]:
-    for name in STAGE_BY_NAME[run.stage].reads:
+def _missing(run: RunStage, whole: dict[str, set[int]], stream: Stream | None, graph: StageGraph) -> Iterator[str]:
+    for name in graph.by_name[run.stage].reads:
         lacking = set(run.ranks) - whole.get(name, set())
-        if stream and stream.producer == _WRITER[name]:
+        if stream and stream.producer == graph.writer[name]:
             lacking -= set(stream.targets)
         if lacking:
-            yield f"{run.stage} reads {name} of {_WRITER[name]}, which has not reached {_ranks(lacking)}."
+            yield f"{run.stage} reads {name} of {graph.writer[name]}, which has not reached {_ranks(lacking)}."
 
 
-def _owners_are_one_set(program: Program) -> Iterator[str]:
+def _owners_are_one_set(program: Program, _graph: StageGraph) -> Iterator[str]:
     """All that a producer sends, it sends from the same ranks: each holds a part of the rows."""
     owners: dict[str, Send] = {}
     for send in program.instructions:
@@ -149,7 +147,7 @@ def _owners_are_one_set(program: Program) -> Iterator[str]:
                 )
 
 
-def _weights_arrive_before_they_are_used(program: Program) -> Iterator[str]:
+def _weights_arrive_before_they_are_used(program: Program, _graph: StageGraph) -> Iterator[str]:
     """A refit precedes its stage in the turn; every rank of the stage takes part in it."""
     ran: set[str] = set()
     at: dict[str, tuple[int, ...]] = {i.stage: i.ranks for i in program.instructions if isinstance(i, RunStage)}
@@ -162,6 +160,10 @@ def _weights_arrive_before_they_are_used(program: Program) -> Iterator[str]:
             left = set(at.get(instruction.target, ())) - set(instruction.ranks)
             if left:
                 yield f"{instruction.name!r} leaves out {_ranks(left)}, where {instruction.target} runs."
+
+
+def _no_rank_waits_in_a_circle(program: Program, _graph: StageGraph) -> Iterator[str]:
+    yield from circle_of_waits(program)
 
 
 def _ranks(ranks: set[int] | tuple[int, ...]) -> str:
@@ -180,5 +182,5 @@ _CHECKS: tuple[Check, ...] = (
     _streams_fit_their_stages,
     _stages_have_what_they_read,
     _weights_arrive_before_they_are_used,
-    circle_of_waits,
+    _no_rank_waits_in_a_circle,
 )

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import CHUNKS
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT
 
 OVERCOMMIT_STEPS = 8

@@ -9,7 +9,6 @@ from typing import Protocol
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting
 from meshwright.planner.program.program import MoveWeights
-from meshwright.profiles.stages import STAGES
 from meshwright.profiles.trace import instruction_name
 
 
@@ -52,7 +51,7 @@ class Planned:
         workload = plan.facts.workload
         self._work = StepWork(
             seconds={
-                **{stage.name: (plan.placement(stage.name).cost.total,) for stage in STAGES},
+                **{placement.stage: (placement.cost.total,) for placement in plan.placements},
                 **refit_seconds(plan),
             },
             num_tokens=workload.batch_size * workload.response_lengths.mean,

@@ -19,8 +19,7 @@ from typing import TypeAlias
 
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.plan import Placement, Plan, Refit
-from meshwright.planner.plan.steps_ahead import GENERATE
-from meshwright.profiles.stages import STAGE_BY_NAME, stage_graph
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import instruction_name
 
 
@@ -171,7 +170,7 @@ def version_of_generation(plan: Plan, turn: int, first_step: int) -> int:
     """
     if turn < first_step:
         return first_step
-    generation, training = plan.placement("actor_generate"), plan.placement("actor_train")
+    generation, training = plan.placement(GENERATE), plan.placement(plan.graph.trainer_of(GENERATE))
     is_trained = plan.copy_of(generation.stage) == training.stage
     return turn + (is_trained and generation.start_seconds >= training.end_seconds)
 
@@ -181,14 +180,15 @@ def takes_part(instruction: Instruction, turn: int, steps: range) -> bool:
     return isinstance(instruction, MoveWeights) or turn + instruction.steps_ahead in steps
 
 
-def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program:
-    """The program of these stages of a verified plan: their refits and they, in order of their start.
+def lower(plan: Plan, stages: Collection[str] | None = None) -> Program:
+    """The program of these stages of a verified plan, of all without them: their refits and they, in order of their
+    start.
 
     A stage's output goes to a rank once, before the first stage there that reads it.
     """
-    names = list(STAGE_BY_NAME)
-    tasks = [item for item in items(plan) if _stage(item) in stages]
-    tasks.sort(key=lambda t: (t.start_seconds, isinstance(t, Placement), names.index(_stage(t))))
+    position = plan.graph.position
+    tasks = [item for item in items(plan) if stages is None or _stage(item) in stages]
+    tasks.sort(key=lambda t: (t.start_seconds, isinstance(t, Placement), position[_stage(t)]))
     deliveries = _deliveries(plan, [task for task in tasks if isinstance(task, Placement)])
     instructions: list[Instruction] = []
     for task in tasks:
@@ -197,7 +197,7 @@ def lower(plan: Plan, stages: Collection[str] = tuple(STAGE_BY_NAME)) -> Program
             instructions.append(MoveWeights(source=task.source, target=task.target, ranks=tuple(sorted(ranks))))
             continue
         received = [d for d in deliveries if d.consumer == task.stage]
-        late = [d for d in received if task.schedule.chunk_tokens and STAGE_BY_NAME[d.producer].generates]
+        late = [d for d in received if task.schedule.chunk_tokens and plan.stage(d.producer).generates]
         instructions += [d.receive for d in received if d not in late]
         instructions.append(
             RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), steps_ahead=task.steps_ahead)
@@ -265,13 +265,13 @@ class _Delivery:
 
 def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
     """Every producer's whole output goes to each consuming rank once, with the first consumer there."""
-    graph = stage_graph()
+    edges = {(edge.producer, edge.consumer) for edge in plan.graph.edges}
     in_order_of_a_step = sorted(tasks, key=lambda placement: -placement.steps_ahead)
     found = []
     for producer in in_order_of_a_step:
         served: set[int] = set()
         for consumer in in_order_of_a_step:
-            if not graph.has_edge(producer.stage, consumer.stage):
+            if (producer.stage, consumer.stage) not in edges:
                 continue
             targets = tuple(rank for rank in plan.pool(consumer.pool).ranks if rank not in served)
             served.update(targets)
@@ -280,7 +280,7 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
                     _Delivery(
                         producer=producer.stage,
                         consumer=consumer.stage,
-                        fields=STAGE_BY_NAME[producer.stage].writes,
+                        fields=plan.stage(producer.stage).writes,
                         owners=owners(plan, producer.stage),
                         targets=targets,
                         ahead=(producer.steps_ahead, consumer.steps_ahead),

@@ -19,17 +19,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from meshwright.planner.plan.evaluate import refit_readers
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.proof.enumeration import AMOUNTS, Some, Space
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE
-
-NAMES = tuple(stage.name for stage in STAGES)
+from meshwright.profiles.stages import GENERATE
 
 Pair: TypeAlias = frozenset[str]
 """Two stages."""
-
-_PAIRS = tuple(combinations(NAMES, 2))
 
 _ROUNDING = 1e-12
 """Relative: what the order of a sum may change of bytes."""
@@ -46,8 +40,8 @@ class Case:
     @classmethod
     def whole(cls, space: Space) -> Case:
         """Every plan of the space."""
-        choices = {name: space.choices[name] for name in NAMES}
-        return cls(space, {name: every.some(np.arange(len(every.site))) for name, every in choices.items()}, {})
+        found = {name: every.some(np.arange(len(every.site))) for name, every in space.choices.items()}
+        return cls(space, found, {})
 
     def within(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
         """The plans in which a stage has so much of an amount at most, and the others."""
@@ -65,6 +59,11 @@ class Case:
     def least(self) -> Mapping[str, Mapping[str, float]]:
         """Of every stage the least of each amount."""
         return {name: some.least for name, some in self.left.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the stages."""
+        return self.space.graph.names
 
     @cached_property
     def num_ranks(self) -> int:
@@ -91,15 +90,15 @@ class Case:
     @property
     def _is_full(self) -> bool:
         room = self.space.room_bytes * (1 + _ROUNDING)
-        if self._bytes(NAMES, "_in_all") > room * self.num_ranks:
+        if self._bytes(self.names, "_in_all") > room * self.num_ranks:
             return True
         return any(self._bytes(group) > room for group in self._meeting_groups())
 
     def _bytes(self, group: Collection[str], over: str = "") -> float:
         """What stages keep at least, weights that they may share once, and the largest transient of one of them."""
         weights = 0.0
-        for role in TRAIN_STAGE:
-            mine = [name for name in group if STAGE_BY_NAME[name].role == role]
+        for role in self.space.graph.train_stage:
+            mine = [name for name in group if self.space.graph.by_name[name].role == role]
             weights += max((self._weights(some, over) for some in _subsets(mine)), default=0.0)
         own = math.fsum(self.least[name][f"own{over}"] for name in group)
         return own + weights + max(self.least[name][f"transient{over}"] for name in group)
@@ -115,7 +114,8 @@ class Case:
         return not self.left[one].sites.isdisjoint(self.left[other].sites)
 
     def _meeting_groups(self) -> tuple[frozenset[str], ...]:
-        return _largest_groups(frozenset(pair for pair in _PAIRS if self.meets(*pair)))
+        pairs = combinations(self.names, 2)
+        return _largest_groups(self.names, frozenset(pair for pair in pairs if self.meets(*pair)))
 
     def least_seconds(self, most: float = math.inf) -> float:
         """Seconds that the turn of every plan of the case takes at least; it need not be more than `most`."""
@@ -129,10 +129,10 @@ class Case:
 
 
 @lru_cache(maxsize=4096)  # many cases have the same pools meet
-def _largest_groups(meeting: frozenset[tuple[str, str]]) -> tuple[frozenset[str], ...]:
+def _largest_groups(names: tuple[str, ...], meeting: frozenset[tuple[str, str]]) -> tuple[frozenset[str], ...]:
     """The groups of stages that all meet one another and that no other such group holds."""
     found: list[frozenset[str]] = []
-    for group in reversed(list(_subsets(NAMES))):
+    for group in reversed(list(_subsets(names))):
         if all(pair in meeting for pair in combinations(group, 2)) and not any(set(group) < other for other in found):
             found.append(frozenset(group))
     return tuple(found)
@@ -150,37 +150,39 @@ class _Turn:
     """
 
     def __init__(self, case: Case) -> None:
-        streams = [case.space.scope.streams(name) and not case.meets(name, GENERATE) for name in NAMES]
+        graph, scope = case.space.graph, case.space.scope
+        streams = [scope.streams(stage) and not case.meets(stage.name, GENERATE) for stage in graph.stages]
         rest = ["tail_" if it else "" for it in streams]
-        least = [case.least[name] for name in NAMES]
+        least = [case.least[name] for name in graph.names]
         self.num_ranks = case.num_ranks
         self.all_work = sum(one["work"] for one in least)
         self.ranks = [one["ranks"] for one in least]
         self.seconds = [one[f"{kind}seconds"] for one, kind in zip(least, rest, strict=True)]
         self.work = [one[f"{kind}work"] for one, kind in zip(least, rest, strict=True)]
-        self.meets = [[case.meets(one, other) for other in NAMES] for one in NAMES]
-        self.ready = [0.0] * len(NAMES)
+        self.meets = [[case.meets(one, other) for other in graph.names] for one in graph.names]
+        self.num_stages = len(graph.stages)
+        self.ready = [0.0] * self.num_stages
         for target in case.space.refits:
-            for reader in refit_readers(target):
-                place = NAMES.index(reader)
+            for reader in graph.refit_readers(target):
+                place = graph.position[reader]
                 self.ready[place] = max(self.ready[place], _refit_seconds(case, target))
-        self.after: list[list[tuple[int, float]]] = [[] for _ in NAMES]
+        self.after: list[list[tuple[int, float]]] = [[] for _ in graph.names]
         for (producer, consumer), lag in case.space.lags.items():
-            self.after[NAMES.index(consumer)].append((NAMES.index(producer), lag))
-        self.above = [set[int]() for _ in NAMES]
-        for place in range(len(NAMES)):  # a stage comes after those that it reads from
+            self.after[graph.position[consumer]].append((graph.position[producer], lag))
+        self.above = [set[int]() for _ in graph.names]
+        for place in range(self.num_stages):  # a stage comes after those that it reads from
             self.above[place] = {p for before, _ in self.after[place] for p in (before, *self.above[before])}
 
     def by_work(self) -> float:
         """The longest way through the turn, where the work between two stages takes all ranks."""
         ends: list[float] = []
-        for place in range(len(NAMES)):
+        for place in range(self.num_stages):
             start = max([self.ready[place], *(ends[before] + lag for before, lag in self.after[place])])
             for first in self.above[place]:
                 start = max(start, ends[first] + self._between(first, self.above[place]))
             start = max(start, self._between(None, self.above[place]))
             ends.append(start + self.seconds[place])
-        rest = (ends[first] + self._between(first, range(len(NAMES))) for first in range(len(NAMES)))
+        rest = (ends[first] + self._between(first, range(self.num_stages)) for first in range(self.num_stages))
         return max(*ends, *rest, self.all_work / self.num_ranks)
 
     def _between(self, first: int | None, before: Sequence[int] | set[int] | range) -> float:
@@ -190,16 +192,16 @@ class _Turn:
     def by_order(self, least: float, most: float) -> float:
         """The end of the best order, `least` when one ends by then, and `most` when none ends before."""
         self.least, self.most = least, most
-        self.rest = [0.0] * len(NAMES)
-        for place in reversed(range(len(NAMES))):
+        self.rest = [0.0] * self.num_stages
+        for place in reversed(range(self.num_stages)):
             behind = [
                 lag + self.rest[later]
-                for later in range(len(NAMES))
+                for later in range(self.num_stages)
                 for before, lag in self.after[later]
                 if before == place
             ]
             self.rest[place] = self.seconds[place] + max(behind, default=0.0)
-        self._take([None] * len(NAMES), 0.0)
+        self._take([None] * self.num_stages, 0.0)
         return max(least, self.most)
 
     def _take(self, placed: list[tuple[float, float] | None], end: float) -> None:
@@ -235,5 +237,5 @@ class _Turn:
 
 def _refit_seconds(case: Case, target: str) -> float:
     """The least of a refit between the layouts that are left."""
-    source = TRAIN_STAGE[STAGE_BY_NAME[target].role]
+    source = case.space.graph.trainer_of(target)
     return case.space.refit_seconds(target, case.left[source].sites, case.left[target].sites)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
-from meshwright.planner.proof.cases import NAMES, Case
+from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
 from meshwright.profiles.documents import digest
@@ -35,7 +35,7 @@ def refusals(proof: Proof, plan: Plan, model: CostModel) -> tuple[str, ...]:
 def every_scope(plan: Plan) -> tuple[Scope, ...]:
     """The scopes that the bound on staleness of a plan's facts allows: together they are all plans."""
     bound = plan.facts.staleness
-    return tuple(scope for ahead in patterns(bound) for scope in scopes(ahead, bound))
+    return tuple(scope for ahead in patterns(plan.graph, bound) for scope in scopes(ahead, bound))
 
 
 def proven_seconds(space: Space, nodes: Sequence[Node]) -> float:
@@ -61,8 +61,8 @@ def proven_seconds(space: Space, nodes: Sequence[Node]) -> float:
 def split(case: Case, node: Split | Meeting) -> tuple[Case, Case]:
     """The two cases of a node, which together are the case. Raises BadInput for a stage or an amount that is none."""
     for name in node.meet if isinstance(node, Meeting) else (node.stage,):
-        if name not in NAMES:
-            raise BadInput(f"there is no stage {name!r}; {suggestion(name, NAMES)}")
+        if name not in case.names:
+            raise BadInput(f"there is no stage {name!r}; {suggestion(name, case.names)}")
     if isinstance(node, Meeting):
         return case.meeting(*node.meet)
     if node.amount not in AMOUNTS:

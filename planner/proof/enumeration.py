@@ -22,7 +22,7 @@ from meshwright.planner.plan.rules import host_share, layout_rules, schedules, s
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Stage
+from meshwright.profiles.stages import Stage, StageGraph
 
 _PLAIN = ("seconds", "tail_seconds", "own", "weights", "transient")
 AMOUNTS = ("ranks", *_PLAIN, "work", "tail_work", *(f"{name}_in_all" for name in _PLAIN[2:]))
@@ -70,6 +70,7 @@ class Space:
     """The choices of every stage under a scope; the seconds of what is handed over within a turn; and the least seconds
     of every refit by the stage that it serves, [sites of the training stage, sites of the stage]."""
 
+    graph: StageGraph
     num_ranks: int
     room_bytes: float
     scope: Scope
@@ -82,7 +83,7 @@ class Space:
         """The least of a refit of a stage between some sites of the training stage and some of its own."""
         key = target, sources, targets
         if key not in self._known:
-            ends = ((TRAIN_STAGE[STAGE_BY_NAME[target].role], sources), (target, targets))
+            ends = ((self.graph.trainer_of(target), sources), (target, targets))
             found = (np.searchsorted(self.choices[name].sites, sorted(some)) for name, some in ends)
             self._known[key] = float(self.refits[target][np.ix_(*found)].min())
         return self._known[key]
@@ -102,10 +103,11 @@ class Enumeration:
     def space(self, scope: Scope) -> Space:
         """All of a scope."""
         facts, ahead = self.facts, scope.ahead
-        choices = {stage.name: self._choices_of(stage, scope) for stage in STAGES}
-        refit = [stage for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains]
+        choices = {stage.name: self._choices_of(stage, scope) for stage in facts.graph.stages}
+        refit = [stage for stage in facts.graph.stages if stage.is_refit]
         edges = (h for h in handovers(facts, self.model) if ahead[h.producer] == ahead[h.consumer])
         return Space(
+            graph=facts.graph,
             num_ranks=facts.cluster.num_ranks,
             room_bytes=max(part.device.usable_bytes for part in facts.cluster.parts),
             scope=scope,
@@ -115,7 +117,7 @@ class Enumeration:
         )
 
     def _choices_of(self, stage: Stage, scope: Scope) -> Choices:
-        key = stage.name, scope.of(stage.name)
+        key = stage.name, scope.of(stage)
         if key not in self._choices:
             numbers, rows = [], []
             for site in self._sites_of(stage):
@@ -141,6 +143,7 @@ class Enumeration:
         """The ranks and plain amounts of every schedule on a site that fits device and host, and is not too slow."""
         facts, model, (part, layout) = self.facts, self.model, site
         kind, deferral = facts.cluster.parts[part], max_deferral(scope.ahead, facts.staleness)
+        host_bytes = host_share(kind, facts.graph)
         too_large: set[Schedule] = set()
         least: dict[Schedule, float] = {}
         for schedule in schedules(facts, stage, layout, scope):
@@ -155,21 +158,21 @@ class Enumeration:
                     continue
             memory = model.memory(call)
             resident, transient = memory.resident.total, memory.transient.total
-            if resident + transient > kind.device.usable_bytes or memory.host.total > host_share(kind):
+            if resident + transient > kind.device.usable_bytes or memory.host.total > host_bytes:
                 if model.memory_grows:  # a family's choices come with the smaller ones first
                     too_large.add(family)
                 continue
             seconds = model.seconds(call).total
             if seconds <= self.most_seconds:
                 tail = model.tail_seconds(call) if schedule.chunk_tokens else seconds
-                shared = (t.amount for t in memory.resident.terms if t.name == WEIGHTS and stage.role in TRAIN_STAGE)
+                shared = (t.amount for t in memory.resident.terms if t.name == WEIGHTS and stage.is_trained)
                 weights = math.fsum(shared)
                 yield layout.num_ranks, seconds, tail, resident - weights, weights, transient
 
     def _refits(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
         """The least that refits of a stage take, wherever the pools lie."""
         numbered = list(self._sites)
-        ends = (choices[name].sites for name in (TRAIN_STAGE[stage.role], stage.name))
+        ends = (choices[name].sites for name in (self.facts.graph.trainer_of(stage.name), stage.name))
         sources, targets = ([numbered[number] for number in some] for some in ends)
         known: dict[object, float] = {}
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.proof.cases import NAMES, Case
+from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.checker import every_scope, proven_seconds, split
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split, Tree
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
@@ -119,7 +119,7 @@ def _worth(one: float, other: float) -> float:
 
 def _meetings(case: Case) -> Iterator[Meeting]:
     """The pairs of stages of which it is open whether their pools meet."""
-    for one, other in combinations(NAMES, 2):
+    for one, other in combinations(case.names, 2):
         if not case.meets(one, other) and frozenset((one, other)) not in case.related:
             yield Meeting(meet=(one, other))
 
@@ -129,7 +129,7 @@ def _splits(case: Case) -> Iterator[tuple[float, Split]]:
 
     Around the amounts of the fastest choice: just below and above it, and half-way to the ends.
     """
-    for name in NAMES:
+    for name in case.names:
         amounts = case.space.choices[name].amounts[:, case.left[name].numbers]
         seconds, work = amounts[AMOUNTS.index("seconds")], amounts[AMOUNTS.index("work")] / case.num_ranks
         fastest = int(np.argmin(seconds + work))

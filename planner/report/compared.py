@@ -31,7 +31,7 @@ def compared(contents: Contents) -> Html:
     for place, name in enumerate(names):
         predicted = next(iter(runs.values()))[name].predicted_seconds
         bars = [("predicted", predicted), *((told, rows[name].measured_seconds) for told, rows in runs.items())]
-        boxes += [_bar(place * size + lane, name, told, value) for lane, (told, value) in enumerate(bars)]
+        boxes += [_bar(plan, place * size + lane, name, told, value) for lane, (told, value) in enumerate(bars)]
         labels.append(Label(place * size, place * size + len(bars) - 1, name))
     longest = max(box.end for box in boxes)
     drawn = picture(
@@ -54,16 +54,16 @@ def compared(contents: Contents) -> Html:
 
 
 def _rows(plan: Plan, run: Run) -> dict[str, Comparison]:
-    return {row.name: row for row in compare(plan, run.spans, step_seconds(run.spans))}
+    return {row.name: row for row in compare(plan, run.spans, step_seconds(plan.graph, run.spans))}
 
 
-def _bar(lane: int, name: str, told: str, seconds: float) -> Box:
+def _bar(plan: Plan, lane: int, name: str, told: str, seconds: float) -> Box:
     return Box(
         first=lane,
         last=lane,
         start=0.0,
         end=seconds,
-        colour=words.colour(name),
+        colour=words.colour(name, plan.graph),
         title=f"{name}, {told}: {words.seconds(seconds)}",
         look="faint" if told == "predicted" else "solid",
     )

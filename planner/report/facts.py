@@ -9,7 +9,7 @@ from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, note, section, table, tag
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.stages import Role
+from meshwright.profiles.workload import Workload
 
 _PROOFS = {
     "optimal": "The search ended: no plan in the space is faster than the bound.",
@@ -57,10 +57,9 @@ _MODEL_HEADINGS = ("role", "model", "parameters", "layers", "hidden", "heads", "
 
 
 def _models(plan: Plan) -> Iterator[tuple[str, ...]]:
-    for role in Role:
-        spec = plan.facts.models.spec(role)
+    for role, spec in plan.facts.models.by_name.items():
         yield (
-            role.value,
+            role,
             spec.name,
             words.parameters(spec.num_params),
             *(str(n) for n in (spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.vocab_size)),
@@ -93,12 +92,18 @@ def _part(cluster: Cluster) -> Iterable[tuple[str, str]]:
 def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
     workload = plan.facts.workload
     return (
-        ("batch", f"{workload.batch_size} prompts a step"),
+        ("batch", _batch(workload)),
         ("updates", f"{workload.num_minibatches} minibatches, {workload.num_epochs} epochs"),
         ("prompts", f"{_lengths(workload.prompt)}, mean {workload.prompt_lengths.mean:.1f}"),
         ("responses", f"{_lengths(workload.response)}, mean {workload.response_lengths.mean:.1f}"),
         ("precision", plan.facts.precision),
     )
+
+
+def _batch(workload: Workload) -> str:
+    if workload.group_size == 1:
+        return f"{workload.batch_size} prompts a step"
+    return f"{workload.num_prompts} prompts a step, {workload.group_size} sequences of each"
 
 
 def _lengths(spec: LengthSpec) -> str:
@@ -112,7 +117,7 @@ def _lengths(spec: LengthSpec) -> str:
 def _staleness(plan: Plan) -> str:
     bound = plan.facts.staleness
     if not plan.staleness:
-        return f"0 of at most {bound}: synchronous PPO"
+        return f"0 of at most {bound}: synchronous"
     return f"{plan.staleness} of at most {bound} actor updates between sampling a token and its use"
 
 

@@ -60,7 +60,7 @@ def _boxes(plan: Plan) -> Iterator[Box]:
                 last=last,
                 start=item.start_seconds,
                 end=item.end_seconds,
-                colour=words.colour(name),
+                colour=words.colour(name, plan.graph),
                 title=f"{name} on ranks {words.ranks(ranks_of(plan, item))}, {span}",
                 lines=_lines(plan, item),
             )

@@ -7,6 +7,7 @@ from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, badge, note, section, table
 from meshwright.planner.report.lanes import Box, Label, legend, picture
 from meshwright.planner.simulation.simulate import Simulation, Use
+from meshwright.profiles.stages import StageGraph
 
 _LANE = 30.0
 """Pixels of the height of a bar, with room for its text."""
@@ -15,11 +16,11 @@ _MOST_CAUSES, _LEAST_SHARE = 4, 0.0005
 """Of what a pool waits for, that are told: so many, and none that rounds to 0.0 %."""
 
 
-def idle(simulation: Simulation) -> Html:
+def idle(simulation: Simulation, graph: StageGraph) -> Html:
     """A bar of the whole time for each pool: busy in full colour, idle hatched in the colour of what is waited for."""
     pools = simulation.pools
     drawn = picture(
-        [box for lane, use in enumerate(pools) for box in _bar(lane, use)],
+        [box for lane, use in enumerate(pools) for box in _bar(lane, use, graph)],
         axis=linear(0.0, 100.0),
         unit="%",
         num_lanes=len(pools),
@@ -39,7 +40,7 @@ def idle(simulation: Simulation) -> Html:
     return section("idle", "Idle time", said, legend(entries), drawn, table(("pool", "idle", "waiting for"), rows))
 
 
-def _bar(lane: int, use: Use) -> list[Box]:
+def _bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(share, "solid", share.what) for share in use.busy]
     parts += [(share, "hatched", f"waits for {share.what}") for share in use.waits]
@@ -50,7 +51,7 @@ def _bar(lane: int, use: Use) -> list[Box]:
                 last=lane,
                 start=100 * start,
                 end=100 * (start + share.share),
-                colour=words.colour(share.what),
+                colour=words.colour(share.what, graph),
                 title=f"{text}: {words.percent(share.share)}",
                 lines=(f"{text} {words.percent(share.share)}",),
                 look=look,

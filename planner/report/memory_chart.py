@@ -60,7 +60,7 @@ def memory(plan: Plan) -> Html:
     fullest = max((f.peak_bytes for f in found), default=0.0)
     scale, unit = next(((s, u) for s, u in _UNITS if usable >= s), _UNITS[-1])
     drawn = picture(
-        [box for lane, filling in enumerate(found) for box in _bar(lane, filling, scale)],
+        [box for lane, filling in enumerate(found) for box in _bar(plan, lane, filling, scale)],
         axis=linear(0.0, max(usable, fullest) * 1.02 / scale),
         unit=unit,
         num_lanes=len(found),
@@ -70,7 +70,7 @@ def memory(plan: Plan) -> Html:
         describe="memory of the ranks at their worst instant against the limit",
     )
     owners = dict.fromkeys(stage for filling in found for stage, _ in filling.resident)
-    entries = [(words.colour(stage), "solid", f"{stage}, stays") for stage in owners]
+    entries = [(words.colour(stage, plan.graph), "solid", f"{stage}, stays") for stage in owners]
     entries.append(("c-other", "hatched", "the most that a stage needs while it runs"))
     rows = [_row(filling, cluster.usable_bytes(filling.ranks[0])) for filling in found]
     headings = ("ranks", "stays", "largest copy", "while a stage runs", "which", "at worst", "free")
@@ -105,7 +105,7 @@ def _named(filling: Filling) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{len(filling.ranks)} ranks"
 
 
-def _bar(lane: int, filling: Filling, scale: float) -> list[Box]:
+def _bar(plan: Plan, lane: int, filling: Filling, scale: float) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(stage, num_bytes, "solid", "stays") for stage, num_bytes in filling.resident]
     if filling.worst:
@@ -117,7 +117,7 @@ def _bar(lane: int, filling: Filling, scale: float) -> list[Box]:
                 last=lane,
                 start=start / scale,
                 end=(start + num_bytes) / scale,
-                colour=words.colour(stage),
+                colour=words.colour(stage, plan.graph),
                 title=f"{stage}, {when}: {words.size(num_bytes)}",
                 lines=(words.size(num_bytes),),
                 look=look,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
+from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, tag
-from meshwright.profiles.stages import STAGES
 
 _NOTHING_FETCHED = "default-src 'none'; style-src 'unsafe-inline'"
-_COLOURS = (*(f"c-{stage.name}" for stage in STAGES), "c-refit", "c-other")
+_COLOURS = (*words.COLOURS, "c-refit", "c-other")
 
 
 def page(title: str, *content: str) -> str:

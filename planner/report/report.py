@@ -43,7 +43,7 @@ def report(contents: Contents) -> str:
         turn(plan),
         timelines(contents),
         memory(plan),
-        idle(contents.simulation),
+        idle(contents.simulation, plan.graph),
         terms(plan),
         compared(contents),
         sizes(contents.sizes),
@@ -53,12 +53,12 @@ def report(contents: Contents) -> str:
 
 
 def _title(plan: Plan) -> str:
-    return f"A PPO plan for {plan.facts.cluster.name}".replace(" x ", " × ")
+    return f"A {plan.facts.algorithm.upper()} plan for {plan.facts.cluster.name}".replace(" x ", " × ")
 
 
 def _head(contents: Contents) -> Html:
     models = contents.plan.facts.models
-    roles = ", ".join(f"{role} {words.parameters(spec.num_params)}" for role, spec in models)
+    roles = ", ".join(f"{role} {words.parameters(spec.num_params)}" for role, spec in models.by_name.items())
     links = (tag("a", heading, href=f"#{name}") for name, heading in _SECTIONS)
     return tag(
         "header",
@@ -74,7 +74,7 @@ def _cards(contents: Contents) -> list[Html]:
     seen = outlook(plan)
     fullest = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     peak, usable = plan.peak_bytes_per_rank[fullest], plan.facts.cluster.usable_bytes(fullest)
-    staleness = "synchronous PPO" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
+    staleness = "synchronous" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
     return [
         _card(words.seconds(plan.period_seconds), "a step, predicted"),
         _card(words.seconds(simulation.steps.mean), badge("SIMULATED"), f"a step, {simulation.durations} durations"),

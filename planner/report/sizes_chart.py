@@ -44,7 +44,7 @@ def _plot(planned: dict[int, Outlook]) -> Html:
         for size, outlook in planned.items()
     )
     ideal = tuple(PlotPoint(point.x, work / point.x, "") for point in points)
-    series = (Series("in proportion", "c-other", ideal, guide=True), Series("", "c-actor_generate", points))
+    series = (Series("in proportion", "c-other", ideal, guide=True), Series("", words.COLOURS[0], points))
     drawn = plot(
         series,
         across=at_values([point.x for point in points]),
@@ -53,7 +53,7 @@ def _plot(planned: dict[int, Outlook]) -> Html:
         up="step time, s",
         describe="step time against the number of GPUs",
     )
-    entries = (("c-actor_generate", "solid", "the best plan"), ("c-other", "faint", f"{least} GPUs in proportion"))
+    entries = ((words.COLOURS[0], "solid", "the best plan"), ("c-other", "faint", f"{least} GPUs in proportion"))
     return join([legend(entries), drawn])
 
 

@@ -14,9 +14,6 @@ from meshwright.planner.report.lanes import legend
 from meshwright.planner.report.lines import PlotPoint, Series, plot
 from meshwright.planner.report.page import page
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import STAGES
-
-_COLOURS = tuple(f"c-{stage.name}" for stage in STAGES)
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def _plots(over: _Swept) -> Html:
     drawn = [
         _plot(over, places, up, of) for up, of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
     ]
-    entries = [(colour, "solid", name) for colour, name in zip(_COLOURS, over.lines, strict=False) if name]
+    entries = [(colour, "solid", name) for colour, name in zip(words.COLOURS, over.lines, strict=False) if name]
     return tag("div", legend(entries), tag("div", *drawn, class_="pair"), note("Open circles do not fit in memory."))
 
 
@@ -109,7 +106,7 @@ def _plot(over: _Swept, places: _Places, up: str, of: Callable[[Outlook], float]
             if answer.outlook
         ]
         ordered = tuple(sorted(points, key=lambda point: point.x))
-        series.append(Series(name, _COLOURS[number % len(_COLOURS)], ordered, joined=places.ordered))
+        series.append(Series(name, words.COLOURS[number % len(words.COLOURS)], ordered, joined=places.ordered))
     across = at_values(tuple(places.of.values()))
     return plot(series, across=across, names=places.names, what=over.field, up=up, describe=f"{up} by {over.field}")
 

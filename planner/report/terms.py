@@ -26,7 +26,7 @@ def terms(plan: Plan) -> Html:
     """A bar for each task, its terms from the largest to the smallest; extrapolated ones are hatched."""
     shown = sorted((item for item in items(plan) if item.cost.total), key=lambda item: item.start_seconds)
     drawn = picture(
-        [box for lane, item in enumerate(shown) for box in _bar(lane, item)],
+        [box for lane, item in enumerate(shown) for box in _bar(plan, lane, item)],
         axis=linear(0.0, max(item.cost.total for item in shown)),
         unit="s",
         num_lanes=len(shown),
@@ -53,7 +53,7 @@ def _largest_first(item: Item) -> Sequence[Term]:
     return sorted(item.cost.merged().terms, key=lambda term: -term.amount)
 
 
-def _bar(lane: int, item: Item) -> list[Box]:
+def _bar(plan: Plan, lane: int, item: Item) -> list[Box]:
     boxes, start = [], 0.0
     for place, term in enumerate(_largest_first(item)):
         extrapolated = term.source is Source.EXTRAPOLATED
@@ -63,7 +63,7 @@ def _bar(lane: int, item: Item) -> list[Box]:
                 last=lane,
                 start=start,
                 end=start + term.amount,
-                colour=words.colour(name_of(item)),
+                colour=words.colour(name_of(item), plan.graph),
                 title=f"{name_of(item)}: {term.name} {words.seconds(term.amount)}, {term.source}",
                 lines=(f"{term.name} {words.seconds(term.amount)}",) if place < 2 or extrapolated else (),
                 look="hatched" if extrapolated else "solid",

@@ -13,6 +13,7 @@ from meshwright.planner.report.axis import linear
 from meshwright.planner.report.contents import Contents, clock, named
 from meshwright.planner.report.html import Html, badge, note, section, tag
 from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
+from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import Run, Span
 
 _MOST_STEPS = 3
@@ -40,18 +41,18 @@ def timelines(contents: Contents) -> Html:
     simulated = Run(spans=simulation.spans, name=f"with {simulation.durations} durations")
     drawn = [part for run in (simulated, *contents.runs) for part in _timeline(plan, run)]
     said = "Every rank over some steps; ranks are idle where nothing is drawn. Rest the pointer on a box for its times."
-    entries = [(words.colour(p.stage), "solid", p.stage) for p in plan.placements]
+    entries = [(words.colour(p.stage, plan.graph), "solid", p.stage) for p in plan.placements]
     entries += [("c-refit", "solid", "refit"), ("c-other", "solid", "evaluation, checkpoint")]
     return section("timelines", "Timelines", note(said), legend(entries), *drawn)
 
 
 def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
-    start, end, ends = _window(run.spans)
+    start, end, ends = _window(plan.graph, run.spans)
     num_ranks = plan.facts.cluster.num_ranks
     shown = shown_ranks(plan)
     height = min(max(_RANK_HEIGHT * len(shown), _LEAST_HEIGHT), _MOST_HEIGHT)
     drawn = picture(
-        _boxes([s for s in run.spans if s.end_seconds > start and s.start_seconds < end], shown, start, height),
+        _boxes(plan.graph, _between(run.spans, start, end), shown, start, height),
         axis=linear(0.0, end - start),
         unit="s",
         num_lanes=len(shown),
@@ -86,9 +87,9 @@ def _node_borders(plan: Plan, shown: Sequence[int]) -> list[float]:
     return [rank for rank in shown if rank % per_node == 0] if len(shown) == plan.facts.cluster.num_ranks else []
 
 
-def _window(spans: Sequence[Span]) -> tuple[float, float, dict[int, float]]:
+def _window(graph: StageGraph, spans: Sequence[Span]) -> tuple[float, float, dict[int, float]]:
     """From the end of the first step, which warms up, through some more, with their ends; a single step is whole."""
-    ends = step_ends(spans)
+    ends = step_ends(graph, spans)
     (first, begins), *others = ends.items()
     if not others:
         return min(span.start_seconds for span in spans), begins, {first: begins}
@@ -96,7 +97,14 @@ def _window(spans: Sequence[Span]) -> tuple[float, float, dict[int, float]]:
     return begins, max(shown.values()), shown
 
 
-def _boxes(spans: Sequence[Span], shown: Sequence[int], began: float, height: float) -> Iterator[Box]:
+def _between(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+    """The spans that reach into a window."""
+    return [span for span in spans if span.end_seconds > start and span.start_seconds < end]
+
+
+def _boxes(
+    graph: StageGraph, spans: Sequence[Span], shown: Sequence[int], began: float, height: float
+) -> Iterator[Box]:
     """One box for all neighbouring lanes on which an instruction of a step ran at the same time."""
     lane_height = height / len(shown)
     lane_of = {rank: lane for lane, rank in enumerate(shown)}
@@ -114,7 +122,7 @@ def _boxes(spans: Sequence[Span], shown: Sequence[int], began: float, height: fl
                 last=last,
                 start=start - began,
                 end=end - began,
-                colour=words.colour(name),
+                colour=words.colour(name, graph),
                 title=f"{name} of step {step} on ranks {ranks}: {words.seconds(end - start)}, {times}",
                 lines=(f"{name}, step {step}",) if is_flat else (name, f"step {step}"),
             )

@@ -30,7 +30,7 @@ def turn(plan: Plan) -> Html:
                 last=lane,
                 start=item.start_seconds,
                 end=item.end_seconds,
-                colour=words.colour(name),
+                colour=words.colour(name, plan.graph),
                 title=f"{name}: {words.seconds(item.start_seconds)} to {words.seconds(item.end_seconds)}",
                 lines=(f"{words.seconds(item.cost.total)}{step}",),
                 look="solid" if name in critical else "faint",

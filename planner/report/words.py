@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.stages import StageGraph
 
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
@@ -92,12 +92,16 @@ def step(steps_ahead: int) -> str:
     return f"step n+{steps_ahead}" if steps_ahead else "step n"
 
 
-def colour(name: str) -> str:
+COLOURS = tuple(f"c-{number}" for number in range(7))
+"""Those of the stages in their order; of more stages two have the same."""
+
+
+def colour(name: str, graph: StageGraph) -> str:
     """The class that colours a stage, a refit or a wait for one of them; the same in every picture."""
     if name.startswith("refit"):
         return "c-refit"
-    stage = next((word for word in name.split() if word in STAGE_BY_NAME), None)
-    return f"c-{stage}" if stage else "c-other"
+    place = next((graph.position[word] for word in name.split() if word in graph.position), None)
+    return "c-other" if place is None else COLOURS[place % len(COLOURS)]
 
 
 def search_work(work: SearchWork) -> str:

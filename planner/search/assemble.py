@@ -14,9 +14,9 @@ from meshwright.planner.plan.evaluate import evaluate, name_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, staleness_of
+from meshwright.planner.plan.steps_ahead import StepsAhead, staleness_of, synchronous
 from meshwright.planner.search.frontier import Candidate
-from meshwright.profiles.stages import STAGES, TRAIN_STAGE
+from meshwright.profiles.stages import GENERATE
 
 _I = TypeVar("_I", Placement, Refit)
 
@@ -49,9 +49,11 @@ def assemble(
     picks: Mapping[str, Pick],
     order: Sequence[str],
     origin: Origin,
-    ahead: StepsAhead = SYNCHRONOUS,
+    ahead: StepsAhead | None = None,
 ) -> Plan:
-    """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`."""
+    """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`; no stage works
+    ahead where `ahead` is not given."""
+    ahead = ahead or synchronous(facts.graph)
     generation = picks[GENERATE].candidate.schedule
     pools = _pools(picks)
     draft = Plan(
@@ -63,7 +65,8 @@ def assemble(
         solver=origin.solver,
         pools=tuple(pools[ranks] for ranks in sorted(pools)),
         placements=tuple(
-            _placement(s.name, pools[picks[s.name].ranks].name, picks[s.name].candidate, ahead[s.name]) for s in STAGES
+            _placement(name, pools[picks[name].ranks].name, picks[name].candidate, ahead[name])
+            for name in facts.graph.names
         ),
         edges=tuple(_edge(handover) for handover in handovers),
         refits=(),
@@ -83,14 +86,14 @@ def _given_sooner(plan: Plan, order: Sequence[str]) -> list[str]:
     """The order with the training whose weights a pool apart takes before the other one, which reads the same: the
     weights can be on their way while that trains, which no period tells."""
     givers = {refit.source for refit in plan.refits if not move_of(plan, refit.source, refit.target).overlap}
-    trainings = [name for name in order if name in TRAIN_STAGE.values()]
+    trainings = [name for name in order if name in plan.graph.train_stage.values()]
     sooner = iter(sorted(trainings, key=lambda name: name not in givers))
     return [next(sooner) if name in trainings else name for name in order]
 
 
 def copies_to_refit(plan: Plan) -> tuple[str, ...]:
     """The stages that own a copy of a trained role's weights which is not the training copy."""
-    return tuple(s.name for s in STAGES if s.role in TRAIN_STAGE and not s.trains and plan.copy_of(s.name) == s.name)
+    return tuple(name for name in plan.graph.refit_targets if plan.copy_of(name) == name)
 
 
 def _pools(picks: Mapping[str, Pick]) -> dict[Ranks, Pool]:
@@ -132,8 +135,8 @@ def _edge(handover: Handover) -> Edge:
 
 
 def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
-    role = plan.placement(target).role
-    source, spec = TRAIN_STAGE[role], facts.models.spec(role)
+    role, source = plan.stage(target).role, plan.graph.trainer_of(target)
+    spec = facts.models.spec(role)
     cost: Cost = model.move_seconds(move_of(plan, source, target))
     return Refit(
         role=role,
@@ -149,7 +152,7 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
 def move_of(plan: Plan, source: str, target: str) -> Move:
     """The weights of a stage's role on their way from its training stage, as the plan places the two."""
     return Move(
-        model=plan.facts.models.spec(plan.placement(target).role),
+        model=plan.facts.models.spec(plan.stage(target).role),
         source=plan.placement(source).layout,
         target=plan.placement(target).layout,
         overlap=len(set(plan.pool_of(source).ranks) & set(plan.pool_of(target).ranks)),

@@ -14,7 +14,7 @@ from meshwright.planner.search.searched import Searched
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.errors import nearest
-from meshwright.profiles.stages import STAGES, Stage
+from meshwright.profiles.stages import Stage
 
 _PARTS = (1, 2, 4)
 """A first plan has pools of about these parts of all ranks."""
@@ -41,7 +41,7 @@ def first_plan(
         large = {kind: math.inf for kind in kinds if kind.num_ranks in parts}
         return costs.frontier(stage, scope, large, is_plain=True)
 
-    frontiers = costs.side_by_side(plain, STAGES, prepare=load_solver, begun=begun)
+    frontiers = costs.side_by_side(plain, costs.facts.graph.stages, prepare=load_solver, begun=begun)
     if not all(any(one.candidates.values()) for one in frontiers):
         return None
     formulation = formulate(costs.facts, costs.model, frontiers, edges, scope.ahead)

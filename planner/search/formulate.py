@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.plan.edges import Handover
-from meshwright.planner.plan.evaluate import refit_name, refit_readers
+from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pools import first_ranks, pool_sizes, pool_step
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead
+from meshwright.planner.plan.steps_ahead import StepsAhead, synchronous
 from meshwright.planner.search.frontier import Candidate, Frontier
 from meshwright.planner.solver.problem import (
     MAX_SUM,
@@ -31,7 +31,7 @@ from meshwright.planner.solver.problem import (
 )
 from meshwright.profiles.cluster import AnyCluster, most_usable_bytes
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, TRAIN_STAGE, Role
+from meshwright.profiles.stages import GENERATE, Role, StageGraph
 
 BLOCK_BYTES = 2**20
 """Of a block of memory: fine beside any device, and sums of blocks stay small whole numbers."""
@@ -62,23 +62,22 @@ class Formulation:
     behind: Behind
 
 
-def refit_targets() -> tuple[str, ...]:
-    """The stages of trained roles that do not train: their copies, where they have one, are refit."""
-    return tuple(stage.name for stage in STAGES if stage.role in TRAIN_STAGE and not stage.trains)
-
-
-def refits() -> tuple[tuple[str, str, str], ...]:
+def refits(graph: StageGraph) -> tuple[tuple[str, str, str], ...]:
     """Of every refit its task, the stage that trains the weights and the stage that needs them."""
-    return tuple((refit_name(t), TRAIN_STAGE[STAGE_BY_NAME[t].role], t) for t in refit_targets())
+    return tuple((refit_name(t), graph.trainer_of(t), t) for t in graph.refit_targets)
 
 
 def precedences(
-    handovers: Sequence[Handover], ahead: StepsAhead, tick: float, may_stream: Callable[[Handover], bool]
+    graph: StageGraph,
+    handovers: Sequence[Handover],
+    ahead: StepsAhead,
+    tick: float,
+    may_stream: Callable[[Handover], bool],
 ) -> tuple[Precedence, ...]:
     """What waits for what in a turn: stages for their weights, and for the stages that they read from and that work on
     the same step."""
     return (
-        *(Precedence(refit_name(t), reader) for t in refit_targets() for reader in refit_readers(t)),
+        *(Precedence(refit_name(t), reader) for t in graph.refit_targets for reader in graph.refit_readers(t)),
         *(
             Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=may_stream(h))
             for h in handovers
@@ -92,14 +91,16 @@ def formulate(
     model: CostModel,
     frontiers: Sequence[Frontier],
     handovers: Sequence[Handover],
-    ahead: StepsAhead = SYNCHRONOUS,
+    ahead: StepsAhead | None = None,
     *,
     by_pool: bool = False,
 ) -> Formulation:
     """The problem of one turn: a stage waits for the stages that it reads from and that work on the same step.
 
-    Stages may be anywhere, unless some pools are excluded or it is asked that every pool has options of its own.
+    Stages may be anywhere, unless some pools are excluded or it is asked that every pool has options of its own. They
+    all work on the same step where `ahead` is not given.
     """
+    graph, ahead = facts.graph, ahead or synchronous(facts.graph)
     tick = _tick_seconds(frontiers)
     anywhere = not by_pool and all(_is_every_block(facts.cluster, found.pools) for found in frontiers)
     behind = {
@@ -111,7 +112,7 @@ def formulate(
         )
         for found in frontiers
     }
-    shared = {name: STAGE_BY_NAME[name].role in TRAIN_STAGE for name in behind}
+    shared = {name: graph.by_name[name].is_trained for name in behind}
     device_blocks = most_usable_bytes(facts.cluster) // BLOCK_BYTES
     lacking = [device_blocks - part.device.usable_bytes // BLOCK_BYTES for part in facts.cluster.parts]
 
@@ -124,15 +125,15 @@ def formulate(
     )
     known: _Known = {}
     transfers = tuple(
-        _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in refit_targets()
+        _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in graph.refit_targets
     )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_blocks=device_blocks,
         calls=calls,
         tasks=(*transfers, *(CallRun(name=name, call=name) for name in behind)),
-        precedences=precedences(handovers, ahead, tick, lambda handover: _may_stream(behind, handover)),
-        copies=tuple(_sharers(role) for role in TRAIN_STAGE),
+        precedences=precedences(graph, handovers, ahead, tick, lambda handover: _may_stream(behind, handover)),
+        copies=tuple(graph.sharers(role) for role in graph.train_stage),
         anywhere=anywhere,
         step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
@@ -144,12 +145,6 @@ def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
     return len(cluster.parts) == 1 and len(pools) == sum(
         len(first_ranks(cluster, size)) for size in pool_sizes(cluster)
     )
-
-
-def _sharers(role: Role) -> tuple[str, ...]:
-    """The stages of a trained role, the one that trains first: it owns the copy that others may share."""
-    trained = TRAIN_STAGE[role]
-    return (trained, *(s.name for s in STAGES if s.role == role and s.name != trained))
 
 
 def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
@@ -216,8 +211,8 @@ def _transfer(
 
     `known` grows.
     """
-    role = STAGE_BY_NAME[target].role
-    source, spec = TRAIN_STAGE[role], facts.models.spec(role)
+    role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
+    spec = facts.models.spec(role)
     overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
     if anywhere:
         overlaps = {

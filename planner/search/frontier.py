@@ -20,13 +20,13 @@ from meshwright.planner.plan.evaluate import WEIGHTS
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.rules import host_share
-from meshwright.planner.plan.steps_ahead import PLAIN, Scope, max_deferral
+from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.planner.search.interleaved import Beside
 from meshwright.planner.search.space import choices, pools
 from meshwright.planner.solver import dominance
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGES, TRAIN_STAGE, Stage
+from meshwright.profiles.stages import Stage
 
 DOMINATED = "another choice is no slower and no larger"
 TOO_LARGE = "larger than the device"
@@ -111,7 +111,7 @@ def frontier(
     pins: Sequence[Pin],
     *,
     is_limited: bool = True,
-    scope: Scope = PLAIN,
+    scope: Scope | None = None,
     most_seconds: Mapping[PoolKind, float] | None = None,
     is_plain: bool = False,
     on: Mapping[Ranks, PoolKind] | None = None,
@@ -119,7 +119,8 @@ def frontier(
     """The frontier of one stage; without a limit, choices are kept however much of the device they need.
 
     `most_seconds` are those of a choice on a kind of pool, none for a kind that is not of use; all may take any without
-    it. With `is_plain` only plain choices are costed (`space.is_plain`). `on` are its pools where they are known.
+    it. With `is_plain` only plain choices are costed (`space.is_plain`). `on` are its pools where they are known. The
+    scope is the plainest where none is given.
     """
     mine = [pin for pin in pins if pin.stage == stage.name]
     found = kinds_of(facts, stage, mine) if on is None else on
@@ -129,7 +130,7 @@ def frontier(
         stage=stage,
         pins=mine,
         is_limited=is_limited,
-        scope=scope,
+        scope=scope or plain(facts.graph),
         most_seconds=most_seconds,
         is_plain=is_plain,
     )
@@ -173,7 +174,7 @@ class _Costing:
             self.rejected[TOO_SLOW] += 1
             return ()
         part = self.facts.cluster.parts[kind.part]
-        room = part.device.usable_bytes if self.is_limited else math.inf, host_share(part)
+        room = part.device.usable_bytes if self.is_limited else math.inf, host_share(part, self.facts.graph)
         fitting: list[Candidate] = []
         too_large: dict[Hashable, str] = {}
         is_slower = self._slower_than(most, kind.part)
@@ -200,7 +201,7 @@ class _Costing:
             self.rejected[found] += 1
             if found in (TOO_LARGE, TOO_LARGE_FOR_HOST):
                 too_large[family] = found
-        kept = tuple(_undominated_by_layout(fitting)) if self.stage.role in TRAIN_STAGE else undominated(fitting)
+        kept = tuple(_undominated_by_layout(fitting)) if self.stage.is_trained else undominated(fitting)
         self.rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
 
@@ -270,10 +271,11 @@ def _family(choice: Choice) -> Hashable:
 
 
 def frontiers(
-    facts: Facts, model: CostModel, pins: Sequence[Pin], *, is_limited: bool = True, scope: Scope = PLAIN
+    facts: Facts, model: CostModel, pins: Sequence[Pin], *, is_limited: bool = True, scope: Scope | None = None
 ) -> tuple[Frontier, ...]:
     """The frontier of every stage, in the order of the stages."""
-    return tuple(frontier(facts, model, stage, pins, is_limited=is_limited, scope=scope) for stage in STAGES)
+    stages = facts.graph.stages
+    return tuple(frontier(facts, model, stage, pins, is_limited=is_limited, scope=scope) for stage in stages)
 
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -298,10 +300,11 @@ def _undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidat
 
 
 def costed_choice(
-    facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope = PLAIN, *, part: int = 0
+    facts: Facts, model: CostModel, stage: Stage, choice: Choice, scope: Scope | None = None, *, part: int = 0
 ) -> Candidate:
-    """The choice on a part of the cluster, with what it costs there."""
-    call = call_of(facts, stage, choice, deferral=max_deferral(scope.ahead, facts.staleness), part=part)
+    """The choice on a part of the cluster, with what it costs there; in the plainest scope where none is given."""
+    ahead = (scope or plain(facts.graph)).ahead
+    call = call_of(facts, stage, choice, deferral=max_deferral(ahead, facts.staleness), part=part)
     return _candidate(model.seconds(call), model, call, model.memory(call))
 
 

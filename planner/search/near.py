@@ -36,7 +36,6 @@ from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 
 _LARGE = 4
 """A pool has this part of all ranks and more."""
@@ -56,7 +55,7 @@ def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: 
     edges, effort, costed, costs = handovers(facts, model), Effort(), [], StageCosts(facts, model, pins)
     answered: list[Searched] = []
     for scope in _scopes(plan, facts):
-        frontiers = [_frontier(plan.placement(stage.name), costs, scope) for stage in STAGES]
+        frontiers = [_frontier(plan.placement(stage.name), costs, scope) for stage in facts.graph.stages]
         costed += frontiers
         formulation = formulate(facts, model, frontiers, edges, scope.ahead)
         from meshwright.planner.solver.solve import solve
@@ -80,14 +79,14 @@ def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: 
 
 def _scopes(plan: Plan, facts: Facts) -> tuple[Scope, ...]:
     """Those with stages as far ahead as in the plan, or as near to it as the staleness allows."""
-    allowed = patterns(facts.staleness)
+    allowed = patterns(facts.graph, facts.staleness)
     ahead = plan.ahead if plan.ahead in allowed else allowed[-1]
     return scopes(ahead, facts.staleness)
 
 
 def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier:
     """What fits and no other choice beats, of those near a placement."""
-    stage, facts, asked = STAGE_BY_NAME[placement.stage], costs.facts, Asked()
+    stage, facts, asked = costs.facts.graph.by_name[placement.stage], costs.facts, Asked()
     mine = [pin for pin in costs.pins if pin.stage == stage.name]
 
     def kept(kind: PoolKind) -> tuple[Candidate, ...]:
@@ -98,7 +97,9 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
         asked.timed, asked.weighed = asked.timed + len(found), asked.weighed + len(found)
         part = facts.cluster.parts[kind.part]
         fitting = [
-            one for one in found if one.peak_bytes <= part.device.usable_bytes and one.host.total <= host_share(part)
+            one
+            for one in found
+            if one.peak_bytes <= part.device.usable_bytes and one.host.total <= host_share(part, facts.graph)
         ]
         by_layout: dict[Layout, list[Candidate]] = {}
         for one in fitting:
@@ -112,7 +113,7 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
 
 def _choices(placement: Placement, facts: Facts, num_ranks: int, scope: Scope) -> Iterator[Choice]:
     """The legal ones on so many ranks."""
-    stage = STAGE_BY_NAME[placement.stage]
+    stage = facts.graph.by_name[placement.stage]
     for layout in _layouts(placement.layout, num_ranks):
         if layout_rules(facts, stage, layout):
             continue

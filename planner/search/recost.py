@@ -14,10 +14,10 @@ from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.plan.pools import pool_violations
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Scope
+from meshwright.planner.plan.steps_ahead import Scope, synchronous
 from meshwright.planner.search.assemble import move_of
 from meshwright.planner.search.frontier import costed_choice
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.stages import GENERATE
 
 
 def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
@@ -26,12 +26,12 @@ def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
 
 
 def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
-    yield from position_violations(dict(facts.models), facts.workload)
+    yield from position_violations(facts.models.by_name, facts.workload)
     for pool in plan.pools:
         for sentence in pool_violations(facts.cluster, pool.first_rank, pool.num_ranks):
             yield f"pool {pool.name!r}: {sentence}"
     for placement in plan.placements:
-        stage = STAGE_BY_NAME[placement.stage]
+        stage = facts.graph.by_name[placement.stage]
         rules = layout_rules(facts, stage, placement.layout)
         for sentence in rules or schedule_rules(facts, stage, placement.layout, placement.schedule):
             yield f"{placement.stage}: {sentence}"
@@ -59,8 +59,11 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
 
 
 def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
-    stage, choice = STAGE_BY_NAME[placement.stage], Choice(placement.layout, placement.schedule)
-    scope, part = Scope(ahead={**SYNCHRONOUS, GENERATE: placement.steps_ahead}), plan.part_of(placement.stage)
+    stage, choice = plan.stage(placement.stage), Choice(placement.layout, placement.schedule)
+    scope, part = (
+        Scope(ahead={**synchronous(plan.graph), GENERATE: placement.steps_ahead}),
+        plan.part_of(placement.stage),
+    )
     candidate = costed_choice(plan.facts, model, stage, choice, scope, part=part)
     costs = {
         "cost": candidate.seconds,

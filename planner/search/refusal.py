@@ -17,7 +17,7 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.plan.steps_ahead import PLAIN, Scope
+from meshwright.planner.plan.steps_ahead import Scope, plain
 from meshwright.planner.search.formulate import BLOCK_BYTES, formulate
 from meshwright.planner.search.frontier import Frontier, frontiers
 from meshwright.planner.solver.result import Limits
@@ -110,14 +110,15 @@ def unexplained() -> NoPlan:
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
 
 
-def _scope(pins: Sequence[Pin]) -> Scope:
+def _scope(facts: Facts, pins: Sequence[Pin]) -> Scope:
     """The plainest in which there is what the pins fix."""
     fixed = {pin.key for pin in pins if not pin.forbids}
-    return replace(PLAIN, offload="offload" in fixed, runs_on=bool(fixed & {"batches_in_flight", "overcommit"}))
+    runs_on = bool(fixed & {"batches_in_flight", "overcommit"})
+    return replace(plain(facts.graph), offload="offload" in fixed, runs_on=runs_on)
 
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
-    found = frontiers(facts, model, pins, is_limited=False, scope=_scope(pins))
+    found = frontiers(facts, model, pins, is_limited=False, scope=_scope(facts, pins))
     from meshwright.planner.solver.solve import least_memory
 
     blocks = least_memory(formulate(facts, model, found, handovers(facts, model)).problem, limits)

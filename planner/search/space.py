@@ -15,11 +15,11 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.pools import crossing_violations, first_ranks, pool_sizes, pool_violations
 from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules
-from meshwright.planner.plan.steps_ahead import PLAIN, Scope, patterns, scopes
+from meshwright.planner.plan.steps_ahead import Scope, patterns, plain, scopes
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, Stage
+from meshwright.profiles.stages import Stage
 
 PINNED = "excluded by a pin"
 
@@ -31,18 +31,20 @@ def choices(
     pins: Sequence[Pin],
     rejected: Counter[str],
     *,
-    scope: Scope = PLAIN,
+    scope: Scope | None = None,
     plain_only: bool = False,
 ) -> Iterator[Choice]:
     """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`.
 
-    Those that are not plain are left out, uncounted, where only plain ones are asked for.
+    Those that are not plain are left out, uncounted, where only plain ones are asked for. The scope is the plainest
+    where none is given.
     """
+    scope = scope or plain(facts.graph)
     spreads_experts = facts.models.spec(stage.role).experts is not None
-    for plain in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
-        if plain_only and not _is_plain_layout(plain, facts.cluster.ranks_per_node):
+    for whole in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
+        if plain_only and not _is_plain_layout(whole, facts.cluster.ranks_per_node):
             continue
-        for layout in (plain,) if plain_only else _with_chunks(facts, stage, plain):
+        for layout in (whole,) if plain_only else _with_chunks(facts, stage, whole):
             broken = layout_rules(facts, stage, layout)
             if broken:
                 rejected[broken[0]] += 1
@@ -85,7 +87,7 @@ def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
 def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
     """Raises BadInput for the first pin that no legal choice agrees with, naming the nearest legal value."""
     for name in dict.fromkeys(pin.stage for pin in pins):
-        stage, mine = STAGE_BY_NAME[name], [pin for pin in pins if pin.stage == name]
+        stage, mine = facts.graph.by_name[name], [pin for pin in pins if pin.stage == name]
         for pin in mine:
             if isinstance(pin.value, Ranks):
                 _refuse(pin, pool_violations(facts.cluster, pin.value.first_rank, pin.value.num_ranks))
@@ -106,7 +108,7 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
     every = left = [
         choice
-        for ahead in patterns(facts.staleness)
+        for ahead in patterns(facts.graph, facts.staleness)
         for scope in scopes(ahead, facts.staleness)
         for size in sizes
         for choice in choices(facts, stage, size, (), Counter(), scope=scope)

@@ -12,7 +12,7 @@ from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.steps_ahead import Scope
 from meshwright.planner.search import parallel
 from meshwright.planner.search.frontier import Frontier, PoolKind, frontier, kinds_of
-from meshwright.profiles.stages import STAGES, Stage
+from meshwright.profiles.stages import Stage
 
 
 @dataclass
@@ -29,7 +29,7 @@ class StageCosts:
         """Those of each stage; listed once for all that have the same, for they are many."""
         known: dict[frozenset[Pin], Mapping[Ranks, PoolKind]] = {}
         found = {}
-        for stage in STAGES:
+        for stage in self.facts.graph.stages:
             pool_pins = frozenset(pin for pin in self.pins if pin.stage == stage.name and pin.key == "pool")
             if pool_pins not in known:
                 known[pool_pins] = kinds_of(self.facts, stage, self.pins)

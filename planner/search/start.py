@@ -25,8 +25,11 @@ def start_from(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) 
 
 
 def _broken(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator[str]:
+    if plan.graph != facts.graph:
+        yield f"it is of {plan.facts.algorithm}, and its stages are others than those of {facts.algorithm} here."
+        return
     yield from illegal_under(plan, facts)
-    if plan.ahead not in patterns(facts.staleness):
+    if plan.ahead not in patterns(facts.graph, facts.staleness):
         yield f"its stages work further ahead than a staleness of {facts.staleness} allows."
     for pin in pins:
         if not pin.allows(plan.choice(pin.stage, pin.key)):

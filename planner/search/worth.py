@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshwright.planner.plan.edges import Handover
-from meshwright.planner.plan.steps_ahead import GENERATE, Scope, ScopeKey
+from meshwright.planner.plan.steps_ahead import Scope, ScopeKey
 from meshwright.planner.search.formulate import precedences, refits
 from meshwright.planner.search.frontier import Frontier, PoolKind
 from meshwright.planner.solver.bounds import bounds_with, least_makespan
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.stages import GENERATE, StageGraph
 
 _TICKS = 10**6
 """In the seconds that are enough."""
@@ -48,6 +48,7 @@ class Worth:
     `least` is by stage and by what its choices depend on in a scope; it gets better as stages are costed.
     """
 
+    graph: StageGraph
     num_ranks: int
     scopes: Sequence[Scope]
     enough_seconds: Sequence[float]
@@ -59,7 +60,7 @@ class Worth:
         stage these choices; nothing for a kind of pool on which every choice is."""
         found: dict[PoolKind, float] = {}
         for scope, enough in zip(self.scopes, self.enough_seconds, strict=True):
-            if scope.of(stage) == key:
+            if scope.of(self.graph.by_name[stage]) == key:
                 for kind, seconds in self._most(stage, scope, enough).items():
                     found[kind] = max(found.get(kind, 0.0), seconds)
         return found
@@ -85,16 +86,17 @@ class Worth:
             if candidates
         }
 
-    def _most(self, stage: str, scope: Scope, enough: float) -> dict[PoolKind, float]:
+    def _most(self, name: str, scope: Scope, enough: float) -> dict[PoolKind, float]:
+        stage = self.graph.by_name[name]
         tried = {
             kind: [max(seconds, enough * step / _GRID) for step in range(_GRID + 1)]
-            for kind, seconds in self.least[stage, scope.of(stage)].items()
+            for kind, seconds in self.least[name, scope.of(stage)].items()
             if seconds <= enough
         }
         options = [_option(kind, s, scope.streams(stage), enough) for kind, each in tried.items() for s in each]
         if not options:
             return {}
-        bounds = iter(bounds_with(self._problem(scope, enough), CallOptions(stage, tuple(options))).tolist())
+        bounds = iter(bounds_with(self._problem(scope, enough), CallOptions(name, tuple(options))).tolist())
         most = {}
         for kind, each in tried.items():
             possible = [seconds for seconds in each if next(bounds) <= _TICKS]
@@ -111,21 +113,25 @@ class Worth:
                 CallOptions(
                     stage.name,
                     tuple(
-                        _option(kind, seconds, scope.streams(stage.name), enough)
-                        for kind, seconds in self.least[stage.name, scope.of(stage.name)].items()
+                        _option(kind, seconds, scope.streams(stage), enough)
+                        for kind, seconds in self.least[stage.name, scope.of(stage)].items()
                     ),
                 )
-                for stage in STAGES
+                for stage in self.graph.stages
             ),
             tasks=(
-                *(Transfer(name=name, source=s, target=t, occupies="both", ticks={}) for name, s, t in refits()),
-                *(CallRun(name=stage.name, call=stage.name) for stage in STAGES),
+                *(
+                    Transfer(name=name, source=s, target=t, occupies="both", ticks={})
+                    for name, s, t in refits(self.graph)
+                ),
+                *(CallRun(name=stage.name, call=stage.name) for stage in self.graph.stages),
             ),
             precedences=precedences(
+                self.graph,
                 self.handovers,
                 scope.ahead,
                 enough / _TICKS,
-                lambda edge: edge.producer == GENERATE and scope.streams(edge.consumer),
+                lambda edge: edge.producer == GENERATE and scope.streams(self.graph.by_name[edge.consumer]),
             ),
         )
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from meshwright.planner.plan.calls import Remodel, call_in
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
+from meshwright.profiles.stages import GENERATE
 
 STEPS_TO_LEVEL = 50.0
 """Assumed rewards come closer to their level by a factor of e in so many steps."""

@@ -1,6 +1,7 @@
 """What drawn lengths make of a generation: seconds of each replica, a step's sequences, and how stale their tokens are.
 
-A replica's prompts are its shares of the prompt batches: every dp-th in order of length, as the runtime shares them.
+A replica's prompts are its shares of the prompt batches: every dp-th in order of length, as the runtime shares them
+(`profiles.packing.share_in_order`). Of a replica's rows of one prompt the first to be admitted is prefilled.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from numpy.typing import NDArray
 
 from meshwright.cost_models.generation_cost import RECOMPUTATION
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.program import version_of_generation
 from meshwright.planner.simulation.deferral import held_back
 from meshwright.planner.simulation.flight import Delivery, FirstEnded, WholeStep
 from meshwright.planner.simulation.pace import Pace
 from meshwright.planner.simulation.round_times import RoundTimes
 from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
-from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.packing import rows_per_prompt, share_in_order
+from meshwright.profiles.stages import GENERATE
 
 Lengths: TypeAlias = NDArray[np.int64]
 
@@ -61,11 +62,14 @@ class Alone:
         prompts, responses = self._lengths(step)
         placement = self._plan.placement(GENERATE)
         dp, pp, slots = placement.layout.dp, placement.layout.pp, placement.schedule.generation_slots
-        shares = [(prompts[replica::dp], responses[replica::dp]) for replica in range(dp)]
+        rows = [list(_share(self._plan, replica)) for replica in range(dp)]
+        shares, alike = [(prompts[mine], responses[mine]) for mine in rows], _rows_per_prompt(self._plan)
         return Generated(
             prompts=prompts,
             responses=responses,
-            seconds=tuple(self._level * generation_seconds(*share, slots, pp, self._times) for share in shares),
+            seconds=tuple(
+                self._level * generation_seconds(*share, slots, pp, self._times, same_prompt=alike) for share in shares
+            ),
             live=tuple(_live_sequences(share, slots) for _, share in shares),
             tokens_by_staleness={_staleness(self._plan, step, step): int(responses.sum())},
         )
@@ -85,7 +89,8 @@ class CarriedOver:
         layout, schedule = placement.layout, placement.schedule
         self._overcommits = schedule.overcommit > 0
         self._max_deferral = plan.staleness - placement.steps_ahead
-        self._per_step = rows_of_replicas(plan.facts.workload.batch_size, layout.dp)
+        self._rows = [_share(plan, replica) for replica in range(layout.dp)]
+        self._per_step, self._rows_per_prompt = [len(rows) for rows in self._rows], _rows_per_prompt(plan)
         self._batches_ahead = schedule.batches_in_flight - 1
         self._num_admitted = [0] * layout.dp
         self._flights = [SimulatedFlight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
@@ -130,8 +135,14 @@ class CarriedOver:
 
     def _drawn(self, replica: int, step: int, index: int) -> Drawn:
         prompts, responses = self._lengths(step)
-        row = replica + index * len(self._per_step)
-        return Drawn(step=step, row=row, prompt_tokens=int(prompts[row]), response_tokens=int(responses[row]))
+        row = self._rows[replica][index]
+        return Drawn(
+            step=step,
+            row=row,
+            prompt_tokens=int(prompts[row]),
+            response_tokens=int(responses[row]),
+            is_prefilled=index % self._rows_per_prompt == 0,
+        )
 
     def _tokens_by_staleness(self, step: int, delivered: Iterable[Drawn]) -> Mapping[int, int]:
         found: Counter[int] = Counter()
@@ -140,17 +151,36 @@ class CarriedOver:
         return dict(sorted(found.items()))
 
 
+def _share(plan: Plan, replica: int) -> tuple[int, ...]:
+    """The rows of a step that a replica generates."""
+    workload = plan.facts.workload
+    return share_in_order(workload.batch_size, workload.group_size, replica, plan.placement(GENERATE).layout.dp)
+
+
+def _rows_per_prompt(plan: Plan) -> int:
+    """Of one replica."""
+    workload = plan.facts.workload
+    return rows_per_prompt(workload.batch_size, workload.group_size, plan.placement(GENERATE).layout.dp)
+
+
 def _staleness(plan: Plan, step: int, drawn_for: int) -> int:
     """Updates between the tokens that the turn of step `drawn_for` draws and the update of `step` that uses them."""
     return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).steps_ahead, 0)
 
 
 def generation_seconds(
-    prompts: Lengths, responses: Lengths, num_slots: int, num_stages: int, times: RoundTimes
+    prompts: Lengths,
+    responses: Lengths,
+    num_slots: int,
+    num_stages: int,
+    times: RoundTimes,
+    *,
+    same_prompt: int = 1,
 ) -> float:
     """One replica's generation, in short runs of rounds in which no sequence begins or ends.
 
-    A sequence takes the slot that is free first, prefills in its first round and decodes in the others.
+    A sequence takes the slot that is free first, prefills in its first round and decodes in the others; the first of
+    `same_prompt` rows is prefilled for all of them.
     """
     starts = _starts(responses.tolist(), num_slots)
     ends = starts + responses
@@ -163,7 +193,8 @@ def generation_seconds(
     context = np.where(decoding, cached, 0.0).max(axis=0)
     rounds = np.where(live > 0, after - first, 0)
     decode = float((rounds * times.round_(np.maximum(live, 1).astype(float), context)).sum())
-    return decode + _prefill_seconds(prompts, starts, min(num_stages, num_slots), num_stages, times)
+    num_groups, one = min(num_stages, num_slots), slice(None, None, same_prompt)
+    return decode + _prefill_seconds(prompts[one], starts[one], num_groups, num_stages, times)
 
 
 def _starts(responses: Sequence[int], num_slots: int) -> Lengths:

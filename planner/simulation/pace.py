@@ -19,8 +19,7 @@ from collections.abc import Collection
 from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import rows_per_replica
-from meshwright.planner.plan.steps_ahead import GENERATE
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.stages import GENERATE
 
 _MEMORY_TURNS = 8
 """Lengths are averaged over about so many turns."""
@@ -58,7 +57,7 @@ def planned_rounds(plan: Plan) -> float:
     schedule, dp = placement.schedule, placement.layout.dp
     if not schedule.runs_on or (dp == 1 and placement.steps_ahead == 0):
         return 0.0
-    num_rows = rows_per_replica(plan.facts, STAGE_BY_NAME[GENERATE], placement.layout)
+    num_rows = rows_per_replica(plan.facts, plan.stage(GENERATE), placement.layout)
     overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.steps_ahead)
     rounds = Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
     return rounds if dp > 1 else rounds * min(_MOST, _OF_WAIT * _spare_seconds(plan) / placement.cost.total)

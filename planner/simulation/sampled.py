@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from meshwright.planner.plan.calls import Remodel, call_in
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Controllers
 from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
 from meshwright.planner.simulation.controlled import Controlled
@@ -19,7 +18,7 @@ from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths
 from meshwright.planner.simulation.round_times import round_times
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal_to_replicas
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.workload import Workload
 
 
@@ -51,7 +50,7 @@ class Sampled:
         plan = self._controlled.plan_in(setting) if self._controlled and setting else self._plan
         seconds = {GENERATE: drawn.seconds, **refit_seconds(self._plan)}
         for placement in plan.placements:
-            stage, lengths = STAGE_BY_NAME[placement.stage], drawn.prompts + drawn.responses
+            stage, lengths = plan.stage(placement.stage), drawn.prompts + drawn.responses
             if stage.trains:
                 seconds[stage.name] = (self._training(placement, lengths, step),)
             elif placement.schedule.chunk_tokens:
@@ -112,9 +111,9 @@ class _Draws:
 
 
 def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
-    """Prompts and responses of one step's batch, in order of the prompts' lengths."""
+    """Prompts and responses of one step's batch, in order of the prompts' lengths; those of a group are together."""
     draw = np.random.default_rng([seed, step])
-    prompts = np.sort(_sample(draw, workload.prompt_lengths, workload.batch_size))
+    prompts = np.sort(_sample(draw, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
     return prompts, _sample(draw, workload.response_lengths, workload.batch_size)
 
 

@@ -11,7 +11,6 @@ from itertools import pairwise
 
 from meshwright.planner.plan.evaluate import resident_bytes
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.controllers import Setting, facts_of
 from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork, lags_of
@@ -20,7 +19,7 @@ from meshwright.planner.simulation.deferral import steps_to_grow
 from meshwright.planner.simulation.events import RankProgram, Record, Replica, play, score
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.packing import rows_of_replicas
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
 
 CLOCK = "simulated"
@@ -110,7 +109,7 @@ def simulate(
     """
     durations = durations or Planned(plan)
     program = lower(plan)
-    require_sound(program)
+    require_sound(program, plan.graph)
     if traced:
         _require_few_spans(program, steps)
     begin = first_step(plan) if warm_up is None else warm_up
@@ -199,7 +198,7 @@ def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float
     resident = math.fsum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
     memory = {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
     live = work.live_sequences.get(stage)
-    decided = facts_of(work.setting) if work.setting and STAGE_BY_NAME[stage].generates else {}
+    decided = facts_of(work.setting) if work.setting and plan.stage(stage).generates else {}
     return memory | decided | ({LIVE: live[_replica_of(plan)(stage, rank)]} if live else {})
 
 

@@ -24,12 +24,16 @@ _MOST_PASSES = 256
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Drawn:
-    """One prompt and its response: their tokens, and what has come of it. `step` is that of its prompt batch."""
+    """One prompt and its response: their tokens, and what has come of it. `step` is that of its prompt batch.
+
+    What is not `is_prefilled` gets a copy of the keys and values of another one of its prompt.
+    """
 
     step: int
     row: int
     prompt_tokens: int
     response_tokens: int
+    is_prefilled: bool = True
     first_turn: int = -1
     first_pass: int = 0
     drawn: list[int] = field(default_factory=list)
@@ -192,10 +196,11 @@ class _Work:
     def _admit(self, admitted: Sequence[Drawn]) -> None:
         """Prompts that a group prefills in one pass; those of a turn's first round fill the pipeline together."""
         self._row_rounds += len(admitted)
+        prefilled = [one for one in admitted if one.is_prefilled]
         if not self._num_rounds:
-            self._first += admitted
-        elif admitted:
-            self._refills.append((len(admitted), _mean_prompt(admitted)))
+            self._first += prefilled
+        elif prefilled:
+            self._refills.append((len(prefilled), _mean_prompt(prefilled)))
 
     def _decode(self, rounds: float, rows: float, context: float) -> None:
         self._num_rounds += rounds

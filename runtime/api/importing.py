@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from meshwright.cost_models.imported import imported_points, imported_table
 from meshwright.planner.plan.job import ClusterSpec, Facts
 from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, device_of, read_configs, read_operators
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
@@ -41,8 +42,8 @@ def _of_job(facts: Facts, device: str | None) -> tuple[tuple[Point, ...], Cluste
         raise BadInput(f"--device {device!r}: the job's cluster has {name!r}; leave --device out, or change the job.")
     if name not in SYSTEMS:
         raise BadInput(f"{PACKAGE} has no operators of the job's device {name!r}; it has {', '.join(SYSTEMS)}.")
-    specs = {role: facts.models.spec(role) for role in Role}
-    return imported_points([specs], [facts.workload], cluster), cluster, facts.precision
+    specs = {role: facts.models.spec(role) for role in facts.graph.roles}
+    return imported_points(facts.graph, [specs], [facts.workload], cluster), cluster, facts.precision
 
 
 def _of_known_models(device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
@@ -51,7 +52,7 @@ def _of_known_models(device: str | None) -> tuple[tuple[Point, ...], Cluster, st
     cluster = ClusterSpec(device=device_of(device)).resolve()
     models = [specs for name, config in read_configs().items() if (specs := _both_heads(name, config))]
     workloads = [_workload(*lengths) for lengths in _LENGTHS]
-    return imported_points(models, workloads, cluster), cluster, PRECISION
+    return imported_points(PPO_GRAPH, models, workloads, cluster), cluster, PRECISION
 
 
 def _both_heads(name: str, config: Mapping[str, object]) -> dict[Role, ModelSpec]:

@@ -15,7 +15,7 @@ from meshwright.planner.analysis.explain import explain as explanation
 from meshwright.planner.analysis.pareto import pareto
 from meshwright.planner.analysis.runners_up import runners_up
 from meshwright.planner.analysis.sensitivity import sensitivities
-from meshwright.planner.analysis.structures import NUM_SEARCHES, Ranked, best_structures, ranked
+from meshwright.planner.analysis.structures import Ranked, best_structures, ranked
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.whatif import whatif as answers
 from meshwright.planner.analysis.why import Why
@@ -65,7 +65,7 @@ def plan(
     """
     model_of = remodel(table)
     asked = (*pins, *map(forbidden, forbid))
-    kept = start_from(start, facts, model_of(facts), parse_pins(asked)) if start else None
+    kept = start_from(start, facts, model_of(facts), parse_pins(asked, facts.graph)) if start else None
     begun = kept if isinstance(kept, Plan) else None
     origins = {"job": job, "profile": table, "start": start if begun else None}
     with _without_collections():
@@ -97,7 +97,7 @@ def structures(
     require_valid(best)
     require_number("count", count, least=1, most=_MOST_STRUCTURES)
     model_of = remodel(table)
-    told = _counted(progress, "searching other structures", (count - 1) * NUM_SEARCHES)
+    told = _counted(progress, "searching other structures", (count - 1) * len(best.graph.stages))
     with _without_collections():
         plans = best_structures(best, model_of(best.facts), count=count, limits=limits_of(limits), progress=told)
     return ranked(plans, model_of)

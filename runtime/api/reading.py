@@ -88,6 +88,6 @@ def read_run(directory: Pathname, plan: Plan) -> Run:
     if plan_in(place / "plan.json") != plan:
         raise BadInput(f"{place} is a run of another plan; report the plan.json that it holds.")
     spans = read_spans(path)
-    if not step_ends(spans):
+    if not step_ends(plan.graph, spans):
         raise BadInput(f"trace {path} has no step that was trained; let the run finish one.")
     return Run(spans=spans, pools={pool.name: pool.ranks for pool in plan.pools}, name=str(place))

@@ -41,4 +41,4 @@ def replan(
     paces = factors_of(calibrate(plan, spans, table, date=datetime.date.today().isoformat()))
     model = Paced(remodel(table)(seen), paces)
     asked = limits_of(limits) if limits else None
-    return planned_anew(plan, seen, model, pins=parse_pins(plan.pins), limits=asked)
+    return planned_anew(plan, seen, model, pins=parse_pins(plan.pins, plan.graph), limits=asked)

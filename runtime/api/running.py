@@ -38,7 +38,7 @@ def run(
     export_every: int = 0,
     rendezvous: Rendezvous | None = None,
 ) -> RunSummary | Stopped | None:
-    """Trains with PPO as the plan says, and compares measured with predicted times.
+    """Trains as the plan says, and compares measured with predicted times.
 
     `steps` are all of the run, those before a `resume` included, and `directory` is where the job's relative paths
     start. Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM or Ctrl-C, is

@@ -22,7 +22,9 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, PPO, data.")]
+JobPath = Annotated[
+    Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, data, settings.")
+]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by `meshwright plan`.")]
 Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]

@@ -21,7 +21,7 @@ EXAMPLE = "Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 -
 def run(
     plan: PlanPath,
     job: JobPath,
-    steps: Annotated[int, typer.Option(min=1, max=10**9, help="PPO steps in all, those before a resume included.")],
+    steps: Annotated[int, typer.Option(min=1, max=10**9, help="Steps in all, those before a resume included.")],
     out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
     checkpoint_every: Annotated[
@@ -48,7 +48,7 @@ def run(
         int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
     ] = None,
 ) -> None:
-    """Train with PPO as the plan says, and compare measured with predicted times.
+    """Train as the plan says, and compare measured with predicted times.
 
     Asked to stop, by SIGTERM or Ctrl-C, it saves a checkpoint behind the step that is under way and ends with exit code
     75: run it again with --resume. Asked twice it stops at once.

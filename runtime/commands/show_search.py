@@ -17,7 +17,6 @@ from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.analysis.why import Why
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.planner.report.words import schedule, search_work, size
-from meshwright.profiles.stages import STAGES
 
 _MOST_RANKS = 16
 """Rows of the table of ranks, so that it fits a terminal; --json has them all."""
@@ -154,5 +153,5 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _differences(first: Ranked, other: Ranked) -> list[str]:
-    pairs = ((stage.name, first.plan.placement(stage.name), other.plan.placement(stage.name)) for stage in STAGES)
+    pairs = ((name, first.plan.placement(name), other.plan.placement(name)) for name in first.plan.graph.names)
     return [f"{name} {there.layout}" for name, here, there in pairs if here.layout != there.layout]

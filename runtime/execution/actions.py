@@ -11,8 +11,7 @@ from torch import Tensor
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import in_flight
-from meshwright.planner.plan.steps_ahead import GENERATE
-from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE, Stage
+from meshwright.profiles.stages import GENERATE, Stage, values_of
 from meshwright.runtime.generation.chunked_scoring import ChunkedStage
 from meshwright.runtime.generation.control import Control
 from meshwright.runtime.generation.generation_stage import Generating
@@ -80,17 +79,17 @@ class Actions:
     def run(self, stage: str, batch: StepExperience) -> Findings:
         """Runs a stage that this rank belongs to."""
         if self._turn < self._steps.start and batch.step in self._done:
-            restored = batch.experience.rows(STAGE_BY_NAME[stage].writes[0])
+            restored = batch.experience.rows(self._plan.stage(stage).writes[0])
             return Findings(facts={"num_restored_rows": float(len(restored))})
         with self._host_memory.reloaded(stage) as moved:
-            findings = self._run(STAGE_BY_NAME[stage], batch)
+            findings = self._run(self._plan.stage(stage), batch)
         return findings.with_facts(moved)
 
     def _run(self, kind: Stage, batch: StepExperience) -> Findings:
         if kind.generates:
             assert self._generating is not None
             return Findings(facts=self._generating.run(batch))
-        if kind.role in TRAIN_STAGE:
+        if kind.is_trained:
             self._copies[kind.name].version.require(kind.name, batch.step)
         if kind.trains:
             return Findings(metrics=self._train(kind, batch))
@@ -109,7 +108,7 @@ class Actions:
             max_rows=in_flight(generation, -(-workload.batch_size // dp), dp),
             max_tokens=workload.max_tokens,
             micro_batch_size=placement.schedule.micro_batch_size,
-            temperature=self._job.ppo.temperature,
+            temperature=self._job.settings.temperature,
         )
 
     def _forward(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
@@ -121,10 +120,10 @@ class Actions:
         if copy.spec.scalar_head:
             outputs = forward_scalars(copy.decoder, copy.mesh, blocks)
         else:
-            outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.ppo.temperature)
+            outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.settings.temperature)
         for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
             for row, values in zip(group, block.of_rows(output.cpu()), strict=True):
-                _put_answers(batch, stage, row, values)
+                self._put_answers(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in mine))}
 
     def _score_chunks(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
@@ -132,20 +131,21 @@ class Actions:
         scored = self._chunked[stage.name].run()
         for row, values in scored.answers.items():
             if values is not None:
-                _put_answers(batch, stage, row, values.cpu())
+                self._put_answers(batch, stage, row, values.cpu())
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
     def _train(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """One update for each minibatch of each epoch, as long as the policy stays near; metrics are means over the
         updates that were computed."""
-        copy, workload, ppo = self._copies[stage.name], self._plan.facts.workload, self._job.ppo
+        copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
         measured = _versions(batch, self._plan)
-        learning = Learning(ppo, batch, max_staleness=0 if copy.spec.scalar_head else self._plan.staleness)
+        stale = 0 if copy.spec.scalar_head else self._plan.staleness
+        learning = Learning(settings, batch, reads=stage.reads, workload=workload, max_staleness=stale)
         updates, lengths = [], batch.lengths()
-        learning_rate = ppo.learning_rate(stage.role, batch.step)
+        learning_rate = settings.learning_rate(stage.role, batch.step)
         copy.trainer.set_learning_rate(learning_rate)
-        condition, num_done = functools.partial(within_target, settings=ppo), 0
+        condition, num_done = functools.partial(within_target, settings=settings), 0
         for rows in minibatches(
             batch.rows,
             step=batch.step,
@@ -156,7 +156,7 @@ class Actions:
             mine = self._mine(stage, rows, lengths)
             groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
             num_tokens = learning.num_tokens(rows)
-            loss = training_loss(copy.spec, copy.mesh, ppo, num_tokens)
+            loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
             blocks = [learning.block(group) for group in groups]
             sums = copy.trainer.train_step(blocks, loss, condition=condition)
             updates.append(final_metrics(sums))
@@ -171,6 +171,15 @@ class Actions:
             return metrics
         skipped = workload.num_epochs * workload.num_minibatches - num_done
         return metrics | {"skipped_updates": float(skipped)} | learning.metrics() | measured
+
+    def _put_answers(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
+        """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""
+        field, last = stage.writes[0], len(values) - 1
+        if values_of(field).is_one:
+            values = values[last:]
+        elif not self._copies[stage.name].spec.scalar_head:
+            values = F.pad(values[:last], (0, 1))
+        batch.experience.put(field, row, values.clone())
 
     def _mine(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
         """The rows of this rank's replica."""
@@ -192,13 +201,3 @@ def _versions(batch: StepExperience, plan: Plan) -> dict[str, float]:
         **cache_gap(batch, batch.rows, batch.step).metrics("cache_gap"),
         **(scores_by_age(batch, batch.step, plan.staleness) if defers else {}),
     }
-
-
-def _put_answers(batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
-    """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""
-    last = len(values) - 1
-    if stage.name == "reward_score":
-        values = values[last:]
-    elif stage.name != "critic_value":
-        values = F.pad(values[:last], (0, 1))
-    batch.experience.put(stage.writes[0], row, values.clone())

@@ -1,4 +1,4 @@
-"""The models that a run trains as Hugging Face directories: actor and critic, each rank writing its own shards."""
+"""The models that a run trains as Hugging Face directories, each rank writing its own shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import TRAIN_STAGE, Role
+from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.resume import latest_checkpoint
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.model.mesh import Mesh, build_mesh
@@ -86,7 +86,7 @@ def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path,
     if target.exists():
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     directory = Path(asked.directory)
-    for role in TRAIN_STAGE:
+    for role in plan.graph.train_stage:
         config = directory / asked.job.models.source(role).path / "config.json"
         if not config.is_file():
             raise BadInput(f"{config}, with which the {role.value} of this run began, is gone; put it back to export.")
@@ -102,7 +102,7 @@ def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path,
         )
     finally:
         shutil.rmtree(_partial(target), ignore_errors=True)
-    return tuple(target / role.value for role in TRAIN_STAGE)
+    return tuple(target / role.value for role in plan.graph.train_stage)
 
 
 def _partial(target: Path) -> Path:
@@ -113,12 +113,12 @@ def _partial(target: Path) -> Path:
 def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path) -> None:
     """What each rank does: one model after the other, so that it never holds two."""
     mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
-    write_models((_loaded(plan, role, mesh, checkpoint) for role in TRAIN_STAGE), job, directory, target)
+    write_models((_loaded(plan, role, mesh, checkpoint) for role in plan.graph.train_stage), job, directory, target)
 
 
 def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path) -> TrainedModel:
     """A model with the weights that a checkpoint has of it, whatever layout it was trained in."""
-    spec, name = plan.facts.models.spec(role), TRAIN_STAGE[role]
+    spec, name = plan.facts.models.spec(role), plan.graph.train_stage[role]
     model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision])
     metadata = {"dp_cp_group": mesh.groups.dp_cp}
     [chunk] = model_chunks_of(model)

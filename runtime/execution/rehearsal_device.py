@@ -12,12 +12,11 @@ import time
 import torch
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.instruction_durations import Durations
 from meshwright.planner.program.program import MoveWeights
 from meshwright.planner.simulation.sampled import draw_lengths
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import STAGE_BY_NAME, Stage, values_of
+from meshwright.profiles.stages import GENERATE, Stage, values_of
 from meshwright.profiles.trace import instruction_name
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
@@ -58,7 +57,7 @@ class RehearsalDevice:
         """
         if stage in self._streaming.readers:
             return self._read_while_generated(stage, batch)
-        kind, pool = STAGE_BY_NAME[stage], self._plan.pool_of(stage)
+        kind, pool = self._plan.stage(stage), self._plan.pool_of(stage)
         self._require_inputs(kind, batch)
         place = self._plan.placement(stage).layout.coordinates(self._rank - pool.first_rank)
         self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
@@ -100,7 +99,7 @@ class RehearsalDevice:
 
     def _read_while_generated(self, stage: str, batch: StepExperience) -> Findings:
         """The device is busy from the first message on, and at least for the stage's tail after the last one."""
-        kind, placement, pool = STAGE_BY_NAME[stage], self._plan.placement(stage), self._plan.pool_of(stage)
+        kind, placement, pool = self._plan.stage(stage), self._plan.placement(stage), self._plan.pool_of(stage)
         place = placement.layout.coordinates(self._rank - pool.first_rank)
         messages = self._streaming.readers[stage].passes()
         last = next(messages)
@@ -135,7 +134,8 @@ class RehearsalDevice:
         """The rows of this rank's replica, shared as the runtime shares them."""
         prompts, _ = self._lengths(batch.step)
         known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
-        return share(batch.rows, known, replica, self._plan.placement(stage.name).layout.dp)
+        dp, group_size = self._plan.placement(stage.name).layout.dp, self._plan.facts.workload.group_size
+        return share(batch.rows, known, replica, dp, group_size if stage.generates else 1)
 
     def _write(self, stage: Stage, batch: StepExperience, rows: tuple[int, ...]) -> None:
         for field in stage.writes:

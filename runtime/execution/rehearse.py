@@ -82,7 +82,7 @@ def rehearse(
     program that is not sound, and RunFailed when a rank fails.
     """
     program = lower(plan)
-    require_sound(program)
+    require_sound(program, plan.graph)
     num_ranks = plan.facts.cluster.num_ranks
     size = min(num_ranks, ranks_per_process or -(-num_ranks // MOST_PROCESSES))
     _require_few(num_ranks, -(-num_ranks // size))

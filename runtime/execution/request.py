@@ -62,9 +62,11 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
     for placement in plan.placements:
-        require_none(expert_violations(plan.facts.models.spec(placement.role)), f"plan: {placement.stage}")
+        require_none(
+            expert_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"
+        )
     require_valid(plan)
-    require_sound(lower(plan))
+    require_sound(lower(plan), plan.graph)
     require_job(plan.facts, request.job, request.directory)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
         raise BadInput(

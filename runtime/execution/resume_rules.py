@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.differences import Difference, differences
 from meshwright.profiles.documents import digest
@@ -39,12 +39,52 @@ class Rule:
 
 _AT_ONCE, _ANEW, _SAME_PROMPTS = Rule(Effect.AT_ONCE), Rule(Effect.DRAWN_ANEW), Rule(Effect.IF_SAME_PROMPTS)
 
+_OF_SETTINGS = {
+    "actor_learning_rate": _AT_ONCE,
+    "critic_learning_rate": _AT_ONCE,
+    "actor_schedule": _AT_ONCE,
+    "critic_schedule": _AT_ONCE,
+    "adam_beta1": _AT_ONCE,
+    "adam_beta2": _AT_ONCE,
+    "adam_eps": _AT_ONCE,
+    "max_grad_norm": _AT_ONCE,
+    "weight_decay": _AT_ONCE,
+    "clip_ratio": _AT_ONCE,
+    "clip_ratio_high": _AT_ONCE,
+    "target_kl": _AT_ONCE,
+    "value_clip": _AT_ONCE,
+    "kl_coefficient": _AT_ONCE,
+    "gamma": _AT_ONCE,
+    "gae_lambda": _AT_ONCE,
+    "entropy_coefficient": _AT_ONCE,
+    "whiten_advantages": _AT_ONCE,
+    "normalise_by_std": _AT_ONCE,
+    "group_baseline": _AT_ONCE,
+    "loss_mean": _AT_ONCE,
+    "overlong_tokens": _AT_ONCE,
+    "overlong_penalty": _AT_ONCE,
+    "reward_scale": _AT_ONCE,
+    "reward_clip": _AT_ONCE,
+    "truncation": _AT_ONCE,
+    "missing_end_score": _AT_ONCE,
+    "missing_end_penalty": _AT_ONCE,
+    "importance_cap": _AT_ONCE,
+    "temperature": _ANEW,
+    "top_k": _ANEW,
+    "top_p": _ANEW,
+    "stop": _ANEW,
+    "seed": Rule(Effect.NONE, "the order of the prompts and the draws of every step follow from it"),
+}
+"""By key of the settings of an algorithm, those that it has."""
+
 RULES = MappingProxyType(
     {
+        "algorithm": Rule(Effect.NONE, "the stages of a step and the models in the checkpoint follow from it"),
         "models": Rule(Effect.NONE, "the weights in the checkpoint are those of its models"),
         "cluster": _AT_ONCE,
         "precision": Rule(Effect.NONE, "the weights in the checkpoint have it"),
         "workload.batch_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
+        "workload.group_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
         "workload.prompt": _SAME_PROMPTS,
         "workload.response": _AT_ONCE,
         "workload.num_minibatches": _AT_ONCE,
@@ -52,34 +92,12 @@ RULES = MappingProxyType(
         "staleness": _AT_ONCE,
         "controllers": _AT_ONCE,
         "cache_after_refit": _AT_ONCE,
-        "ppo.actor_learning_rate": _AT_ONCE,
-        "ppo.critic_learning_rate": _AT_ONCE,
-        "ppo.actor_schedule": _AT_ONCE,
-        "ppo.critic_schedule": _AT_ONCE,
-        "ppo.adam_beta1": _AT_ONCE,
-        "ppo.adam_beta2": _AT_ONCE,
-        "ppo.adam_eps": _AT_ONCE,
-        "ppo.max_grad_norm": _AT_ONCE,
-        "ppo.weight_decay": _AT_ONCE,
-        "ppo.clip_ratio": _AT_ONCE,
-        "ppo.target_kl": _AT_ONCE,
-        "ppo.value_clip": _AT_ONCE,
-        "ppo.kl_coefficient": _AT_ONCE,
-        "ppo.gamma": _AT_ONCE,
-        "ppo.gae_lambda": _AT_ONCE,
-        "ppo.entropy_coefficient": _AT_ONCE,
-        "ppo.whiten_advantages": _AT_ONCE,
-        "ppo.reward_scale": _AT_ONCE,
-        "ppo.reward_clip": _AT_ONCE,
-        "ppo.truncation": _AT_ONCE,
-        "ppo.missing_end_score": _AT_ONCE,
-        "ppo.missing_end_penalty": _AT_ONCE,
-        "ppo.importance_cap": _AT_ONCE,
-        "ppo.temperature": _ANEW,
-        "ppo.top_k": _ANEW,
-        "ppo.top_p": _ANEW,
-        "ppo.stop": _ANEW,
-        "ppo.seed": Rule(Effect.NONE, "the order of the prompts and the draws of every step follow from it"),
+        **{
+            f"{key}.{name}": rule
+            for key, settings in DEFAULT_SETTINGS.items()
+            for name, rule in _OF_SETTINGS.items()
+            if name in type(settings).model_fields
+        },
         "data.prompts": _SAME_PROMPTS,
         "data.held_out": _AT_ONCE,
         "data.tokenizer": _SAME_PROMPTS,
@@ -100,7 +118,7 @@ def rule_of(key: str) -> Rule | None:
 def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
     """What a resume changes and takes effect. Raises BadInput for what may not change."""
     found = differences(before.job, now.job)
-    for change in found:
+    for change in sorted(found, key=lambda change: change.key != "algorithm"):  # the settings of others have no rule
         rule = rule_of(change.key)
         assert rule is not None, change.key
         if rule.effect is Effect.NONE:
@@ -118,13 +136,6 @@ def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
 
 def draws_by(plan: Plan, job: Job) -> str:
     """A digest of all that responses under way were drawn by: with another one they are drawn again."""
-    settings = job.model_dump(mode="json")
-    drawn = {key: _value(settings, key) for key, rule in RULES.items() if rule.effect is Effect.DRAWN_ANEW}
+    settings = job.settings.model_dump(mode="json")
+    drawn = {key: settings[key] for key, rule in _OF_SETTINGS.items() if rule.effect is Effect.DRAWN_ANEW}
     return hashlib.sha256(f"{digest(plan)} {json.dumps(drawn, sort_keys=True)}".encode()).hexdigest()
-
-
-def _value(settings: object, key: str) -> object:
-    for name in key.split("."):
-        assert isinstance(settings, dict)
-        settings = settings[name]
-    return settings

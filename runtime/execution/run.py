@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from meshwright.planner.program.program import MoveWeights, Program, lower
-from meshwright.profiles.stages import TRAIN_STAGE
 from meshwright.profiles.trace import Span
 from meshwright.runtime.device.used_memory import bytes_in_use
 from meshwright.runtime.execution.actions import Actions
@@ -51,7 +50,8 @@ from meshwright.runtime.training.versions import generator_gap
 
 T = TypeVar("T")
 
-EVALUATED = ("actor_generate", "reward_score", "actor_logprob")
+_EVALUATED = ("tokens", "scores", "proximal_logprobs")
+"""What the stages write that held-out prompts go through."""
 
 
 class RankRun:
@@ -63,11 +63,14 @@ class RankRun:
 
     def __init__(self, request: RunRequest) -> None:
         plan, job = request.plan, request.job
-        torch.manual_seed(job.ppo.seed)
+        torch.manual_seed(job.settings.seed)
         bytes_before = bytes_in_use()
         self.data: PromptData = read_data(job, request.directory)
         self._request = request
-        self._program, self._evaluation = lower(plan), lower(plan, EVALUATED).of_one_step()
+        self._program, self._evaluation = (
+            lower(plan),
+            lower(plan, [plan.graph.writer[field] for field in _EVALUATED]).of_one_step(),
+        )
         self.copies = build_copies(plan, job, request.directory, self.data.num_tokens)
         self._draws_by = draws_by(plan, job)
         done, underway = load_step(request.out, self.copies, self._draws_by) if request.resume else (0, None)
@@ -194,12 +197,12 @@ class RankRun:
         self._ended, self._waited = time.perf_counter(), 0.0
 
     def export(self, done: int) -> None:
-        """Writes actor and critic after `done` updates as Hugging Face directories, beside the checkpoints."""
+        """Writes the trained models after `done` updates as Hugging Face directories, beside the checkpoints."""
         plan, target = self._request.plan, self._request.out / "models" / f"step-{done:06d}"
         if dist.get_rank() == 0:
             shutil.rmtree(target, ignore_errors=True)  # of the same step, before the run was resumed
         dist.barrier(group=self._control)
-        copies = ((role, self.copies[stage]) for role, stage in TRAIN_STAGE.items())
+        copies = ((role, self.copies[stage]) for role, stage in plan.graph.train_stage.items())
         trained = (
             TrainedModel(role=role, spec=plan.facts.models.spec(role), mesh=copy.mesh, model=copy.model)
             for role, copy in copies

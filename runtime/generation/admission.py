@@ -15,6 +15,7 @@ from meshwright.planner.simulation.deferral import held_back
 from meshwright.planner.simulation.flight import Delivery, Everything, FirstEnded, WholeStep
 from meshwright.planner.simulation.pace import Pace
 from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Prompt, Response
@@ -34,7 +35,7 @@ class Admission:
     """The admission of one replica; every rank of the replica keeps the same."""
 
     def __init__(self, plan: Plan, data: PromptData, replica: int, steps: range) -> None:
-        placement = plan.placement("actor_generate")
+        placement = plan.placement(GENERATE)
         self._data, self._replica, self._steps = data, replica, steps
         self._num_replicas = placement.layout.dp
         self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
@@ -110,10 +111,11 @@ class Admission:
     def _prompt(self, position: int) -> Prompt:
         """The prompt at a position of the replica's row of shares."""
         steps, index = divmod(position, self._per_step)
-        return shared(self._data.batch(self._steps.start + steps), self._replica, self._num_replicas)[index]
+        prompts = self._data.batch(self._steps.start + steps)
+        return shared(prompts, self._replica, self._num_replicas, self._data.group_size)[index]
 
 
-def shared(prompts: Sequence[Prompt], replica: int, num_replicas: int) -> tuple[Prompt, ...]:
-    """A replica's share of prompts that are numbered by row."""
+def shared(prompts: Sequence[Prompt], replica: int, num_replicas: int, group_size: int = 1) -> tuple[Prompt, ...]:
+    """A replica's share of prompts that are numbered by row, those of a group one behind the other."""
     lengths = {prompt.row: len(prompt.tokens) for prompt in prompts}
-    return tuple(prompts[row] for row in share(list(lengths), lengths, replica, num_replicas))
+    return tuple(prompts[row] for row in share(list(lengths), lengths, replica, num_replicas, group_size))

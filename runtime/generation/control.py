@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
+from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.messages.transport import Transport, packed, unpacked
 
 _CHANNEL = 1

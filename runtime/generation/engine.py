@@ -23,6 +23,7 @@ from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep, Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.sampling import Sampling, uniforms
+from meshwright.runtime.generation.shared_prompts import Parted, SharedPrompts
 from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Prompt, Response, packs
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
 from meshwright.runtime.model.cached_forward import forward_continued
@@ -55,12 +56,13 @@ class Generator:
         top_p: float = 1.0,
         stop_strings: StopStrings | None = None,
         recomputes_cache: bool = False,
+        group_size: int = 1,
     ) -> None:
         """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt.
 
         The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
         keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
-        get those of the new ones.
+        get those of the new ones. Of `group_size` rows of one prompt the first is prefilled.
         """
         self._recomputes_cache, self._cached_version = recomputes_cache, -1
         self._most_packed = num_slots * max(1, max_tokens - max_response)
@@ -82,6 +84,7 @@ class Generator:
         step = DecodeStep(model, mesh, self._cache)
         self._step: Decoding = Replayed(step, model, self._flight.groups) if can_replay(model) else step
         self._relay = Relay(mesh, self._device)
+        self._prompts = SharedPrompts(group_size)
         self._lockstep = Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
@@ -145,6 +148,7 @@ class Generator:
         """
         self._model.eval()
         self._step.begin_turn()
+        self._prompts.forget()
         if self._recomputes_cache and version != self._cached_version:
             self._recompute()
         self._cached_version = version
@@ -179,12 +183,14 @@ class Generator:
         so many."""
         continuing = list(group.live)
         admitted = group.admit(self._flight.waiting, self._flight.turn)
-        drawn = []
-        with self._lockstep.passes(bool(continuing) + bool(admitted)):
+        first_slot, drawn = group.first_slot + len(continuing), []
+        parted = self._prompts.parted(admitted, first_slot, self._slots()) if admitted else Parted((), ())
+        with self._lockstep.passes(bool(continuing) + bool(parted.fresh)):
             if continuing:
                 drawn.append(self.decode(group.first_slot, continuing))
             if admitted:
-                drawn.append(self.prefill(group.first_slot + len(continuing), admitted))
+                drawn.append(self._begin(first_slot, admitted, parted))
+        self._prompts.keep_for(self._flight.waiting)
         if drawn:
             tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
             if tokens is not None:
@@ -195,12 +201,32 @@ class Generator:
     @torch.no_grad()
     def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
         """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`."""
-        prompts = [sequence.prompt.tokens for sequence in admitted]
-        slots = range(first_slot, first_slot + len(prompts))
+        return self._begin(first_slot, admitted, Parted(tuple(range(len(admitted))), ()))
+
+    @torch.no_grad()
+    def _begin(self, first_slot: int, admitted: Sequence[LiveSequence], parted: Parted) -> Tensor:
+        """As `prefill`, of sequences some of which get a copy of what another one has cached."""
+        output = self._cache_prompts(first_slot, [(index, admitted[index]) for index in parted.fresh])
+        for source, target, num_tokens in parted.copies:
+            self._cache.move(source, target, num_tokens)
+        if not self._mesh.is_last_stage:
+            if output is not None:
+                self._relay.send_hidden(output)
+            self._prompts.of_all(admitted, parted.fresh, None)
+            return _nothing_drawn(admitted)
+        logits = self._prompts.of_all(admitted, parted.fresh, None if output is None else output.squeeze(1))
+        assert logits is not None
+        return self._drawn_from(logits, admitted)
+
+    def _cache_prompts(self, first_slot: int, fresh: Sequence[tuple[int, LiveSequence]]) -> Tensor | None:
+        """Keys and values of prompts, each at its place behind the first slot; what the last stage says of their last
+        tokens, elsewhere the hidden states to send, nothing where there is none."""
+        if not fresh:
+            return None
+        prompts, slots = [one.prompt.tokens for _, one in fresh], [first_slot + index for index, _ in fresh]
         rows = self._cache.continue_rows(slots, [0] * len(prompts), [len(prompt) for prompt in prompts])
         tokens = torch.tensor(list(itertools.chain(*prompts)), device=self._device)
-        output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
-        return self._draw(output.squeeze(1) if self._mesh.is_last_stage else output, admitted)
+        return forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
 
     @torch.no_grad()
     def _recompute(self) -> None:
@@ -240,7 +266,11 @@ class Generator:
         """
         if not self._mesh.is_last_stage:
             self._relay.send_hidden(output)
-            return torch.zeros(2, len(rows), dtype=torch.float64)
+            return _nothing_drawn(rows)
+        return self._drawn_from(output, rows)
+
+    def _drawn_from(self, output: Tensor, rows: Sequence[LiveSequence]) -> Tensor:
+        """As `_draw`, on the last stage."""
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
         drawn, logprobs = self._sampling.draw(logits, self._uniforms(rows).to(logits.device))
         return torch.stack([drawn.double(), logprobs.double()])
@@ -254,6 +284,11 @@ class Generator:
             for row, numbers in zip(short, uniforms(self._seed, draws, positions).tolist(), strict=True):
                 row.uniforms += numbers
         return torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64)
+
+
+def _nothing_drawn(rows: Sequence[LiveSequence]) -> Tensor:
+    """What a stage before the last one knows of the next tokens [2, B]."""
+    return torch.zeros(2, len(rows), dtype=torch.float64)
 
 
 def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:

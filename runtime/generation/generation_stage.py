@@ -9,8 +9,9 @@ import torch
 
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Setting, facts_of
+from meshwright.profiles.packing import rows_per_prompt
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import LIVE
 from meshwright.runtime.generation.admission import Admission, shared
 from meshwright.runtime.generation.chunking import Chunk, Chunker, Listeners
@@ -36,6 +37,8 @@ class Generating:
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: Generator | None = None
+        workload = plan.facts.workload
+        self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
         self._sending = streaming.sending
         self._setting: Setting | None = None
         self._streams = [
@@ -66,7 +69,7 @@ class Generating:
         self._admission.resume(kept.num_admitted, kept.mean_response_tokens, kept.batches_in_part)
         if kept.in_flight is None:
             return
-        self._generator = self._new_generator()
+        self._generator = self._new_generator(self._same_prompt)
         self._generator.resume(kept.in_flight)
         for sending in self._sending:
             sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in self._generator.in_flight)
@@ -103,7 +106,8 @@ class Generating:
 
     def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """What the turn that delivers `step` delivers, and how many sequences were live in it."""
-        admitted, generator, rounds = self._admission.of(step), self._generator or self._new_generator(), _Rounds()
+        generator = self._generator or self._new_generator(self._same_prompt)
+        admitted, rounds = self._admission.of(step), _Rounds()
         for sending in self._sending:
             sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
         responses = generator.turn(
@@ -119,7 +123,7 @@ class Generating:
         live = {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
         return responses, live | drawn | (facts_of(self._setting) if self._setting else {})
 
-    def _new_generator(self) -> Generator:
+    def _new_generator(self, group_size: int = 1) -> Generator:
         workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule
         return Generator(
             self._copy.decoder,
@@ -129,12 +133,13 @@ class Generating:
             max_tokens=workload.max_tokens,
             max_response=workload.response.max,
             eos_tokens=frozenset(self._data.ends.tokens),
-            temperature=self._job.ppo.temperature,
-            top_k=self._job.ppo.top_k,
-            top_p=self._job.ppo.top_p,
+            temperature=self._job.settings.temperature,
+            top_k=self._job.settings.top_k,
+            top_p=self._job.settings.top_p,
             stop_strings=self._data.stop,
             seed=self._data.seed,
             recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
+            group_size=group_size,
         )
 
     def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk]) -> None:

@@ -32,14 +32,17 @@ class PromptData:
     seed: int
     num_tokens: int
     """Ids that the tokenizer knows: what may be drawn. Rows of a vocabulary behind them only pad it."""
+    group_size: int = 1
+    """Sequences of each prompt of a training batch."""
     notes: tuple[str, ...] = ()
     """What was done about prompts that are too long."""
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
-        """The prompts of a step: shuffled passes over the training prompts, one after another."""
-        first = step * self.batch_size
+        """The prompts of a step, each as often as a group has samples, with a draw of its own: shuffled passes over the
+        training prompts, one after another."""
+        first, size = step * self.batch_size, self.group_size
         return tuple(
-            Prompt(step=step, row=row, draw=first + row, tokens=self._training_prompt(first + row))
+            Prompt(step=step, row=row, draw=first + row, tokens=self._training_prompt((first + row) // size))
             for row in range(self.batch_size)
         )
 
@@ -90,11 +93,12 @@ def read_data(job: Job, directory: Path) -> PromptData:
         held_out=read["held_out"].prompts if "held_out" in read else (),
         notes=tuple(part.note for part in read.values() if part.note),
         ends=ResponseEnds(
-            tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.ppo.stop
+            tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.settings.stop
         ),
-        stop=StopStrings(tokenizer, job.ppo.stop) if job.ppo.stop else None,
+        stop=StopStrings(tokenizer, job.settings.stop) if job.settings.stop else None,
         batch_size=job.workload.batch_size,
-        seed=job.ppo.seed,
+        group_size=job.workload.group_size,
+        seed=job.settings.seed,
         num_tokens=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
     )
 

@@ -1,4 +1,4 @@
-"""The experience of one PPO step as one rank holds it: fields of rows, and how they pass from rank to rank.
+"""The experience of one step as one rank holds it: fields of rows, and how they pass from rank to rank.
 
 A row is one sequence. Each field of a row is a one-dimensional tensor on the host. Messages are safetensors bytes over
 a gloo group, whatever the devices compute with; a field is one tensor there, its rows end to end, and what arrives is
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.packing import deal, deal_to_replicas
+from meshwright.profiles.packing import deal, deal_to_replicas, share_in_order
 from meshwright.runtime.messages.transport import Transport
 
 _ROWS = ".rows"
@@ -141,10 +141,12 @@ def even_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, nu
     return tuple(rows[index] for index in dealt[replica])
 
 
-def share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
-    """The rows that one replica generates: every `num_replicas`-th in order of the prompt's length."""
+def share(
+    rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int, group_size: int = 1
+) -> tuple[int, ...]:
+    """The rows that one replica generates, in order of the prompt's length: see `profiles.packing.share_in_order`."""
     ordered = sorted(rows, key=lambda row: (lengths[row], row))
-    return tuple(ordered[replica::num_replicas])
+    return tuple(ordered[place] for place in share_in_order(len(rows), group_size, replica, num_replicas))
 
 
 def micro_batches(

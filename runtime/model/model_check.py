@@ -12,7 +12,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import Role
 from meshwright.runtime.model.hf_mapping import StoredTensor, parameters_of_stage, recipe, starts_from_nothing
 from meshwright.runtime.model.tensor_files import Header, TensorFiles
 
@@ -28,7 +27,7 @@ def require_weights(plan: Plan, job: Job, directory: Path) -> None:
 
     `directory` is where the job's relative paths start.
     """
-    for role in Role:
+    for role in plan.graph.roles:
         path = directory / job.models.source(role).path
         require_none(weight_violations(plan.facts.models.spec(role), path), role.value)
 

@@ -28,7 +28,6 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import exchanges, merged, points
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
-from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Provenance, Table, write_table
 from meshwright.runtime.device import host
 from meshwright.runtime.device.instruments import instruments, query_device
@@ -133,8 +132,8 @@ def _provenance(facts: Facts, num_ranks: int) -> Provenance:
 
 def _wanted(facts: Facts, table: Table, num_ranks: int) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
     """The points and collectives of the job that the table lacks."""
-    specs = {role: facts.models.spec(role) for role in Role}
-    wanted = points(specs, facts.workload, _cluster(facts), staleness=facts.staleness)
+    specs = {role: facts.models.spec(role) for role in facts.graph.roles}
+    wanted = points(facts.graph, specs, facts.workload, _cluster(facts), staleness=facts.staleness)
     return missing(table, wanted), missing(table, exchanges(_cluster(facts), num_ranks))
 
 

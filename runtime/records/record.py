@@ -16,7 +16,7 @@ from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import write_atomically
-from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import (
     NUM_CHUNK_TOKENS,
     NUM_DRAWN,
@@ -171,7 +171,7 @@ class Recorder:
         self._progress.start()
         for note in (*self._notes, self._board.note):
             self._progress.console.print(note, markup=False, soft_wrap=True, highlight=False)
-        self._task = self._progress.add_task("PPO steps", total=self._steps, completed=first_step, reward="")
+        self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, reward="")
 
     def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
         """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it, which it
@@ -183,7 +183,7 @@ class Recorder:
         write_spans(self._out / "trace.jsonl", spans)
         begin = max(self._last_end, min(span.start_seconds for span in spans))
         self._last_end = max(span.end_seconds for span in spans)
-        metrics = _trained(outcomes)
+        metrics = _trained(self._plan.graph, outcomes)
         if not metrics:
             return None
         generated, seconds = metrics["response_tokens"] * self._plan.facts.workload.batch_size, self._last_end - begin
@@ -285,13 +285,13 @@ def elapsed_seconds(out: Path) -> float:
     return max((span.end_seconds for span in read_spans(path)), default=0.0) if path.exists() else 0.0
 
 
-def _trained(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _trained(graph: StageGraph, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The metrics of the training stages; every rank of a stage reports the same, so the first one's are taken.
 
     A turn that only works ahead has none.
     """
     metrics: dict[str, float] = {}
-    for stage in TRAIN_STAGE.values():
+    for stage in graph.train_stage.values():
         metrics |= next((outcome.metrics[stage] for outcome in outcomes if stage in outcome.metrics), {})
     return metrics
 

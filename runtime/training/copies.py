@@ -14,7 +14,7 @@ import torch
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import TRAIN_STAGE, Role
+from meshwright.profiles.stages import Role
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Held, build_model
 from meshwright.runtime.model.weights import load_weights
@@ -31,6 +31,7 @@ class WeightCopy:
 
     stage: str  # the stage that the copy is named for, Plan.copy_of
     spec: ModelSpec  # whose vocabulary is what may be drawn
+    is_trained: bool
     mesh: Mesh
     model: Held | None
     trainer: Trainer | None
@@ -54,13 +55,13 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
     refitted = {refit.target for refit in plan.refits}
     copies = {}
     for name in sorted(set(names.values())):
-        placement = plan.placement(name)
-        stored = plan.facts.models.spec(placement.role)
+        placement, role = plan.placement(name), plan.stage(name).role
+        stored = plan.facts.models.spec(role)
         spec = stored if stored.scalar_head else _drawing(stored, num_tokens)
         mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
         model, trainer = None, None
+        trained = plan.stage(name).trains
         if mesh.is_member:
-            trained = TRAIN_STAGE.get(placement.role) == name
             model = build_model(
                 spec,
                 mesh,
@@ -69,11 +70,13 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
                 trainable=trained,
             )
             if name not in refitted:
-                load_weights(model, stored, mesh, directory / job.models.source(placement.role).path)
+                load_weights(model, stored, mesh, directory / job.models.source(role).path)
             if trained:
-                trainer = _trainer(model, mesh, placement.role, job)
+                trainer = _trainer(model, mesh, role, job)
         version = Version(name, None if name in refitted else 0)
-        copies[name] = WeightCopy(stage=name, spec=spec, mesh=mesh, model=model, trainer=trainer, version=version)
+        copies[name] = WeightCopy(
+            stage=name, spec=spec, is_trained=trained, mesh=mesh, model=model, trainer=trainer, version=version
+        )
     return copies
 
 
@@ -100,8 +103,8 @@ def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str
 
 def resume_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
     """What is trained was restored as it was after `step` steps; refits bring the version to the other copies."""
-    for name, copy in copies.items():
-        if name in TRAIN_STAGE.values():
+    for copy in copies.values():
+        if copy.is_trained:
             copy.version.number = step
 
 
@@ -109,9 +112,9 @@ def _trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
     return Trainer(
         model,
         mesh,
-        learning_rate=job.ppo.learning_rate(role, 0),
-        weight_decay=job.ppo.weight_decay,
-        max_grad_norm=job.ppo.max_grad_norm,
-        betas=(job.ppo.adam_beta1, job.ppo.adam_beta2),
-        epsilon=job.ppo.adam_eps,
+        learning_rate=job.settings.learning_rate(role, 0),
+        weight_decay=job.settings.weight_decay,
+        max_grad_norm=job.settings.max_grad_norm,
+        betas=(job.settings.adam_beta1, job.settings.adam_beta2),
+        epsilon=job.settings.adam_eps,
     )

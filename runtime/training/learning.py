@@ -1,4 +1,4 @@
-"""The batch as a training stage sees it: advantages and returns over all rows, cut into minibatches and micro-batches.
+"""The batch as a training stage sees it: targets over all rows, cut into minibatches and micro-batches.
 
 Every training rank computes the targets of the whole batch by itself, from the same numbers in the same order, so that
 neither the layout nor the micro-batches can change them.
@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings
+from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.workload import Workload
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.bodies import MicroBatch
+from meshwright.runtime.training.group_advantages import critic_free_advantages, share_with_signal
 from meshwright.runtime.training.ppo import (
     LossShare,
+    Mean,
+    Reference,
     experience_metrics,
     importance_weights,
     policy_loss,
@@ -30,41 +36,77 @@ from meshwright.runtime.training.ppo import (
     value_loss,
 )
 
+_READ = ("ref_logprobs", "values")
+"""Fields of tokens that a batch has under some algorithms."""
+
 
 class Learning:
-    """Targets of one batch, [rows, width] each, and the micro-batches cut from it.
+    """Targets of one batch, [rows, width] each, and micro-batches of it for a stage that `reads` these fields.
 
     With a bound on staleness above 0, tokens are weighted by how likely the policy before the update is to draw them
     against the one that drew them.
     """
 
-    def __init__(self, ppo: PPO, batch: StepExperience, *, max_staleness: int = 0) -> None:
+    def __init__(
+        self,
+        settings: LearningSettings,
+        batch: StepExperience,
+        *,
+        reads: Sequence[str],
+        workload: Workload,
+        max_staleness: int = 0,
+    ) -> None:
         rows, lengths = batch.rows, batch.lengths()
         width = max(lengths.values())
         experience = batch.experience
         prompts = torch.tensor([batch.prompt_length(row) for row in rows])
         totals = torch.tensor([lengths[row] for row in rows])
-        self._ppo, self._lengths = ppo, lengths
+        self._settings, self._workload, self._lengths = settings, workload, lengths
         self._tokens = experience.padded("tokens", rows, width)
         self._scores = torch.cat([experience.get("scores", row) for row in rows])
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
-        self._fields = {name: experience.padded(name, rows, width) for name in ("ref_logprobs", "values")}
+        self._fields = {name: experience.padded(name, rows, width) for name in _READ if name in reads}
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
-        goals = targets(
-            scores=self._scores,
-            logprobs=self._fields["old_logprobs"],
-            ref_logprobs=self._fields["ref_logprobs"],
-            values=self._fields["values"],
-            mask=self._fields["mask"],
-            truncated=self._truncated,
-            settings=ppo,
-        )
-        self._fields |= {"advantages": goals.advantages, "returns": goals.returns}
+        self._fields |= self._targets()
         if max_staleness:
             behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
-            self._fields["weights"] = importance_weights(old, behaviour, mask, cap=ppo.importance_cap)
+            self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
+
+    def _targets(self) -> dict[str, Tensor]:
+        """What the losses aim at."""
+        fields, settings = self._fields, self._settings
+        if isinstance(settings, CriticFreeSettings):
+            advantages = critic_free_advantages(
+                scores=self._scores,
+                logprobs=fields["old_logprobs"],
+                ref_logprobs=fields.get("ref_logprobs"),
+                mask=fields["mask"],
+                truncated=self._truncated,
+                settings=settings,
+                group_size=self._workload.group_size,
+                max_response=self._workload.response.max,
+            )
+            return {"advantages": advantages, **self._loss_weights(settings)}
+        assert isinstance(settings, PPO)
+        goals = targets(
+            scores=self._scores,
+            logprobs=fields["old_logprobs"],
+            ref_logprobs=fields["ref_logprobs"],
+            values=fields["values"],
+            mask=fields["mask"],
+            truncated=self._truncated,
+            settings=settings,
+        )
+        return {"advantages": goals.advantages, "returns": goals.returns}
+
+    def _loss_weights(self, settings: CriticFreeSettings) -> dict[str, Tensor]:
+        """Where the loss is a mean over responses: one over the tokens of each."""
+        if settings.loss_mean != "sequence":
+            return {}
+        mask = self._fields["mask"]
+        return {"loss_weights": torch.where(mask, 1.0 / mask.sum(1, keepdim=True).clamp(min=1), 0.0)}
 
     def metrics(self) -> dict[str, float]:
         """What is reported of the batch, before any update."""
@@ -72,18 +114,28 @@ class Learning:
         reported = experience_metrics(
             self._scores,
             fields["old_logprobs"],
-            fields["ref_logprobs"],
+            fields.get("ref_logprobs"),
             fields["mask"],
             self._truncated,
-            settings=self._ppo,
+            settings=self._settings,
         )
+        if self._workload.group_size > 1:
+            reported["groups_with_signal"] = share_with_signal(self._scores, self._workload.group_size)
         if "weights" in fields:
             reported["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
         return reported
 
     def num_tokens(self, rows: Sequence[int]) -> int:
-        """Response tokens of these rows: the denominator of their losses."""
+        """Response tokens of these rows: the denominator of their metrics, and of their losses where these say no
+        other."""
         return int(self._fields["mask"][list(rows)].sum())
+
+    def divisor(self, rows: Sequence[int]) -> float:
+        """That of the actor's loss of these rows."""
+        mean = getattr(self._settings, "loss_mean", "token")
+        if mean == "token":
+            return self.num_tokens(rows)
+        return len(rows) * (self._workload.response.max if mean == "constant" else 1)
 
     def block(self, rows: Sequence[int]) -> MicroBatch:
         """A micro-batch of these rows."""
@@ -92,15 +144,24 @@ class Learning:
         return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
 
 
-def training_loss(spec: ModelSpec, mesh: Mesh, ppo: PPO, num_tokens: int) -> Callable[[Tensor, MicroBatch], LossShare]:
+def training_loss(
+    spec: ModelSpec, mesh: Mesh, settings: LearningSettings, num_tokens: int, divisor: float | None = None
+) -> Callable[[Tensor, MicroBatch], LossShare]:
     """The loss that trains a model: the critic's where it has a scalar head, else the actor's.
 
-    Of values [1, T], or of logits [T, 1, V / tp]; `num_tokens` is its denominator.
+    Of values [1, T], or of logits [T, 1, V / tp]; `num_tokens` is the denominator of the metrics, and of the loss
+    unless the actor's has another `divisor`.
     """
     if spec.scalar_head:
-        return functools.partial(_critic_share, num_tokens=num_tokens, ppo=ppo)
+        assert isinstance(settings, PPO)
+        return functools.partial(_critic_share, num_tokens=num_tokens, ppo=settings)
     return functools.partial(
-        _actor_share, group=mesh.groups.tp, vocab_size=spec.vocab_size, num_tokens=num_tokens, ppo=ppo
+        _actor_share,
+        group=mesh.groups.tp,
+        vocab_size=spec.vocab_size,
+        num_tokens=num_tokens,
+        divisor=num_tokens if divisor is None else divisor,
+        settings=settings,
     )
 
 
@@ -111,7 +172,8 @@ def _actor_share(
     group: dist.ProcessGroup,
     vocab_size: int,
     num_tokens: int,
-    ppo: PPO,
+    divisor: float,
+    settings: LearningSettings,
 ) -> LossShare:
     """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] cut over `group`."""
     logprobs, entropy = token_logprobs(
@@ -119,7 +181,7 @@ def _actor_share(
         block.next_tokens.to(output.device).unsqueeze(0),
         group,
         vocab_size=vocab_size,
-        temperature=ppo.temperature,
+        temperature=settings.temperature,
         with_entropy=True,
     )
     fields = _fields(block, output.device)
@@ -129,10 +191,19 @@ def _actor_share(
         fields["advantages"],
         fields["mask"],
         num_tokens=num_tokens,
-        settings=ppo,
+        settings=settings,
         entropy=entropy,
         weights=fields.get("weights"),
+        mean=Mean(divisor, fields.get("loss_weights")),
+        reference=_reference(fields, settings),
     )
+
+
+def _reference(fields: Mapping[str, Tensor], settings: LearningSettings) -> Reference | None:
+    """What GRPO's loss keeps to, where there is a reference; the others have it in the reward."""
+    if not isinstance(settings, GRPO) or "ref_logprobs" not in fields:
+        return None
+    return Reference(fields["ref_logprobs"], settings.kl_coefficient)
 
 
 def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PPO) -> LossShare:

@@ -1,9 +1,9 @@
-"""The losses of PPO and their metrics: pure functions of tensors.
+"""The losses of PPO and their metrics, the actor's also of algorithms without a critic: pure functions of tensors.
 
 Shapes and the meaning of an index are those of `meshwright.runtime.training.advantages`. Every loss and every metric is
 a sum over masked tokens divided by the number of response tokens of the whole minibatch (`num_tokens`, over all
-micro-batches and data-parallel ranks). Shares therefore add up: neither the micro-batch nor the layout changes the
-result.
+micro-batches and data-parallel ranks), or by what `Mean` says. Shares therefore add up: neither the micro-batch nor the
+layout changes the result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.advantages import generalized_advantages, paid_scores, token_rewards, whiten
 
@@ -30,6 +31,26 @@ class LossShare(NamedTuple):
 
     loss: Tensor
     metrics: dict[str, Tensor]
+
+
+class Mean(NamedTuple):
+    """What an actor's loss is a mean over: terms are multiplied by `weights` [B, S], one when absent, and their sum is
+    divided by `divisor`, which is that of the whole minibatch."""
+
+    divisor: float
+    weights: Tensor | None = None
+
+    def of(self, x: Tensor, mask: Tensor) -> Tensor:
+        """This micro-batch's share."""
+        weighted = x if self.weights is None else x * self.weights
+        return torch.where(mask.bool(), weighted, 0.0).sum() / self.divisor
+
+
+class Reference(NamedTuple):
+    """The log-probabilities [B, S] of the policy that a loss keeps to, and how much it counts."""
+
+    logprobs: Tensor
+    coefficient: float
 
 
 def targets(
@@ -74,14 +95,22 @@ def policy_loss(
     mask: Tensor,
     *,
     num_tokens: int,
-    settings: PPO,
+    settings: LearningSettings,
     entropy: Tensor | None = None,
     weights: Tensor | None = None,
+    mean: Mean | None = None,
+    reference: Reference | None = None,
 ) -> LossShare:
     """The clipped surrogate (PPO, arXiv:1707.06347, equations 7 and 9), negated so that lower is better.
 
         rho_i = exp(log pi(i) - log old(i))
-        L = -1/N sum_i w_i min(rho_i A_i, clip(rho_i, 1 - eps, 1 + eps) A_i) - c/N sum_i H_i
+        L = -1/N sum_i w_i min(rho_i A_i, clip(rho_i, 1 - eps, 1 + eps') A_i) - c/N sum_i H_i + b/N sum_i K_i
+        K_i = exp(log ref(i) - log pi(i)) - (log ref(i) - log pi(i)) - 1
+
+    eps' is eps but where clip-higher is asked for (DAPO, arXiv:2503.14476, section 3.1), and K, the k3 estimate of
+    KL(pi || ref), counts by b where a `reference` is given (GRPO, arXiv:2402.03300, equations 3 and 4). `mean` replaces
+    1/N: by 1/R sum over R responses of 1/|o| sum over the tokens of one (GRPO, equation 3), or by 1/(R M) sum over all
+    tokens, M being the longest response (Dr. GRPO, arXiv:2503.20783, section 3.2). 1/N is DAPO's, section 3.3.
 
     `old_logprobs` are those of the policy at the start of the update; `weights` w [B, S], one when absent, are the
     `importance_weights` of stale tokens (decoupled PPO, arXiv:2110.00641). `entropy` H [B, S] is needed when c > 0.
@@ -90,11 +119,11 @@ def policy_loss(
     assert entropy is not None or settings.entropy_coefficient == 0, "an entropy bonus needs the entropy"
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - settings.clip_ratio, 1 + settings.clip_ratio)
+    clipped, mean = ratio.clamp(*settings.clip_range), mean or Mean(num_tokens)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     if weights is not None:
         surrogate = surrogate * weights
-    loss = -_share(surrogate, mask, num_tokens)
+    loss = -mean.of(surrogate, mask)
     sums = {
         "policy_loss": loss,
         "clip_fraction": _share((clipped * advantages < ratio * advantages).double(), mask, num_tokens),
@@ -103,7 +132,12 @@ def policy_loss(
     }
     if entropy is not None:
         sums["entropy"] = _share(entropy, mask, num_tokens)
-        loss = loss - settings.entropy_coefficient * sums["entropy"]
+        loss = loss - settings.entropy_coefficient * mean.of(entropy, mask)
+    if reference is not None:
+        log_ref = torch.where(mask.bool(), reference.logprobs - logprobs, 0.0)
+        divergence = log_ref.exp() - log_ref - 1
+        sums["kl_to_ref_estimate"] = _share(divergence, mask, num_tokens)
+        loss = loss + reference.coefficient * mean.of(divergence, mask)
     return LossShare(loss, _detached(sums))
 
 
@@ -132,7 +166,7 @@ def value_loss(
     return LossShare(loss, _detached(sums))
 
 
-def within_target(metrics: Mapping[str, float], settings: PPO) -> bool:
+def within_target(metrics: Mapping[str, float], settings: LearningSettings) -> bool:
     """Whether an update is done whose metrics over its whole minibatch are these, taken before its step.
 
     Not where the policy is already further from that of the start of the step than 1.5 times `target_kl`: then neither
@@ -164,20 +198,30 @@ def final_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def experience_metrics(
-    scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, truncated: Tensor, *, settings: PPO
+    scores: Tensor,
+    logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+    mask: Tensor,
+    truncated: Tensor,
+    *,
+    settings: LearningSettings,
 ) -> dict[str, float]:
     """What is reported of a whole batch of experience: means over its rows [B], the divergence also per token.
 
     `score` is what the reward model said and `paid_score` what the rows were paid for it, see `paid_scores`.
-    `kl_to_ref` is the k1 estimate log pi - log ref, summed over each row's response: what the reward is charged for.
+    `kl_to_ref` is the k1 estimate log pi - log ref, summed over each row's response: what the reward is charged for;
+    there is none without a reference.
     """
-    log_ratio = torch.where(mask.bool(), logprobs - ref_logprobs, 0.0).double()
     num_tokens = mask.bool().sum()
+    divergence = {}
+    if ref_logprobs is not None:
+        log_ratio = torch.where(mask.bool(), logprobs - ref_logprobs, 0.0).double()
+        divergence["kl_to_ref"] = float(log_ratio.sum() / len(scores))
+        divergence["kl_to_ref_per_token"] = float(log_ratio.sum() / num_tokens.clamp(min=1))
     return {
         "score": float(scores.double().mean()),
         "paid_score": float(paid_scores(scores, truncated, settings).double().mean()),
-        "kl_to_ref": float(log_ratio.sum() / len(scores)),
-        "kl_to_ref_per_token": float(log_ratio.sum() / num_tokens.clamp(min=1)),
+        **divergence,
         "response_tokens": float(num_tokens / len(scores)),
         "truncated_fraction": float(truncated.double().mean()),
     }

@@ -15,6 +15,7 @@ from benchmarks.accelerator.shares import shares
 from meshwright.cost_models.imported import imported_points, imported_table
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.stages import Role
@@ -52,7 +53,9 @@ def test_both_bodies_of_a_whole_model_are_measured_and_slower_than_their_limits(
 def points_of_shards(directory: Path, name: str) -> tuple[tuple[Point, ...], Cluster]:
     facts = resolve(read_job(write_job_of_shards(directory, name, "h200")), directory)
     cluster = of_one_kind(facts.cluster, "profile")
-    return imported_points([{role: facts.models.spec(role) for role in Role}], [facts.workload], cluster), cluster
+    return imported_points(
+        PPO_GRAPH, [{role: facts.models.spec(role) for role in Role}], [facts.workload], cluster
+    ), cluster
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("llama-3.1-8b", (1, 2, 4, 8)), ("qwen2.5-1.5b", (1, 2))])

@@ -16,7 +16,8 @@ from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.stages import STAGES, Role
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.stages import Role
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.problems import random_problem
 
@@ -67,7 +68,10 @@ def test_the_rules_of_thumb_cut_no_further_than_they_must() -> None:
     plan = by_hand.heuristic(tight, cost_model(tight.cluster, tight.workload, tight.precision))
     assert plan is not None
     cut = {placement.stage for placement in plan.placements if placement.layout.tp > 1}
-    assert cut == {stage.name for stage in STAGES} - {"ref_logprob", "reward_score"}  # these wait in host memory
+    assert cut == {stage.name for stage in PPO_GRAPH.stages} - {
+        "ref_logprob",
+        "reward_score",
+    }  # these wait in host memory
 
 
 @pytest.mark.slow
@@ -87,7 +91,7 @@ def test_a_mapping_resharding_only_generation_keeps_one_layout_for_the_rest() ->
     plan = auto_mapping(FACTS, ToyModel(FACTS))
     assert plan is not None
     for role in (Role.ACTOR, Role.CRITIC):
-        mine = [plan.placement(stage.name) for stage in STAGES if stage.role is role and not stage.generates]
+        mine = [plan.placement(stage.name) for stage in PPO_GRAPH.stages if stage.role is role and not stage.generates]
         assert len({(placement.pool, placement.layout) for placement in mine}) == 1
 
 

@@ -13,6 +13,7 @@ from benchmarks.host.score import STEP, Row, median_error, median_rows, rows_of
 from benchmarks.host.variations import VARIATIONS
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.trace import write_spans
 from tests.planner.analysis.test_correct_table import SYNCHRONOUS, TABLE
 
@@ -24,7 +25,7 @@ def test_every_run_has_another_batch_or_lengths_and_a_layout_of_its_own() -> Non
     assert len(VARIATIONS) == 5
     for variation in VARIATIONS:
         assert variation.workload["response"] != profiled["response"]
-        assert parse_pins(variation.pins)
+        assert parse_pins(variation.pins, PPO_GRAPH)
     assert len({variation.pins for variation in VARIATIONS}) == 5
 
 

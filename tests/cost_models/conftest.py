@@ -10,6 +10,7 @@ from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.question import Call
 from meshwright.profiles.aiconfigurator import Operators
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.efficiency import efficiency_of
@@ -18,7 +19,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, Role
+from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 from tests.cost_models.operators import EFFICIENCY, operators_by
@@ -88,7 +89,7 @@ def call(llama: ModelSpec) -> Callable[..., Call]:
         **settings: Any,
     ) -> Call:
         schedule = Schedule(micro_batch_size=mbs, recompute=Recompute(recompute), generation_slots=slots, **settings)
-        return Call(stage=STAGE_BY_NAME[stage], model=model, layout=Layout.parse(layout), schedule=schedule)
+        return Call(stage=PPO_GRAPH.by_name[stage], model=model, layout=Layout.parse(layout), schedule=schedule)
 
     return of
 
@@ -104,7 +105,7 @@ def shallow(llama: ModelSpec) -> dict[Role, ModelSpec]:
 def table(shallow: dict[Role, ModelSpec], fixed: Workload, a100s: Callable[[int], Cluster]) -> Table:
     """Twice what the equations say, at every point."""
     rows = []
-    for point in points(shallow, fixed, a100s(1)):
+    for point in points(PPO_GRAPH, shallow, fixed, a100s(1)):
         model = point.shape.model(num_layers=point.num_layers, max_positions=4096)
         shard = AnalyticShard(model, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
         time = shard.time(point.body, point.rows, point.tokens, point.context)

@@ -9,19 +9,20 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel, cost_model
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.question import Call, Move
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import points, record
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, Role
+from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Correction, Table, Traffic, TrafficCorrection, shape_of
 from meshwright.profiles.workload import Workload
 from tests.cost_models.tables import PROVENANCE, sample
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", PPO_GRAPH.stages, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("layout", ["tp1", "tp2,pp2,dp2"])
 def test_a_stage_that_the_table_covers_computes_as_measured(
     *,
@@ -115,9 +116,9 @@ def test_a_long_tail_is_covered_by_the_points_of_its_workload(
     workload = Workload(
         batch_size=32, prompt=LengthSpec(max=64, median=20, p99=60), response=LengthSpec(max=256, median=40, p99=250)
     )
-    rows = [record(point, sample(1.0 + point.rows)) for point in points(shallow, workload, a100s(1))]
+    rows = [record(point, sample(1.0 + point.rows)) for point in points(PPO_GRAPH, shallow, workload, a100s(1))]
     model = BlendedModel(Table(provenance=PROVENANCE, measurements=tuple(rows)), a100s(1), workload, "bf16")
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         cost = model.seconds(call(stage.name, "tp1", 8, slots=8, model=shallow[stage.role]))
         extrapolated = {term.name for term in cost.terms if term.source is Source.EXTRAPOLATED}
         assert extrapolated == set(), stage.name
@@ -146,7 +147,7 @@ def test_a_correction_multiplies_its_body_of_its_shape_and_is_no_longer_measured
     assert now.seconds(ref).total == pytest.approx(1.5**2 * was.seconds(ref).total)
     assert now.seconds(ref).source is Source.INTERPOLATED
     for other in ("critic_value", "actor_train", "actor_generate"):
-        question = call(other, "tp1", 4, slots=16, model=shallow[STAGE_BY_NAME[other].role])
+        question = call(other, "tp1", 4, slots=16, model=shallow[PPO_GRAPH.by_name[other].role])
         assert now.seconds(question) == was.seconds(question)
 
 

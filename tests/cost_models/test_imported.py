@@ -16,6 +16,7 @@ from meshwright.cost_models.measured import MeasuredShard
 from meshwright.cost_models.operators import MeasuredKernels
 from meshwright.cost_models.question import Call
 from meshwright.profiles.aiconfigurator import Operators
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
@@ -34,7 +35,7 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
     fixed: Workload,
 ) -> None:
     specs = {role: replace(llama, num_layers=2, scalar_head=role in ("critic", "reward")) for role in Role}
-    wanted = imported_points([specs], [fixed], a100s(1))
+    wanted = imported_points(PPO_GRAPH, [specs], [fixed], a100s(1))
     table = imported_table(operators, wanted, a100s(1), "bf16", "2026-11-21")
     assert {m.point.body for m in table.measurements} == set(BODIES)
     shard, measured = (
@@ -75,7 +76,7 @@ def test_jobs_that_share_points_make_each_once(
     llama: ModelSpec, a100s: Callable[[int], Cluster], fixed: Workload
 ) -> None:
     specs = {role: replace(llama, num_layers=2) for role in Role}
-    once = imported_points([specs], [fixed], a100s(1))
-    assert imported_points([specs, specs], [fixed, fixed], a100s(1)) == once
+    once = imported_points(PPO_GRAPH, [specs], [fixed], a100s(1))
+    assert imported_points(PPO_GRAPH, [specs, specs], [fixed, fixed], a100s(1)) == once
     assert len(set(once)) == len(once)
     assert {point.body for point in once} == set(BODIES)

@@ -9,11 +9,11 @@ from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.memory_cost import offloaded, optimizer_state, weights
 from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.question import Call
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute
-from meshwright.profiles.stages import STAGES
 from meshwright.profiles.workload import Workload
 
 
@@ -68,7 +68,7 @@ def test_activations_are_counted_by_hand(ask: Callable[..., Memory], fixed: Work
     assert full["working set"] == 256 * per_token
 
 
-@pytest.mark.parametrize("stage", [stage.name for stage in STAGES])
+@pytest.mark.parametrize("stage", [stage.name for stage in PPO_GRAPH.stages])
 def test_more_ways_to_cut_never_take_more(ask: Callable[..., Memory], stage: str) -> None:
     slots = 64 if stage == "actor_generate" else 0
     for axis in ("tp", "pp"):
@@ -110,7 +110,7 @@ def test_the_second_stage_is_the_fullest_where_the_first_has_a_layer_less(
 
 
 def test_weights_are_a_term_of_their_own_and_stay(ask: Callable[..., Memory]) -> None:
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         memory = ask(stage.name, "tp2", slots=8)
         assert "weights" in {term.name for term in memory.resident.terms}
         assert {term.name for term in memory.transient.terms}.isdisjoint({"weights", "gradients", "moments"})

@@ -12,12 +12,12 @@ from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.mixture import Mixture
 from meshwright.cost_models.params import stage_parts
 from meshwright.cost_models.question import Call
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import STAGES
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
@@ -112,7 +112,7 @@ def test_every_stage_of_a_mixture_has_positive_costs(
     a100s: Callable[[int], Cluster], call: Callable[..., Call], mixture: ModelSpec, fixed: Workload, layout: str
 ) -> None:
     model = AnalyticModel(a100s(1), fixed, "bf16")
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         if stage.generates and layout.endswith("sp"):
             continue
         question = call(stage.name, layout, 4, slots=8, model=mixture)

@@ -12,6 +12,7 @@ from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.cost import Source, Term
 from meshwright.cost_models.peaks import MEASURED
 from meshwright.cost_models.question import Call
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.harness import failure, points, record
 from meshwright.profiles.model_shape import ModelSpec
@@ -32,7 +33,7 @@ def specs(llama: ModelSpec) -> dict[Role, ModelSpec]:
 @pytest.fixture
 def table(specs: dict[Role, ModelSpec], fixed: Workload, a100s: Callable[[int], Cluster]) -> Table:
     rows = []
-    for point in points(specs, fixed, a100s(1)):
+    for point in points(PPO_GRAPH, specs, fixed, a100s(1)):
         layers = point.num_layers * LAYER if point.body is Body.TRAIN else 0
         rows.append(record(point, sample(1.0), point.rows * point.tokens * (layers + ENDS)))
     return Table(provenance=PROVENANCE, measurements=tuple(rows))

@@ -8,10 +8,10 @@ from dataclasses import fields, replace
 import pytest
 
 from meshwright.cost_models.question import Call, Move, Once, PassedOn
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import ToyModel, small_facts
 
 SCHEDULES = {
@@ -53,7 +53,7 @@ def test_what_the_hash_leaves_out_still_tells_questions_apart(call: Callable[...
         replace(plain, recomputes_cache=True),
     )
     assert len({plain, *others}) == 4
-    assert replace(plain, stage=STAGE_BY_NAME["actor_train"]) != plain
+    assert replace(plain, stage=PPO_GRAPH.by_name["actor_train"]) != plain
     assert replace(plain, layout=Layout(dp=2)) != plain
 
 
@@ -76,7 +76,9 @@ def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
     facts = small_facts()
     other = ToyModel(facts)
     model = PassedOn(other)
-    call = Call(stage=STAGE_BY_NAME["actor_train"], model=facts.models.actor, layout=Layout(dp=2), schedule=Schedule())
+    call = Call(
+        stage=PPO_GRAPH.by_name["actor_train"], model=facts.models.actor, layout=Layout(dp=2), schedule=Schedule()
+    )
     move = Move(model=facts.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
     assert (model.memory_grows, model.seconds_grow) == (other.memory_grows, other.seconds_grow)
     assert model.least_seconds(call.stage, call.model, 2, 0) == other.least_seconds(call.stage, call.model, 2, 0)

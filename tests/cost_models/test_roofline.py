@@ -10,8 +10,8 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.roofline import least_rank_seconds
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.search.frontier import frontier
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.stages import STAGES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -29,7 +29,7 @@ def test_no_choice_is_below_the_least(job: str) -> None:
     small = cluster.model_copy(update={"nodes": 1})
     model = AnalyticModel(small, facts.workload, facts.precision)
     facts = facts.model_copy(update={"cluster": small, "staleness": 0})
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         found = frontier(facts, model, stage, (), is_limited=False, is_plain=True)
         for kind, candidates in found.candidates.items():
             least = model.least_seconds(stage, facts.models.spec(stage.role), kind.num_ranks, 0)
@@ -42,7 +42,7 @@ def test_training_is_three_passes_and_every_epoch_is_one_more() -> None:
     spec = facts.models.actor
 
     def least(stage: str, workload: object = facts.workload) -> float:
-        found = next(one for one in STAGES if one.name == stage)
+        found = next(one for one in PPO_GRAPH.stages if one.name == stage)
         return least_rank_seconds(found, spec, cluster, workload, facts.precision)  # type: ignore[arg-type]
 
     assert least("actor_train") == pytest.approx(3 * facts.workload.num_epochs * least("actor_logprob"))

@@ -9,7 +9,8 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.pipeline import MicroBatches
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.streaming_cost import STREAMING_STAGES, Chunks, all_chunks, last_chunks, passes_of
+from meshwright.cost_models.streaming_cost import Chunks, all_chunks, last_chunks, passes_of
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -60,7 +61,7 @@ def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
     assert tail == pytest.approx(8 * (layers + shard.time(Body.FORWARD, 8, 12).ends), rel=1e-9)
 
 
-@pytest.mark.parametrize("stage", STREAMING_STAGES)
+@pytest.mark.parametrize("stage", PPO_GRAPH.streaming)
 @pytest.mark.parametrize("layout", ["dp8", "tp2,dp4", "tp2,pp2,dp2"])
 def test_little_is_left_after_the_last_token(
     model: AnalyticModel, call: Callable[..., Call], layout: str, stage: str
@@ -100,5 +101,5 @@ def test_terms_of_a_stage_that_streams_are_positive(
 
 @pytest.mark.parametrize("stage", ["actor_logprob", "actor_train", "critic_train"])
 def test_a_stage_that_cannot_stream_is_refused(model: AnalyticModel, call: Callable[..., Call], stage: str) -> None:
-    with pytest.raises(BadInput, match=f"{stage}: chunk_tokens=64 is for reward_score, ref_logprob, critic_value; use"):
+    with pytest.raises(BadInput, match=f"{stage}: chunk_tokens=64, and it does not read what is being generated; use"):
         model.seconds(call(stage, "dp8", 4, chunk_tokens=64))

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from docs.plan_picture import picture_of
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.docs.named import ROOT
 from tests.planner.plans import random_plan
 
@@ -22,7 +22,7 @@ def texts(picture: str) -> set[str]:
 def test_a_plan_is_drawn_with_its_nodes_and_the_names_of_its_colours(seed: int) -> None:
     plan = random_plan(seed)
     found = texts(picture_of(plan))
-    assert {"refit", *(stage.name for stage in STAGES)} <= found
+    assert {"refit", *(stage.name for stage in PPO_GRAPH.stages)} <= found
     assert sum(text.startswith("node") for text in found) == plan.facts.cluster.nodes
     assert any(text.startswith("actor_train on ranks") for text in found)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.algorithms import PPO_GRAPH
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -24,10 +24,10 @@ def test_a_smaller_batch_takes_less_time_and_both_plans_are_drawn(tmp_path: Path
     assert rows[0] == ["as", "it", "is", "with", "workload.batch_size=512"]
     _, _, before, _, after, _ = next(row for row in rows if row[:2] == ["planned", "step"])
     assert float(after) < float(before)
-    assert {row[0] for row in rows} >= {stage.name for stage in STAGES}
+    assert {row[0] for row in rows} >= {stage.name for stage in PPO_GRAPH.stages}
     page = output.read_text()
     assert "The job as it is and with workload.batch_size=512" in page
-    assert all(page.count(f"<title>{stage.name}: ") == 2 for stage in STAGES)
+    assert all(page.count(f"<title>{stage.name}: ") == 2 for stage in PPO_GRAPH.stages)
 
 
 def test_what_cannot_be_compared_is_told_in_one_sentence(tmp_path: Path) -> None:

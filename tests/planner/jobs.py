@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
 from meshwright.planner.plan.job import Facts, RoleModels
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.lengths import LengthSpec
@@ -89,6 +90,16 @@ def mixed_facts(*, memory_bytes: tuple[int, int] = (2**30, 2**30), speed: float 
     parts = (first.cluster, second.cluster.model_copy(update={"device": fast}))
     between = Link(seconds=1e-4, bytes_per_second=1e9)
     return first.model_copy(update={"cluster": MixedCluster.model_validate({"parts": parts, "between": between})})
+
+
+def critic_free_facts(
+    algorithm: Algorithm = "grpo", *, group_size: int = 4, has_ref: bool = True, facts: Facts | None = None
+) -> Facts:
+    """The same as another algorithm, without a critic, and without a reference where none is asked for."""
+    facts = facts or small_facts()
+    models = facts.models.model_copy(update={"critic": None} | ({} if has_ref else {"ref": None}))
+    workload = facts.workload.model_copy(update={"group_size": group_size})
+    return facts.model_copy(update={"algorithm": algorithm, "models": models, "workload": workload})
 
 
 def mixture_facts(facts: Facts) -> Facts:

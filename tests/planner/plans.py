@@ -7,14 +7,14 @@ from collections import Counter
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.evaluate import refit_name, refit_readers
+from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, Scope, StepsAhead
+from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, synchronous
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.frontier import costed_choice
 from meshwright.planner.search.space import choices, pools
-from meshwright.profiles.stages import STAGES, Stage, stage_graph
+from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from tests.planner.jobs import RandomModel, small_facts
 
 _PINNED = Solver(
@@ -39,7 +39,7 @@ def random_plan(
     seed: int,
     facts: Facts | None = None,
     model: CostModel | None = None,
-    ahead: StepsAhead = SYNCHRONOUS,
+    ahead: StepsAhead | None = None,
     deferral: int = 0,
 ) -> Plan:
     """A plan that breaks no rule, drawn from a seed. Memory is not looked at.
@@ -47,6 +47,7 @@ def random_plan(
     The bound on the staleness leaves sequences `deferral` turns beyond their first.
     """
     facts = facts or small_facts(memory_bytes=2**50)
+    ahead = ahead or synchronous(facts.graph)
     facts = facts.model_copy(update={"staleness": ahead[GENERATE] + deferral})
     model = model or RandomModel(seed, memory_scale=1.0)
     draw, scope = random.Random(seed), Scope(ahead=ahead, runs_on=deferral > 0)
@@ -54,8 +55,8 @@ def random_plan(
         facts,
         model,
         handovers=handovers(facts, model),
-        picks={stage.name: _pick(draw, facts, model, stage, scope) for stage in STAGES},
-        order=_order(draw, ahead),
+        picks={stage.name: _pick(draw, facts, model, stage, scope) for stage in facts.graph.stages},
+        order=_order(draw, facts.graph, ahead),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
         ahead=ahead,
     )
@@ -70,17 +71,16 @@ def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage, sco
     return Pick(ranks, candidate)
 
 
-def _order(draw: random.Random, ahead: StepsAhead) -> tuple[str, ...]:
+def _order(draw: random.Random, graph: StageGraph, ahead: StepsAhead) -> tuple[str, ...]:
     """Stages after what they read in their own turn, each refit somewhere before its stage."""
-    graph = stage_graph()
     before = {
-        stage.name: {
-            *(name for name in graph.predecessors(stage.name) if ahead[name] == ahead[stage.name]),
-            *(refit_name(other.name) for other in STAGES if stage.name in refit_readers(other.name)),
+        name: {
+            *(edge.producer for edge in graph.edges if edge.consumer == name and ahead[edge.producer] == ahead[name]),
+            *(refit_name(target) for target in graph.refit_targets if name in graph.refit_readers(target)),
         }
-        for stage in STAGES
+        for name in graph.names
     }
-    before |= {refit_name(stage.name): set() for stage in STAGES}
+    before |= {refit_name(name): set() for name in graph.names}
     order: list[str] = []
     while before:
         ready = sorted(name for name, needed in before.items() if needed <= set(order))

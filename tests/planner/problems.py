@@ -99,6 +99,40 @@ def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: in
     return _streamed(rng, problem) if rng.random() < 0.5 else problem
 
 
+def random_graph(seed: int) -> Problem:
+    """Three to nine calls on two ranks, one to four roles of which are trained: the calls of a role may share a copy
+    with the last of them, and where they do not one of them is refit from it."""
+    rng = random.Random(seed)
+    num_calls = 3 + seed % 7
+    names = [f"call{i}" for i in range(num_calls)]
+    num_options = 4 if num_calls < 5 else 2
+    calls = tuple(CallOptions(name, _options(rng, 2, rng.randrange(1, num_options), 2)) for name in names)
+    precedences = [
+        Precedence(before, after, rng.randrange(3))
+        for i, before in enumerate(names)
+        for after in names[i + 1 :]
+        if rng.random() < 0.2 + 0.06 * num_calls
+    ]
+    roles: list[list[str]] = [[] for _ in range(rng.randrange(1, min(4, num_calls // 2) + 1))]
+    for name in names:
+        roles[rng.randrange(len(roles))].append(name)
+    copies = tuple((role[-1], *role[:-1]) for role in roles if len(role) > 1)
+    moves = []
+    for source, target, *_ in copies:
+        ticks = {(a, b, n): rng.randrange(5) for a in "PQ" for b in "PQ" for n in range(3) if (a, n) != (b, 0)}
+        moves.append(Transfer(name=f"to {target}", source=source, target=target, occupies="both", ticks=ticks))
+        precedences.append(Precedence(f"to {target}", target))
+    problem = Problem(
+        num_ranks=2,
+        device_blocks=rng.choice((16, 24, 40, 100)),
+        calls=calls,
+        tasks=(*(CallRun(name=name, call=name) for name in names), *moves),
+        precedences=tuple(precedences),
+        copies=copies,
+    )
+    return _streamed(rng, problem) if rng.random() < 0.5 else problem
+
+
 def _streamed(rng: random.Random, problem: Problem) -> Problem:
     """The problem with some of the waits between runs streamed, and options that may start early."""
     runs = {call.name for call in problem.calls}

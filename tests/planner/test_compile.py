@@ -12,9 +12,9 @@ from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
 
@@ -95,7 +95,7 @@ def test_no_stage_works_ahead_where_all_share_one_rank() -> None:
     """To work ahead then saves nothing, though a bound that spreads the work over both ranks is about half as long."""
     facts = small_facts(ranks_per_node=2, batch_size=4).model_copy(update={"staleness": 1})
     whole = ("actor_generate.batches_in_flight=1", "actor_generate.overcommit=0")
-    pins = (*whole, *(f"{stage.name}.pool=0:1" for stage in STAGES))
+    pins = (*whole, *(f"{stage.name}.pool=0:1" for stage in PPO_GRAPH.stages))
     plan = compile_plan(facts, ToyModel(facts), pins=pins, limits=Limits(gap=0.03))
     assert isinstance(plan, Plan)
     assert plan.staleness == 0

@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.harness import (
     DEPTHS,
@@ -74,7 +75,7 @@ def test_calls_that_are_timed_together_count_by_their_mean() -> None:
 def test_a_turn_in_which_the_machine_was_disturbed_is_left_out(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
-    point = points(specs, workload, cluster)[0]
+    point = points(PPO_GRAPH, specs, workload, cluster)[0]
     turns = [
         record(point, Sample(median_seconds=seconds, spread_seconds=0.1, repeats=3), peak_bytes)
         for seconds, peak_bytes in ((1.0, 10), (9.0, 30), (1.2, 20))
@@ -137,7 +138,7 @@ def test_a_failing_body_is_the_callers_to_record() -> None:
 def test_points_cover_the_workload_at_two_depths(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
-    found = points(specs, workload, cluster)
+    found = points(PPO_GRAPH, specs, workload, cluster)
     assert len(found) == len(set(found))
     assert {point.num_layers for point in found} == set(DEPTHS[cluster.device.kind])
     for body in (Body.FORWARD, Body.TRAIN):
@@ -153,7 +154,7 @@ def test_points_cover_the_workload_at_two_depths(
 def test_batches_that_may_be_in_flight_together_are_decoded_together_and_nothing_else_is(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
-    found, fresh = (points(specs, workload, cluster, staleness=staleness) for staleness in (3, 0))
+    found, fresh = (points(PPO_GRAPH, specs, workload, cluster, staleness=staleness) for staleness in (3, 0))
     assert max(point.rows for point in found if point.body is Body.DECODE) == 4 * workload.batch_size
     assert {point.body for point in set(found) - set(fresh)} == {Body.DECODE}
 
@@ -161,14 +162,14 @@ def test_batches_that_may_be_in_flight_together_are_decoded_together_and_nothing
 def test_points_of_one_shape_and_depth_are_neighbours(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
-    keys = [(point.shape, point.num_layers) for point in points(specs, workload, cluster)]
+    keys = [(point.shape, point.num_layers) for point in points(PPO_GRAPH, specs, workload, cluster)]
     assert sum(a != b for a, b in pairwise(keys)) == len(set(keys)) - 1
 
 
 def test_each_shape_is_timed_in_the_bodies_that_some_role_runs(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
-    found = points(specs, workload, cluster)
+    found = points(PPO_GRAPH, specs, workload, cluster)
     for tp in (1, 2):
         actor = {point.body for point in found if point.shape == shape_of(specs[Role.ACTOR], tp)}
         critic = {point.body for point in found if point.shape == shape_of(specs[Role.CRITIC], tp)}
@@ -181,12 +182,12 @@ def test_a_tiny_job_has_few_points_and_fixed_lengths_have_fewer(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
     fixed = Workload(batch_size=32, prompt=LengthSpec(max=16, fixed=16), response=LengthSpec(max=96, fixed=96))
-    assert len(points(specs, fixed, cluster)) < len(points(specs, workload, cluster)) <= 300
+    assert len(points(PPO_GRAPH, specs, fixed, cluster)) < len(points(PPO_GRAPH, specs, workload, cluster)) <= 300
 
 
 def test_no_measured_micro_batch_is_huge(specs: dict[Role, ModelSpec], cluster: Cluster) -> None:
     long = Workload(batch_size=64, prompt=LengthSpec(max=512, fixed=512), response=LengthSpec(max=8192, fixed=8192))
-    trained = [point for point in points(specs, long, cluster) if point.body is Body.TRAIN]
+    trained = [point for point in points(PPO_GRAPH, specs, long, cluster) if point.body is Body.TRAIN]
     assert max(point.rows * point.tokens for point in trained) <= 32768
     assert min(point.rows for point in trained) == 1
 

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.observations import bodies_of, extra_seconds, factor, met, observe, traffic_factor
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.table import Body
 from meshwright.profiles.trace import Span
 from meshwright.profiles.workload import Workload
@@ -42,7 +42,7 @@ def trace(num_steps: int, scale: float = 1.0) -> list[Span]:
 
 
 def test_a_stage_takes_what_its_slowest_replica_takes_in_the_median_step_after_the_first() -> None:
-    seen = observe(trace(4), LAYOUTS, batch_size=32)
+    seen = observe(trace(4), LAYOUTS, PPO_GRAPH, batch_size=32)
     assert seen.num_steps == 3
     assert seen.seconds == {"actor_generate": 3.0, "ref_logprob": 0.5, "actor_train": 2.5}
     assert seen.spread["actor_generate"] == pytest.approx(1.0 / 3.0)
@@ -50,19 +50,19 @@ def test_a_stage_takes_what_its_slowest_replica_takes_in_the_median_step_after_t
 
 
 def test_tokens_are_counted_once_for_a_replica_whose_ranks_all_tell_them() -> None:
-    seen = observe(trace(3), LAYOUTS, batch_size=32)
+    seen = observe(trace(3), LAYOUTS, PPO_GRAPH, batch_size=32)
     assert (seen.response_tokens, seen.sequence_tokens) == (15.0, 20.0)
 
 
 def test_a_trace_that_tells_no_tokens_leaves_the_workload_as_it_was(workload: Workload) -> None:
     silent = [replace(item, facts={}) for item in trace(3)]
-    seen = observe(silent, LAYOUTS, batch_size=32)
+    seen = observe(silent, LAYOUTS, PPO_GRAPH, batch_size=32)
     assert (seen.response_tokens, seen.sequence_tokens) == (None, None)
     assert met(workload, seen) == workload
 
 
 def test_the_workload_that_was_met_has_the_means_of_the_trace(workload: Workload) -> None:
-    found = met(workload, observe(trace(3, scale=2.0), LAYOUTS, batch_size=32))
+    found = met(workload, observe(trace(3, scale=2.0), LAYOUTS, PPO_GRAPH, batch_size=32))
     assert found.response_lengths.mean == pytest.approx(30.0)
     assert found.prompt_lengths.mean == pytest.approx(5.0)
     assert found.max_tokens == workload.max_tokens
@@ -74,7 +74,7 @@ def test_the_share_of_responses_that_were_cut_is_met_beside_their_mean(workload:
         replace(item, facts={**item.facts, "num_truncated": 3.0}) if item.instruction == "actor_generate" else item
         for item in trace(3, scale=5 / 3)
     ]
-    seen = observe(cut, LAYOUTS, batch_size=32)
+    seen = observe(cut, LAYOUTS, PPO_GRAPH, batch_size=32)
     assert seen.truncated_share == 6 / 32
     found = met(workload, seen).response_lengths
     assert found.mean == pytest.approx(25.0)
@@ -92,7 +92,7 @@ def test_the_longest_response_is_met_where_none_was_cut(workload: Workload) -> N
         else item
         for item in trace(3)
     ]
-    seen = observe(told, LAYOUTS, batch_size=32)
+    seen = observe(told, LAYOUTS, PPO_GRAPH, batch_size=32)
     assert seen.longest_tokens == 60.0
     found = met(workload, seen).response_lengths
     assert found.mean == pytest.approx(15.0)
@@ -102,31 +102,31 @@ def test_the_longest_response_is_met_where_none_was_cut(workload: Workload) -> N
 
 def test_a_share_that_no_lengths_can_have_scales_them_all(workload: Workload) -> None:
     """Half of the responses at 96 tokens have a mean above 25."""
-    seen = replace(observe(trace(3, scale=5 / 3), LAYOUTS, batch_size=32), truncated_share=0.5)
+    seen = replace(observe(trace(3, scale=5 / 3), LAYOUTS, PPO_GRAPH, batch_size=32), truncated_share=0.5)
     assert met(workload, seen).response_lengths.mean == pytest.approx(25.0)
 
 
 def test_a_step_that_lacks_a_span_does_not_count() -> None:
-    assert observe(trace(4)[:-1], LAYOUTS, batch_size=32).num_steps == 2
+    assert observe(trace(4)[:-1], LAYOUTS, PPO_GRAPH, batch_size=32).num_steps == 2
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_the_first_step_alone_calibrates_nothing(num_steps: int) -> None:
     with pytest.raises(BadInput, match="no whole step after the first"):
-        observe(trace(num_steps), LAYOUTS, batch_size=32)
+        observe(trace(num_steps), LAYOUTS, PPO_GRAPH, batch_size=32)
 
 
 @pytest.mark.parametrize("clock", ["simulated", "rehearsed"])
 def test_only_a_measured_trace_counts(clock: str) -> None:
     mixed = [*trace(3), replace(trace(1)[0], clock=clock)]
     with pytest.raises(BadInput, match=f"the trace is {clock} and not measured; calibrate with"):
-        observe(mixed, LAYOUTS, batch_size=32)
+        observe(mixed, LAYOUTS, PPO_GRAPH, batch_size=32)
 
 
 def test_a_stage_that_took_no_time_is_refused() -> None:
     frozen = [replace(item, end_seconds=item.start_seconds) for item in trace(3)]
     with pytest.raises(BadInput, match="took no time"):
-        observe(frozen, LAYOUTS, batch_size=32)
+        observe(frozen, LAYOUTS, PPO_GRAPH, batch_size=32)
 
 
 def test_a_factor_multiplies_what_is_computed_and_nothing_else() -> None:
@@ -138,9 +138,9 @@ def test_a_factor_multiplies_what_is_computed_and_nothing_else() -> None:
 
 
 def test_a_stage_is_made_of_the_bodies_that_are_profiled_for_it() -> None:
-    assert bodies_of(STAGE_BY_NAME["actor_generate"]) == (Body.PREFILL, Body.DECODE)
-    assert bodies_of(STAGE_BY_NAME["reward_score"]) == (Body.FORWARD,)
-    assert bodies_of(STAGE_BY_NAME["critic_train"]) == (Body.TRAIN, Body.OPTIMIZER)
+    assert bodies_of(PPO_GRAPH.by_name["actor_generate"]) == (Body.PREFILL, Body.DECODE)
+    assert bodies_of(PPO_GRAPH.by_name["reward_score"]) == (Body.FORWARD,)
+    assert bodies_of(PPO_GRAPH.by_name["critic_train"]) == (Body.TRAIN, Body.OPTIMIZER)
 
 
 def test_a_factor_of_collectives_is_told_by_stages_that_exchange_differently() -> None:
@@ -171,14 +171,14 @@ def test_what_a_step_takes_beyond_its_stages_is_found_by_halving() -> None:
 
 
 def test_refits_and_the_whole_step_are_observed() -> None:
-    seen = observe(trace(3), LAYOUTS, batch_size=32)
+    seen = observe(trace(3), LAYOUTS, PPO_GRAPH, batch_size=32)
     assert seen.refit_seconds is None
     assert seen.step_seconds == pytest.approx(2.75)
     refits = [
         replace(span(step, "refit a -> b", rank, 0.5 + rank), kind="refit") for step in range(3) for rank in (0, 1)
     ]
     twice = [replace(item, instruction="refit a -> c") for item in refits]
-    assert observe([*trace(3), *refits, *twice], LAYOUTS, batch_size=32).refit_seconds == pytest.approx(1.0)
+    assert observe([*trace(3), *refits, *twice], LAYOUTS, PPO_GRAPH, batch_size=32).refit_seconds == pytest.approx(1.0)
 
 
 def test_steps_that_overlap_take_what_each_adds() -> None:
@@ -187,5 +187,5 @@ def test_steps_that_overlap_take_what_each_adds() -> None:
         replace(item, start_seconds=item.start_seconds - 8 * item.step, end_seconds=item.end_seconds - 8 * item.step)
         for item in apart
     ]
-    assert observe(apart, LAYOUTS, batch_size=32).step_seconds == pytest.approx(3.0)
-    assert observe(begun_early, LAYOUTS, batch_size=32).step_seconds == pytest.approx(2.5)
+    assert observe(apart, LAYOUTS, PPO_GRAPH, batch_size=32).step_seconds == pytest.approx(3.0)
+    assert observe(begun_early, LAYOUTS, PPO_GRAPH, batch_size=32).step_seconds == pytest.approx(2.5)

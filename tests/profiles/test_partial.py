@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, exchanges, failure, points, record, record_collective
@@ -28,7 +29,7 @@ PROVENANCE = Provenance(
 
 @pytest.fixture
 def wanted(specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster) -> tuple[Point, ...]:
-    return points(specs, workload, cluster)
+    return points(PPO_GRAPH, specs, workload, cluster)
 
 
 @pytest.fixture

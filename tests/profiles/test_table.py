@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
@@ -28,7 +29,7 @@ SAMPLE = Sample(median_seconds=0.5, spread_seconds=0.1, repeats=3)
 
 @pytest.fixture
 def table(specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster) -> Table:
-    found = points(specs, workload, cluster)
+    found = points(PPO_GRAPH, specs, workload, cluster)
     return Table(
         provenance=Provenance(
             device=cluster.device.name,

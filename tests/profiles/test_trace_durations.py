@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.trace import Span
 from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
 
@@ -17,7 +17,7 @@ def span(rank: int, start: float, end: float, name: str = "actor_train", kind: s
 def taken(stage: str, layout: str, *times: tuple[float, float], first_rank: int = 4) -> float:
     """Of a stage whose ranks begin and end at these times."""
     spans = [span(first_rank + index, *time) for index, time in enumerate(times)]
-    return stage_seconds(STAGE_BY_NAME[stage], Layout.parse(layout), spans[::-1])
+    return stage_seconds(PPO_GRAPH.by_name[stage], Layout.parse(layout), spans[::-1])
 
 
 def test_training_replicas_wait_for_each_other() -> None:

@@ -10,14 +10,11 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from meshwright.profiles.stages import STAGES, TRAIN_STAGE
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.model.weights import save_weights
 from meshwright.runtime.training.bodies import MicroBatch
 from tests.runtime.ranks import run_on_ranks
-
-FIELDS = tuple(name for stage in STAGES for name in stage.writes)
 
 Held = dict[str, dict[int, Tensor]]
 Given = dict[tuple[int, ...], dict[str, Tensor]]
@@ -50,7 +47,7 @@ class Observed:
         """Takes in what another rank saw."""
         for step, held in enumerate(other.steps):
             if step == len(self.steps):
-                self.steps.append({name: {} for name in FIELDS})
+                self.steps.append({name: {} for name in held})
             for name, rows in held.items():
                 self.steps[step][name] |= rows
         for stage, updates in other.updates.items():
@@ -78,15 +75,16 @@ def _follow_all(requests: list[RunRequest]) -> list[Observed]:
 def _follow(asked: RunRequest) -> Observed:
     run, seen = RankRun(asked), Observed(asked.out)
     run.recorder.open(0)
-    for stage in TRAIN_STAGE.values():
+    graph = asked.plan.graph
+    for stage in graph.train_stage.values():
         if trainer := run.copies[stage].trainer:
             trainer.train_step = _noted(trainer.train_step, seen.updates.setdefault(stage, []))  # type: ignore[method-assign]
     for turn in run.turns:
         experience = run.turn(turn).experience
         if turn in run.steps:
-            seen.steps.append({f: {row: experience.get(f, row) for row in experience.rows(f)} for f in FIELDS})
+            seen.steps.append({f: {row: experience.get(f, row) for row in experience.rows(f)} for f in graph.writer})
     run.finish()
-    for role, stage in TRAIN_STAGE.items():
+    for role, stage in graph.train_stage.items():
         copy, source = run.copies[stage], asked.directory / asked.job.models.source(role).path
         if copy.model is not None:
             save_weights(copy.model, copy.spec, copy.mesh, asked.out / role.value, documents_of=source)

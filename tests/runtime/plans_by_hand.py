@@ -11,13 +11,12 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Scope, StepsAhead
+from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.frontier import costed_choice
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,20 @@ class Where:
 
 
 def plan_by_hand(
-    facts: Facts, where: Mapping[str, Where], ahead: StepsAhead = SYNCHRONOUS, order: Sequence[str] | None = None
+    facts: Facts, where: Mapping[str, Where], ahead: StepsAhead | None = None, order: Sequence[str] | None = None
 ) -> Plan:
     """The plan with each stage where it is said to be, `other` standing for all that are not named, in their order."""
     model = cost_model(facts.cluster, facts.workload, facts.precision, None)
+    ahead = ahead or synchronous(facts.graph)
     scope = Scope(ahead=ahead, offload=True)
     picks = {}
-    for stage in STAGES:
+    for stage in facts.graph.stages:
         place = where[stage.name if stage.name in where else "other"]
         schedule = place.schedule
         if stage.generates and not schedule.generation_slots:
             schedule = Schedule(generation_slots=-(-facts.workload.batch_size // Layout.parse(place.layout).dp))
         choice = Choice(Layout.parse(place.layout), schedule)
-        picks[stage.name] = Pick(place.pool, costed_choice(facts, model, STAGE_BY_NAME[stage.name], choice, scope))
+        picks[stage.name] = Pick(place.pool, costed_choice(facts, model, stage, choice, scope))
     solver = Solver(
         name="none",
         version="0",
@@ -59,7 +59,7 @@ def plan_by_hand(
         bound_seconds=0.0,
         gap=1.0,
     )
-    names = order or [stage.name for stage in STAGES]
+    names = order or facts.graph.names
     plan = assemble(
         facts,
         model,

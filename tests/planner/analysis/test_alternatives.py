@@ -8,7 +8,7 @@ from meshwright.planner.analysis.alternatives import Considered, alternatives
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
 
 PIN = "reward_score.pool=0:1"
@@ -28,7 +28,7 @@ def considered(plan: Plan) -> tuple[Considered, ...]:
 
 
 def test_every_stage_is_answered_in_order(considered: tuple[Considered, ...]) -> None:
-    assert [one.stage for one in considered] == list(STAGE_BY_NAME)
+    assert [one.stage for one in considered] == list(PPO_GRAPH.by_name)
     assert all(one.runners_up for one in considered)
 
 

@@ -9,6 +9,7 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.trace import Span
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.plans import random_plan
@@ -56,26 +57,26 @@ def test_the_error_of_a_comparison_is_relative_to_what_was_measured(plan: Plan) 
     assert row.error == pytest.approx(0.5)
 
 
-def test_a_step_lasts_from_the_end_of_the_one_before_without_what_is_not_ppo() -> None:
+def test_a_step_lasts_from_the_end_of_the_one_before_without_what_comes_between() -> None:
     spans = [span(0, "evaluate", 0, 5.0, "evaluate"), *(span(n, "actor_train", n % 2, 3.0) for n in (1, 2, 4))]
-    assert step_ends(spans) == {1: 13.0, 2: 23.0, 4: 43.0}
-    assert step_seconds(spans) == {1: 3.0, 2: 10.0, 4: 20.0}
+    assert step_ends(PPO_GRAPH, spans) == {1: 13.0, 2: 23.0, 4: 43.0}
+    assert step_seconds(PPO_GRAPH, spans) == {1: 3.0, 2: 10.0, 4: 20.0}
     saved = Span(**{**vars(span(2, "checkpoint", 0, 4.0, "checkpoint")), "start_seconds": 15.0, "end_seconds": 19.0})
-    assert step_seconds([*spans, saved, saved]) == {1: 3.0, 2: 6.0, 4: 20.0}
+    assert step_seconds(PPO_GRAPH, [*spans, saved, saved]) == {1: 3.0, 2: 6.0, 4: 20.0}
 
 
 def test_a_simulated_plan_is_compared_with_its_own_period() -> None:
     plan = random_plan(2)
     spans = simulate(plan, steps=4, traced=True).spans
-    for row in compare(plan, spans, step_seconds(spans)):
+    for row in compare(plan, spans, step_seconds(PPO_GRAPH, spans)):
         assert row.measured_seconds == pytest.approx(row.predicted_seconds, rel=1e-9)
 
 
-@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
 def test_stages_that_work_ahead_of_the_first_turn_and_beyond_the_last_count_no_step_as_empty(ahead: StepsAhead) -> None:
     plan = random_plan(2, ahead=ahead)
     spans = simulate(plan, steps=6, traced=True).spans
-    assert len(step_ends(spans)) == 6
-    rows = {row.name: row for row in compare(plan, spans, step_seconds(spans))}
+    assert len(step_ends(PPO_GRAPH, spans)) == 6
+    rows = {row.name: row for row in compare(plan, spans, step_seconds(PPO_GRAPH, spans))}
     for placement in plan.placements:
         assert rows[placement.stage].measured_seconds == pytest.approx(placement.cost.total, rel=1e-9)

@@ -11,10 +11,11 @@ from meshwright.cost_models.question import Call
 from meshwright.planner.analysis.correct_table import Calibration, StageRow, calibrate, read_run
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, points, record
-from meshwright.profiles.stages import STAGE_BY_NAME, Role
+from meshwright.profiles.stages import Role
 from meshwright.profiles.table import (
     Body,
     Provenance,
@@ -48,7 +49,7 @@ def profiled() -> Table:
         repeats=3,
     )
     rows = []
-    for point in points({role: FACTS.models.spec(role) for role in Role}, FACTS.workload, FACTS.cluster):
+    for point in points(PPO_GRAPH, {role: FACTS.models.spec(role) for role in Role}, FACTS.workload, FACTS.cluster):
         seconds = 1e-3 * (1 + point.num_layers) * (1 + point.rows) * (1 + (point.tokens + point.context) / 100)
         rows.append(record(point, Sample(median_seconds=seconds, spread_seconds=0.0, repeats=3)))
     return Table(provenance=provenance, measurements=tuple(rows))
@@ -70,8 +71,8 @@ def predicted(plan: Plan, table: Table | None, workload: Workload | None = None)
     return {
         p.stage: model.seconds(
             Call(
-                stage=STAGE_BY_NAME[p.stage],
-                model=plan.facts.models.spec(p.role),
+                stage=PPO_GRAPH.by_name[p.stage],
+                model=plan.facts.models.spec(plan.stage(p.stage).role),
                 layout=p.layout,
                 schedule=p.schedule,
             )
@@ -94,8 +95,8 @@ def trace(plan: Plan, seconds: Callable[[str], float], workload: Workload | None
             end_seconds=seconds(p.stage),
             clock="measured",
             facts={}
-            if STAGE_BY_NAME[p.stage].trains
-            else {"num_tokens": num_tokens[STAGE_BY_NAME[p.stage].generates] * lengths.batch_size / p.layout.dp},
+            if PPO_GRAPH.by_name[p.stage].trains
+            else {"num_tokens": num_tokens[PPO_GRAPH.by_name[p.stage].generates] * lengths.batch_size / p.layout.dp},
         )
         for step in range(3)
         for p in plan.placements
@@ -105,7 +106,7 @@ def trace(plan: Plan, seconds: Callable[[str], float], workload: Workload | None
 
 def by_role(stage: str) -> float:
     """Every stage slower by a factor of its role's shape and kind, so that stages that share a factor agree."""
-    kind = STAGE_BY_NAME[stage]
+    kind = PPO_GRAPH.by_name[stage]
     return (1.5 if kind.role in (Role.ACTOR, Role.REF) else 1.25) * (2.0 if kind.trains else 1.0)
 
 
@@ -125,8 +126,8 @@ def test_costs_that_a_calibration_leaves_alone_keep_their_source(plan: Plan) -> 
     found = calibrate(plan, trace(plan, predicted(plan, TABLE).__getitem__), TABLE, date=DATE)
     model = cost_model(plan.facts.cluster, plan.facts.workload, plan.facts.precision, found.table)
     for p in plan.placements:
-        spec = plan.facts.models.spec(p.role)
-        call = Call(stage=STAGE_BY_NAME[p.stage], model=spec, layout=p.layout, schedule=p.schedule)
+        spec = plan.facts.models.spec(plan.stage(p.stage).role)
+        call = Call(stage=PPO_GRAPH.by_name[p.stage], model=spec, layout=p.layout, schedule=p.schedule)
         assert model.seconds(call) == p.cost
 
 

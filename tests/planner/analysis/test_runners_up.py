@@ -8,8 +8,8 @@ from meshwright.planner.analysis.runners_up import LIMITS, RunnerUp, runners_up
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts(ranks_per_node=2, batch_size=4)
@@ -30,7 +30,7 @@ def found(plan: Plan) -> tuple[RunnerUp, ...]:
 
 
 def test_each_stage_that_no_pin_fixes_has_one(found: tuple[RunnerUp, ...]) -> None:
-    assert {one.stage for one in found} == {stage.name for stage in STAGES} - {"ref_logprob"}
+    assert {one.stage for one in found} == {stage.name for stage in PPO_GRAPH.stages} - {"ref_logprob"}
 
 
 def test_a_proven_choice_costs_nothing_and_buys_what_is_proven_at_least(found: tuple[RunnerUp, ...]) -> None:

@@ -12,14 +12,14 @@ from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import RandomModel, small_facts
 
 FREE = ("actor_generate", "actor_train")
 FACTS = small_facts(ranks_per_node=2, batch_size=4)
 LAYOUTS = (Layout(), Layout(tp=2), Layout(tp=2, sp=True), Layout(pp=2), Layout(dp=2))
-FIXED = tuple(Pin(stage.name, "layout", Layout()) for stage in STAGES if stage.name not in FREE)
+FIXED = tuple(Pin(stage.name, "layout", Layout()) for stage in PPO_GRAPH.stages if stage.name not in FREE)
 
 
 def structure(plan: Plan) -> tuple[Layout, ...]:

@@ -28,6 +28,7 @@ from meshwright.planner.search.space import check_pins, choices
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.documents import canonical_json, parse
@@ -37,7 +38,6 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import random_plan
@@ -48,17 +48,17 @@ LONG = small_facts(batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
 
 
 def layouts(facts: Facts, stage: str, num_ranks: int = 4) -> set[Layout]:
-    return {choice.layout for choice in choices(facts, STAGE_BY_NAME[stage], num_ranks, (), Counter())}
+    return {choice.layout for choice in choices(facts, PPO_GRAPH.by_name[stage], num_ranks, (), Counter())}
 
 
 def test_every_stage_but_generation_may_cut_long_sequences() -> None:
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         degrees = {layout.cp for layout in layouts(LONG, stage.name)}
         assert degrees == ({1} if stage.generates else {1, 2, 4})
 
 
 def test_a_rank_is_left_so_many_tokens_of_the_longest_sequence() -> None:
-    stage = STAGE_BY_NAME["actor_train"]
+    stage = PPO_GRAPH.by_name["actor_train"]
     assert max_context_parallel(LONG, stage) == 4
     shorter = small_facts(response=4 * MIN_CONTEXT_TOKENS - 65)
     assert max_context_parallel(shorter, stage) == 3
@@ -70,13 +70,13 @@ def test_a_rank_is_left_so_many_tokens_of_the_longest_sequence() -> None:
 
 
 def test_where_sequences_are_short_the_choices_are_those_without() -> None:
-    assert all(layout.cp == 1 for stage in STAGES for layout in layouts(small_facts(), stage.name))
+    assert all(layout.cp == 1 for stage in PPO_GRAPH.stages for layout in layouts(small_facts(), stage.name))
 
 
 def test_generation_chunks_and_several_rows_at_a_time_are_refused_in_one_sentence() -> None:
-    (sentence,) = layout_rules(LONG, STAGE_BY_NAME["actor_generate"], Layout(cp=2))
+    (sentence,) = layout_rules(LONG, PPO_GRAPH.by_name["actor_generate"], Layout(cp=2))
     assert sentence == "cp=2 cuts sequences, and generation draws one token after the other; use cp=1."
-    layout, stage = Layout(cp=2), STAGE_BY_NAME["ref_logprob"]
+    layout, stage = Layout(cp=2), PPO_GRAPH.by_name["ref_logprob"]
     assert schedule_rules(LONG, stage, layout, Schedule(chunk_tokens=128)) == (
         "cp=2 cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",
     )
@@ -90,9 +90,9 @@ def test_experts_take_whole_sequences() -> None:
     models = LONG.models.model_copy(update={"ref": replace(LONG.models.ref, experts=experts)})
     facts = LONG.model_copy(update={"models": models})
     assert {layout.cp for layout in layouts(facts, "ref_logprob")} == {1}
-    assert len(layout_rules(facts, STAGE_BY_NAME["ref_logprob"], Layout(dp=2, cp=2))) == 1
+    assert len(layout_rules(facts, PPO_GRAPH.by_name["ref_logprob"], Layout(dp=2, cp=2))) == 1
     with pytest.raises(BadInput, match="cp=2 divides sequences, and the experts of ref take whole ones; use cp=1"):
-        check_pins(facts, parse_pins(["ref_logprob.layout=dp2,cp2"]))
+        check_pins(facts, parse_pins(["ref_logprob.layout=dp2,cp2"], PPO_GRAPH))
 
 
 def test_of_two_sequences_at_a_time_each_replica_of_two_takes_one_no_slower() -> None:
@@ -101,7 +101,9 @@ def test_of_two_sequences_at_a_time_each_replica_of_two_takes_one_no_slower() ->
     model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
     for name in ("ref_logprob", "actor_train"):
         cut, apart = (
-            costed_choice(facts, model, STAGE_BY_NAME[name], Choice(Layout.parse(layout), Schedule(micro_batch_size=n)))
+            costed_choice(
+                facts, model, PPO_GRAPH.by_name[name], Choice(Layout.parse(layout), Schedule(micro_batch_size=n))
+            )
             for layout, n in (("tp4,dp2,cp2,sp", 2), ("tp4,dp4,sp", 1))
         )
         assert apart.seconds.total <= cut.seconds.total
@@ -153,11 +155,12 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     model = RandomModel(seed, 2**27)
     free = ("ref_logprob", "actor_train")
     pins = parse_pins(
-        [f"{s.name}.{key}" for s in STAGES if s.name not in free for key in ("pool=0:2", "layout=dp2")]
-        + [f"{s.name}.generation_slots=1" for s in STAGES if s.generates]
-        + [f"{s.name}.micro_batch_size=1" for s in STAGES if not s.generates]
+        [f"{s.name}.{key}" for s in PPO_GRAPH.stages if s.name not in free for key in ("pool=0:2", "layout=dp2")]
+        + [f"{s.name}.generation_slots=1" for s in PPO_GRAPH.stages if s.generates]
+        + [f"{s.name}.micro_batch_size=1" for s in PPO_GRAPH.stages if not s.generates],
+        PPO_GRAPH,
     )
-    scope = next(scope for ahead in patterns(0) for scope in scopes(ahead, 0))
+    scope = next(scope for ahead in patterns(PPO_GRAPH, 0) for scope in scopes(ahead, 0))
     found = frontiers(facts, model, pins, scope=scope)
     problem = everywhere(formulate(facts, model, found, handovers(facts, model)).problem)
     assert any(c.layout.cp == 2 for f in found for kept in f.candidates.values() for c in kept)
@@ -180,7 +183,7 @@ def test_random_plans_with_cut_sequences_verify_and_their_programs_are_sound() -
     assert {p.layout.cp for plan in plans for p in plan.placements} == {1, 2, 4}
     for plan in plans:
         assert verify(plan) == ()
-        require_sound(lower(plan))
+        require_sound(lower(plan), PPO_GRAPH)
         for placement in plan.placements:
             layout = placement.layout
             held = owners(plan, placement.stage)
@@ -236,7 +239,9 @@ ROLES = ("actor", "critic", "ref", "reward")
 def test_training_on_sequences_of_64k_tokens_is_fastest_with_them_cut(num_ranks: int) -> None:
     facts = llama_on_64_ranks()
     model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
-    found = frontier(facts, model, STAGE_BY_NAME["actor_train"], parse_pins([f"actor_train.pool=0:{num_ranks}"]))
+    found = frontier(
+        facts, model, PPO_GRAPH.by_name["actor_train"], parse_pins([f"actor_train.pool=0:{num_ranks}"], PPO_GRAPH)
+    )
     every = [candidate for kept in found.candidates.values() for candidate in kept]
     best = {cut: min(c.seconds.total for c in every if (c.layout.cp > 1) == cut) for cut in (False, True)}
     assert best[True] < 0.96 * best[False]

@@ -24,20 +24,20 @@ from meshwright.planner.search.space import check_pins
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.problems import everywhere
 
-TRAIN = STAGE_BY_NAME["actor_train"]
+TRAIN = PPO_GRAPH.by_name["actor_train"]
 
 
 def test_only_training_runs_a_pipeline_in_chunks() -> None:
     facts = small_facts()
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         expected = () if stage.trains else ("vpp=2 on a stage that does not train; use vpp=1.",)
         assert layout_rules(facts, stage, Layout(pp=2, dp=2, vpp=2)) == expected
 
@@ -58,11 +58,11 @@ def test_layers_and_micro_batches_must_come_out_even() -> None:
 
 
 def test_a_pin_to_pieces_that_do_not_divide_is_refused_with_the_nearest_that_do() -> None:
-    check_pins(small_facts(), parse_pins(["actor_train.layout=pp2,vpp2"]))
+    check_pins(small_facts(), parse_pins(["actor_train.layout=pp2,vpp2"], PPO_GRAPH))
     with pytest.raises(BadInput, match=r"vpp=4 does not divide the 2 layers .*; use vpp=2"):
-        check_pins(small_facts(), parse_pins(["actor_train.layout=pp2,vpp4"]))
+        check_pins(small_facts(), parse_pins(["actor_train.layout=pp2,vpp4"], PPO_GRAPH))
     with pytest.raises(BadInput, match="vpp=2 on a stage that does not train; use vpp=1"):
-        check_pins(small_facts(), parse_pins(["actor_logprob.layout=pp2,vpp2"]))
+        check_pins(small_facts(), parse_pins(["actor_logprob.layout=pp2,vpp2"], PPO_GRAPH))
 
 
 PINS = ("actor_train.layout=tp2,pp2,vpp2,sp", "critic_train.layout=pp2,dp2,vpp2", "actor_logprob.layout=tp2,pp2")
@@ -103,9 +103,9 @@ def test_the_simulated_clock_takes_the_planned_time() -> None:
 def pinned_but(facts: Facts, *free: str) -> tuple[str, ...]:
     """Pins of all stages but these to one choice or few."""
     return (
-        *(f"{s.name}.{key}" for s in STAGES if s.name not in free for key in ("pool=0:2", "layout=dp2")),
-        *(f"{s.name}.generation_slots={facts.workload.batch_size // 2}" for s in STAGES if s.generates),
-        *(f"{s.name}.micro_batch_size=1" for s in STAGES if not s.generates),
+        *(f"{s.name}.{key}" for s in PPO_GRAPH.stages if s.name not in free for key in ("pool=0:2", "layout=dp2")),
+        *(f"{s.name}.generation_slots={facts.workload.batch_size // 2}" for s in PPO_GRAPH.stages if s.generates),
+        *(f"{s.name}.micro_batch_size=1" for s in PPO_GRAPH.stages if not s.generates),
         "actor_train.pool=0:2",
     )
 
@@ -115,8 +115,8 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     """With all but the actor's log-probabilities and training pinned."""
     facts = small_facts(ranks_per_node=2, batch_size=4)
     model = RandomModel(seed, 2**27)
-    pins = parse_pins(pinned_but(facts, "actor_logprob", "actor_train"))
-    scope = next(scope for ahead in patterns(0) for scope in scopes(ahead, 0))
+    pins = parse_pins(pinned_but(facts, "actor_logprob", "actor_train"), PPO_GRAPH)
+    scope = next(scope for ahead in patterns(PPO_GRAPH, 0) for scope in scopes(ahead, 0))
     found = frontiers(facts, model, pins, scope=scope)
     problem = everywhere(formulate(facts, model, found, handovers(facts, model)).problem)
     assert any(c.layout.vpp == 2 for f in found for kept in f.candidates.values() for c in kept)

@@ -26,19 +26,19 @@ from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import MixedCluster, of_one_kind
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGES
 from tests.planner.jobs import mixed_facts
 from tests.planner.report.pages import contents_of
 
 MIB = 2**20
 LIMITS = Limits(gap=0.01, max_deterministic_time=5.0)
 FIXED = (
-    *(f"{stage.name}.layout=tp1" for stage in STAGES),
-    *(f"{stage.name}.micro_batch_size=1" for stage in STAGES if not stage.generates),
+    *(f"{stage.name}.layout=tp1" for stage in PPO_GRAPH.stages),
+    *(f"{stage.name}.micro_batch_size=1" for stage in PPO_GRAPH.stages if not stage.generates),
     *("reward_score.pool=0:1", "ref_logprob.pool=2:1", "critic_value.pool=1:1", "actor_logprob.pool=3:1"),
 )
 """One rank for each stage, some of them decided, keep a problem small enough to try everything."""
@@ -65,7 +65,7 @@ def test_every_stage_runs_on_nodes_of_one_kind_and_the_plan_verifies(plan: Plan)
     assert parse(Plan, canonical_json(plan), "plan") == plan
     for pool in plan.pools:
         assert len({plan.facts.cluster.part_of(rank) for rank in pool.ranks}) == 1
-    assert {plan.part_of(stage.name) for stage in STAGES} == {0, 1}
+    assert {plan.part_of(stage.name) for stage in PPO_GRAPH.stages} == {0, 1}
 
 
 def test_a_pool_of_two_kinds_is_no_pool(plan: Plan) -> None:
@@ -77,7 +77,7 @@ def test_a_pool_of_two_kinds_is_no_pool(plan: Plan) -> None:
 @pytest.mark.parametrize("batch_size", [2, 4])
 def test_the_search_equals_trying_everything(batch_size: int) -> None:
     facts = mixed_facts(batch_size=batch_size, memory_bytes=(40 * MIB, 24 * MIB))
-    model, pins = model_of(facts), parse_pins(FIXED)
+    model, pins = model_of(facts), parse_pins(FIXED, PPO_GRAPH)
     problem = formulate(facts, model, frontiers(facts, model, pins), handovers(facts, model)).problem
     assert not problem.anywhere
     assert solve(problem, Limits()).objective == best_makespan(problem)
@@ -149,6 +149,6 @@ def test_parts_differ_in_no_more_than_devices_nodes_and_links() -> None:
 
 def test_the_two_kinds_can_be_told_apart_by_pins() -> None:
     facts = mixed_facts(batch_size=4)
-    found = best_plan(facts, model_of(facts), pins=parse_pins(["actor_generate.pool=2:2"]), limits=LIMITS)
+    found = best_plan(facts, model_of(facts), pins=parse_pins(["actor_generate.pool=2:2"], PPO_GRAPH), limits=LIMITS)
     assert isinstance(found, Plan)
     assert found.part_of("actor_generate") == 1

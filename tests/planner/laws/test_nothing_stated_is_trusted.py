@@ -18,10 +18,11 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.plan.verify import verify
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.stages import STAGE_BY_NAME, Role
+from meshwright.profiles.stages import Role
 from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
 from tests.planner.mutations import mutate
 from tests.planner.plans import long_facts, random_plan
@@ -40,7 +41,7 @@ FREE = {
 """What may be changed, within what can be read, because nothing in the plan depends on it, and why."""
 
 NAMES = (
-    *STAGE_BY_NAME,
+    *PPO_GRAPH.by_name,
     *Role,
     *("weights", "compute", "analytic", "measured", "optimal", "feasible", "pinned", "none", "full", "optimizer"),
     *("ranks 0-3", "ranks 0-1", "tokens", "values", "bf16", "fp32", "keep", "recompute", "nobody"),
@@ -74,7 +75,7 @@ def plans() -> tuple[Plan, ...]:
     made = [
         random_plan(seed, facts, MODELS.of(facts), ahead, deferral)
         for facts in jobs
-        for ahead in patterns(2)
+        for ahead in patterns(PPO_GRAPH, 2)
         for deferral in (0, 2)
         for seed in range(2)
     ]

@@ -14,9 +14,9 @@ from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import layout_rules, schedules
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LIMITS = Limits(max_deterministic_time=20.0, gap=0.01)
@@ -32,7 +32,7 @@ def model_of(facts: Facts) -> CostModel:
 
 
 def planned(facts: Facts, *pins: str) -> Plan:
-    found = best_plan(facts, model_of(facts), pins=parse_pins(pins), limits=LIMITS)
+    found = best_plan(facts, model_of(facts), pins=parse_pins(pins, PPO_GRAPH), limits=LIMITS)
     assert isinstance(found, Plan)
     return found
 
@@ -42,7 +42,7 @@ def test_on_eight_a100_80gb_our_plan_is_at_least_as_fast_as_the_one_by_hand() ->
     """OpenRLHF's practice: 4 ranks generate, 2 hold actor and reference, 2 hold critic and reward model."""
     facts = facts_of("7b-8xa100-80gb")
     pools = {"actor_generate": "0:4", "reward_score": "6:2", "critic_value": "6:2", "critic_train": "6:2"}
-    by_hand = planned(facts, *(f"{stage.name}.pool={pools.get(stage.name, '4:2')}" for stage in STAGES))
+    by_hand = planned(facts, *(f"{stage.name}.pool={pools.get(stage.name, '4:2')}" for stage in PPO_GRAPH.stages))
     ours = planned(facts)
     assert ours.period_seconds <= by_hand.period_seconds * (1 + LIMITS.gap)
     assert by_hand.period_seconds > 1.5 * ours.period_seconds
@@ -56,7 +56,7 @@ def test_on_eight_a100_40gb_a_plan_fits_without_offload_and_one_with_it_is_far_f
     is cut eightfold, and 36.8 are usable. But what is left holds few keys and values, so generation crawls.
     """
     facts = facts_of("7b-8xa100-40gb")
-    kept = planned(facts, *(f"{stage.name}.offload=none" for stage in STAGES))
+    kept = planned(facts, *(f"{stage.name}.offload=none" for stage in PPO_GRAPH.stages))
     moved = planned(facts, "ref_logprob.offload=weights", "reward_score.offload=weights")
     assert moved.period_seconds < 0.5 * kept.period_seconds
     assert planned(facts).period_seconds <= moved.period_seconds * (1 + LIMITS.gap)
@@ -69,7 +69,7 @@ def generation_tp(spec: ModelSpec) -> int:
     """The tp of the fastest generation of one replica-filled node of A100-80GB when the model has it to itself."""
     facts = facts_of("7b-8xa100-80gb")
     facts = facts.model_copy(update={"models": facts.models.model_copy(update={"actor": spec})})
-    model, stage = model_of(facts), STAGE_BY_NAME["actor_generate"]
+    model, stage = model_of(facts), PPO_GRAPH.by_name["actor_generate"]
     found = []
     for tp in (1, 2, 4, 8):
         layout = Layout(tp=tp, dp=8 // tp)

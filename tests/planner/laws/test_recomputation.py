@@ -10,11 +10,11 @@ from meshwright.cost_models.generation_cost import RECOMPUTATION
 from meshwright.planner.plan.calls import call_in
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.recost import recost
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.profiles.documents import canonical_json
+from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import carrying_over, model_of
 
 

@@ -14,7 +14,7 @@ from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE, patterns, scopes
+from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
@@ -22,8 +22,9 @@ from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.problems import everywhere
@@ -36,7 +37,7 @@ def facts(batch_size: int = 16) -> Facts:
 
 @cache
 def planned() -> Plan:
-    plan = compile_plan(facts(), model_of(facts()), pins=[f"{stage.name}.layout=dp3" for stage in STAGES])
+    plan = compile_plan(facts(), model_of(facts()), pins=[f"{stage.name}.layout=dp3" for stage in PPO_GRAPH.stages])
     assert isinstance(plan, Plan), plan
     return plan
 
@@ -80,12 +81,12 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     few = small_facts(ranks_per_node=3, batch_size=7)
     model = RandomModel(seed, 2**27)
     pinned = (
-        *(f"{s.name}.{key}" for s in STAGES if s.role != "actor" for key in ("pool=0:3", "layout=dp3")),
+        *(f"{s.name}.{key}" for s in PPO_GRAPH.stages if s.role != "actor" for key in ("pool=0:3", "layout=dp3")),
         *(f"{GENERATE}.{key}" for key in ("pool=0:3", "layout=dp3", "generation_slots=3")),
-        *(f"{s.name}.micro_batch_size=1" for s in STAGES if s.role != "actor"),
+        *(f"{s.name}.micro_batch_size=1" for s in PPO_GRAPH.stages if s.role != "actor"),
     )
-    scope = next(scope for ahead in patterns(0) for scope in scopes(ahead, 0))
-    found = frontiers(few, model, parse_pins(pinned), scope=scope)
+    scope = next(scope for ahead in patterns(PPO_GRAPH, 0) for scope in scopes(ahead, 0))
+    found = frontiers(few, model, parse_pins(pinned, PPO_GRAPH), scope=scope)
     problem = everywhere(formulate(few, model, found, handovers(few, model)).problem)
     trained = next(f for f in found if f.stage.name == "actor_train")
     assert any(c.layout.dp == 3 for kept in trained.candidates.values() for c in kept)

@@ -6,9 +6,9 @@ import pytest
 
 from meshwright.planner.plan.calls import Choice, call_in, call_of
 from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from tests.planner.jobs import mixed_facts, small_facts
 from tests.planner.plans import random_plan
 
@@ -19,17 +19,17 @@ def test_a_placement_asks_for_its_layout_and_schedule_with_its_roles_model(seed:
     for placement in plan.placements:
         call = call_in(plan, placement)
         assert (call.stage.name, call.layout, call.schedule) == (placement.stage, placement.layout, placement.schedule)
-        assert call.model == plan.facts.models.spec(placement.role)
+        assert call.model == plan.facts.models.spec(plan.stage(placement.stage).role)
 
 
 def test_only_an_overcommitted_generation_is_told_how_long_it_may_defer() -> None:
-    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
+    facts, stage = small_facts(), PPO_GRAPH.by_name["actor_generate"]
     plain, more = (Choice(Layout(), Schedule(generation_slots=4, overcommit=extra)) for extra in (0, 8))
     assert call_of(facts, stage, plain, deferral=2).max_deferral == 0
     assert call_of(facts, stage, more, deferral=2).max_deferral == 2
 
 
-@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
 def test_steps_that_a_generation_works_ahead_are_no_longer_left_for_deferral(ahead: dict[str, int]) -> None:
     deferring = (random_plan(seed, ahead=ahead, deferral=2) for seed in range(100))
     plan = next(p for p in deferring if p.placement("actor_generate").schedule.overcommit)
@@ -39,7 +39,7 @@ def test_steps_that_a_generation_works_ahead_are_no_longer_left_for_deferral(ahe
 def test_only_generation_computes_keys_and_values_anew() -> None:
     facts = small_facts().model_copy(update={"cache_after_refit": "recompute"})
     choice = Choice(Layout(), Schedule(generation_slots=4))
-    found = {stage.name for stage in STAGES if call_of(facts, stage, choice, deferral=0).recomputes_cache}
+    found = {stage.name for stage in PPO_GRAPH.stages if call_of(facts, stage, choice, deferral=0).recomputes_cache}
     assert found == {"actor_generate"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.plan.edges import field_bytes, handovers
-from meshwright.profiles.stages import STAGE_EDGES
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts(batch_size=16, response=128)
@@ -23,7 +23,7 @@ def test_a_field_has_a_value_for_each_token_or_one_for_the_sequence(field: str, 
 def test_every_edge_is_handed_over_once_with_all_of_its_fields() -> None:
     model = ToyModel(FACTS)
     found = handovers(FACTS, model)
-    assert [(h.producer, h.consumer, h.fields) for h in found] == list(STAGE_EDGES)
+    assert [(h.producer, h.consumer, h.fields) for h in found] == list(PPO_GRAPH.edges)
     for handover in found:
         assert handover.num_bytes == sum(field_bytes(FACTS.workload, field) for field in handover.fields)
         assert handover.cost == model.handover_seconds(handover.num_bytes)

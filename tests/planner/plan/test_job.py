@@ -94,6 +94,7 @@ def others(facts: Facts) -> dict[str, object]:
     assert isinstance(facts.cluster, Cluster)
     device = facts.cluster.device.model_copy(update={"kind": "cuda"})
     return {
+        "algorithm": "grpo",
         "models": facts.models.model_copy(update={"actor": actor}),
         "cluster": facts.cluster.model_copy(update={"device": device}),
         "precision": "fp32",

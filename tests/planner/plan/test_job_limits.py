@@ -52,16 +52,16 @@ def test_a_batch_of_many_rows_for_each_of_many_ranks_is_possible() -> None:
 
 def test_what_is_beyond_all_use_is_told_with_whose_number_it_is() -> None:
     facts = small_facts()
-    require_possible(dict(facts.models), facts.cluster, facts.workload, "job")
+    require_possible(facts.models.by_name, facts.cluster, facts.workload, "job")
     huge = facts.cluster.model_copy(update={"host_memory_bytes": 2**61})
     with pytest.raises(BadInput, match=f"job: cluster.host_memory_bytes={2**61} is above {2**60}, the most that is"):
-        require_possible(dict(facts.models), huge, facts.workload, "job")
+        require_possible(facts.models.by_name, huge, facts.workload, "job")
 
 
 @pytest.mark.parametrize(("response", "way"), [(448, ()), (449, ("response.max to 448",))])
 def test_sequences_end_within_the_positions_of_every_model(response: int, way: tuple[str, ...]) -> None:
     """512 positions, of which prompts take 64."""
     facts = small_facts(response=response)
-    found = position_violations(dict(facts.models), facts.workload)
+    found = position_violations(facts.models.by_name, facts.workload)
     assert len(found) == len(way)
     assert all(part in sentence for part, sentence in zip(way, found, strict=True))

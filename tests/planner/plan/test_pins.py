@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.plan.pins import Pin, Ranks, forbidden, parse_pin, parse_pins
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
 
 
 def test_a_pin_is_read_and_written_in_one_form() -> None:
-    assert str(parse_pin("actor_train . layout = tp2,dp2")) == "actor_train.layout=tp2,pp1,dp2"
-    assert parse_pin("critic_train.pool=4:4") == Pin("critic_train", "pool", Ranks(4, 4))
-    assert parse_pin("critic_train.recompute=selective").value is Recompute.SELECTIVE
+    assert str(parse_pin("actor_train . layout = tp2,dp2", PPO_GRAPH)) == "actor_train.layout=tp2,pp1,dp2"
+    assert parse_pin("critic_train.pool=4:4", PPO_GRAPH) == Pin("critic_train", "pool", Ranks(4, 4))
+    assert parse_pin("critic_train.recompute=selective", PPO_GRAPH).value is Recompute.SELECTIVE
 
 
 @pytest.mark.parametrize(
@@ -34,13 +35,13 @@ def test_a_pin_is_read_and_written_in_one_form() -> None:
 )
 def test_a_malformed_pin_is_refused_in_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(BadInput) as refusal:
-        parse_pin(text)
+        parse_pin(text, PPO_GRAPH)
     assert sentence in str(refusal.value)
 
 
 def test_one_choice_cannot_be_fixed_twice() -> None:
     with pytest.raises(BadInput, match="fix the same choice; remove one"):
-        parse_pins(["actor_train.pool=0:2", "actor_train.pool=2:2"])
+        parse_pins(["actor_train.pool=0:2", "actor_train.pool=2:2"], PPO_GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +59,13 @@ def test_a_malformed_prohibition_is_refused_in_a_sentence(text: str, sentence: s
 
 def test_several_values_can_be_forbidden_and_none_that_is_fixed() -> None:
     texts = ["actor_train.layout!=dp4", "actor_train.layout!=tp4", "actor_train.recompute=none"]
-    assert [str(pin) for pin in parse_pins([*texts, texts[0]])] == [
+    assert [str(pin) for pin in parse_pins([*texts, texts[0]], PPO_GRAPH)] == [
         "actor_train.layout!=tp1,pp1,dp4",
         "actor_train.layout!=tp4,pp1,dp1",
         "actor_train.recompute=none",
     ]
     with pytest.raises(BadInput, match="exclude each other; remove one"):
-        parse_pins(["actor_train.layout=dp4", "actor_train.layout!=dp4"])
+        parse_pins(["actor_train.layout=dp4", "actor_train.layout!=dp4"], PPO_GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +80,17 @@ def test_several_values_can_be_forbidden_and_none_that_is_fixed() -> None:
     ids=str,
 )
 def test_what_a_pin_writes_reads_back_as_it(pin: Pin) -> None:
-    assert parse_pin(str(pin)) == pin
+    assert parse_pin(str(pin), PPO_GRAPH) == pin
 
 
 def test_a_pin_allows_its_value_alone_and_a_prohibition_all_but_its_value() -> None:
-    fixed, barred = parse_pin("actor_train.micro_batch_size=4"), parse_pin("actor_train.micro_batch_size!=4")
+    fixed, barred = (
+        parse_pin("actor_train.micro_batch_size=4", PPO_GRAPH),
+        parse_pin("actor_train.micro_batch_size!=4", PPO_GRAPH),
+    )
     assert [fixed.allows(size) for size in (2, 4)] == [False, True]
     assert [barred.allows(size) for size in (2, 4)] == [True, False]
-    assert parse_pin(forbidden("actor_train.micro_batch_size=4")) == barred
+    assert parse_pin(forbidden("actor_train.micro_batch_size=4"), PPO_GRAPH) == barred
     assert (fixed.told, barred.told) == (
         "pin 'actor_train.micro_batch_size=4'",
         "forbid 'actor_train.micro_batch_size=4'",

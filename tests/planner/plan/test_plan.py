@@ -9,15 +9,15 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import STAGE_BY_NAME, TRAIN_STAGE
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_reading_what_was_written_is_the_identity_and_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
-    plan = random_plan(seed, ahead=patterns(2)[seed % 3])
+    plan = random_plan(seed, ahead=patterns(PPO_GRAPH, 2)[seed % 3])
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     write_plan(one, plan)
     assert read_plan(one) == plan
@@ -47,9 +47,10 @@ def test_a_copy_is_of_the_role_on_the_same_ranks_and_the_trained_one_where_it_is
     plan = random_plan(seed)
     for placement in plan.placements:
         owner = plan.placement(plan.copy_of(placement.stage))
-        assert (owner.role, owner.pool, owner.layout) == (placement.role, placement.pool, placement.layout)
+        assert (owner.pool, owner.layout) == (placement.pool, placement.layout)
+        assert plan.stage(owner.stage).role == plan.stage(placement.stage).role
         assert plan.copy_of(owner.stage) == owner.stage
-        trained = TRAIN_STAGE.get(placement.role)
+        trained = PPO_GRAPH.train_stage.get(plan.stage(placement.stage).role)
         if trained and _at(plan, trained) == _at(plan, placement.stage):
             assert owner.stage == trained
 
@@ -59,7 +60,7 @@ def _at(plan: Plan, stage: str) -> tuple[object, ...]:
     return placement.pool, placement.layout
 
 
-@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
 def test_a_consumer_waits_for_what_is_written_in_its_own_turn(ahead: dict[str, int]) -> None:
     plan = random_plan(1, ahead=ahead)
     assert plan.ahead == ahead
@@ -69,6 +70,6 @@ def test_a_consumer_waits_for_what_is_written_in_its_own_turn(ahead: dict[str, i
 
 def test_a_stage_is_in_the_part_that_holds_its_first_rank() -> None:
     plan = random_plan(2, mixed_facts(memory_bytes=(2**50, 2**50)))
-    for stage in STAGE_BY_NAME:
+    for stage in PPO_GRAPH.by_name:
         ranks = plan.pool_of(stage).ranks
         assert {plan.facts.cluster.part_of(rank) for rank in ranks} == {plan.part_of(stage)}

@@ -18,24 +18,25 @@ from meshwright.planner.plan.rules import (
     slot_counts,
     workload_violations,
 )
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Scope
+from meshwright.planner.plan.steps_ahead import Scope, synchronous
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, Stage
+from meshwright.profiles.stages import Stage
 from tests.planner.jobs import mixture_facts, small_facts
 
 
 def test_num_minibatches_must_divide_the_batch_for_training_only() -> None:
     facts = small_facts(batch_size=10, num_minibatches=3)
-    assert layout_rules(facts, STAGE_BY_NAME["reward_score"], Layout()) == ()
-    assert layout_rules(facts, STAGE_BY_NAME["actor_train"], Layout())[0] == (
+    assert layout_rules(facts, PPO_GRAPH.by_name["reward_score"], Layout()) == ()
+    assert layout_rules(facts, PPO_GRAPH.by_name["actor_train"], Layout())[0] == (
         "num_minibatches=3 does not divide batch_size=10; use 2."
     )
 
 
 def test_replicas_of_spread_experts_do_not_read_while_tokens_are_generated() -> None:
-    facts, stage = mixture_facts(small_facts()), STAGE_BY_NAME["ref_logprob"]
+    facts, stage = mixture_facts(small_facts()), PPO_GRAPH.by_name["ref_logprob"]
     streaming = Schedule(chunk_tokens=128)
     assert schedule_rules(facts, stage, Layout(dp=2), streaming) == ()
     assert schedule_rules(facts, stage, Layout(dp=2, ep=2), streaming) == (
@@ -60,16 +61,16 @@ def test_a_replica_has_its_batches_and_its_part_of_the_overcommit_in_flight() ->
 
 def test_training_takes_a_minibatch_at_once_and_other_stages_the_batch() -> None:
     facts = small_facts(batch_size=16, num_minibatches=2)
-    assert rows_per_replica(facts, STAGE_BY_NAME["actor_train"], Layout(dp=4)) == 2
-    assert rows_per_replica(facts, STAGE_BY_NAME["ref_logprob"], Layout(dp=4)) == 4
+    assert rows_per_replica(facts, PPO_GRAPH.by_name["actor_train"], Layout(dp=4)) == 2
+    assert rows_per_replica(facts, PPO_GRAPH.by_name["ref_logprob"], Layout(dp=4)) == 4
     assert workload_violations(facts) == ()
 
 
 def test_of_replicas_that_do_not_divide_the_batch_the_fullest_counts() -> None:
     facts = small_facts(batch_size=16, num_minibatches=2)
-    assert layout_rules(facts, STAGE_BY_NAME["ref_logprob"], Layout(dp=3)) == ()
-    assert rows_per_replica(facts, STAGE_BY_NAME["ref_logprob"], Layout(dp=3)) == 6
-    assert rows_per_replica(facts, STAGE_BY_NAME["actor_train"], Layout(dp=3)) == 3
+    assert layout_rules(facts, PPO_GRAPH.by_name["ref_logprob"], Layout(dp=3)) == ()
+    assert rows_per_replica(facts, PPO_GRAPH.by_name["ref_logprob"], Layout(dp=3)) == 6
+    assert rows_per_replica(facts, PPO_GRAPH.by_name["actor_train"], Layout(dp=3)) == 3
 
 
 @pytest.mark.parametrize("rows", [1, 2, 6, 11, 103, 128, 171])
@@ -89,13 +90,13 @@ def test_even_rows_are_taken_in_sizes_that_divide_them() -> None:
 
 def test_an_overcommit_is_of_equal_parts_where_rows_are_uneven() -> None:
     facts = small_facts(batch_size=64).model_copy(update={"staleness": 2})
-    scope = Scope(ahead=SYNCHRONOUS, runs_on=True)
+    scope = Scope(ahead=synchronous(PPO_GRAPH), runs_on=True)
     for dp, extras in ((4, [8, 16, 32, 64]), (16, [16, 32, 64]), (6, [6, 12, 30, 60]), (24, [24, 48])):
-        found = schedules(facts, STAGE_BY_NAME["actor_generate"], Layout(dp=dp), scope)
+        found = schedules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=dp), scope)
         assert sorted({schedule.overcommit for schedule in found} - {0}) == extras
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", PPO_GRAPH.stages, ids=lambda stage: stage.name)
 def test_what_waits_on_the_host_is_an_optimizer_or_a_copy_that_nobody_trains(stage: Stage) -> None:
     state = Offload.OPTIMIZER if stage.trains else Offload.WEIGHTS
     assert offloads(stage) == (
@@ -106,14 +107,14 @@ def test_what_waits_on_the_host_is_an_optimizer_or_a_copy_that_nobody_trains(sta
 def test_the_hosts_memory_is_shared_by_its_ranks_and_by_the_stages_that_can_offload() -> None:
     cluster = small_facts().cluster
     assert isinstance(cluster, Cluster)
-    assert host_share(cluster) == cluster.host_memory_bytes / 4 / 4
+    assert host_share(cluster, PPO_GRAPH) == cluster.host_memory_bytes / 4 / 4
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", PPO_GRAPH.stages, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("offload", [False, True])
 def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bool) -> None:
     facts = small_facts(batch_size=12, response=400).model_copy(update={"staleness": 2})
-    scope = Scope(ahead=SYNCHRONOUS, offload=offload, runs_on=offload)
+    scope = Scope(ahead=synchronous(PPO_GRAPH), offload=offload, runs_on=offload)
     for tp, pp, dp in itertools.product((1, 2), (1, 2), (1, 2, 5, 7)):
         layout = Layout(tp=tp, pp=pp, dp=dp)
         if layout.num_ranks != 4:
@@ -139,7 +140,7 @@ def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bo
     ],
 )
 def test_an_illegal_layout_names_the_value_the_rule_and_the_way_out(stage: str, layout: str, says: str) -> None:
-    assert says in " ".join(layout_rules(small_facts(), STAGE_BY_NAME[stage], Layout.parse(layout)))
+    assert says in " ".join(layout_rules(small_facts(), PPO_GRAPH.by_name[stage], Layout.parse(layout)))
 
 
 @pytest.mark.parametrize(
@@ -157,27 +158,27 @@ def test_an_illegal_layout_names_the_value_the_rule_and_the_way_out(stage: str, 
 def test_an_illegal_schedule_names_the_value_the_rule_and_the_way_out(
     stage: str, schedule: Schedule, says: str
 ) -> None:
-    assert says in " ".join(schedule_rules(small_facts(), STAGE_BY_NAME[stage], Layout(), schedule))
+    assert says in " ".join(schedule_rules(small_facts(), PPO_GRAPH.by_name[stage], Layout(), schedule))
 
 
 def test_a_size_for_uneven_rows_is_told_the_sizes_that_there_are() -> None:
     says = "micro_batch_size=5 is none of 1, 2, 3, 6, which deal out the 6 sequences of a replica; use 6."
-    assert schedule_rules(small_facts(), STAGE_BY_NAME["ref_logprob"], Layout(dp=3), Schedule(micro_batch_size=5)) == (
-        says,
-    )
+    assert schedule_rules(
+        small_facts(), PPO_GRAPH.by_name["ref_logprob"], Layout(dp=3), Schedule(micro_batch_size=5)
+    ) == (says,)
 
 
 def test_replicas_that_share_experts_train_on_as_many_sequences_each() -> None:
     facts, layout = mixture_facts(small_facts(batch_size=18)), Layout(dp=4, ep=2)
-    assert layout_rules(facts, STAGE_BY_NAME["ref_logprob"], layout) == ()
-    assert layout_rules(facts, STAGE_BY_NAME["actor_generate"], layout) == ()
-    assert layout_rules(facts, STAGE_BY_NAME["actor_train"], layout) == (
+    assert layout_rules(facts, PPO_GRAPH.by_name["ref_logprob"], layout) == ()
+    assert layout_rules(facts, PPO_GRAPH.by_name["actor_generate"], layout) == ()
+    assert layout_rules(facts, PPO_GRAPH.by_name["actor_train"], layout) == (
         "ep=2 needs as many sequences on every replica, and dp=4 does not divide the 18 of a minibatch; use ep=1.",
     )
 
 
 def test_generation_has_no_micro_batches() -> None:
-    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
+    facts, stage = small_facts(), PPO_GRAPH.by_name["actor_generate"]
     schedule = Schedule(micro_batch_size=2, generation_slots=16)
     assert schedule_rules(facts, stage, Layout(), schedule) == (
         "micro_batch_size=2 on a stage that generates, slot by slot; use 1.",

@@ -11,26 +11,27 @@ from hypothesis import strategies as st
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.evaluate import items, ranks_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, max_deferral, patterns, scopes, staleness_of
+from meshwright.planner.plan.steps_ahead import max_deferral, patterns, scopes, staleness_of, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, takes_part
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import stage_graph
+from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import random_plan
 
-AHEAD = patterns(2)
+AHEAD = patterns(PPO_GRAPH, 2)
 
 
 def test_a_bound_of_zero_allows_nothing_but_synchronous_steps() -> None:
-    assert patterns(0) == (SYNCHRONOUS,)
+    assert patterns(PPO_GRAPH, 0) == (synchronous(PPO_GRAPH),)
 
 
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_steps_ahead_never_rise_along_an_edge(ahead: dict[str, int]) -> None:
-    assert all(ahead[producer] >= ahead[consumer] for producer, consumer in stage_graph().edges)
+    assert all(ahead[producer] >= ahead[consumer] for producer, consumer, _ in PPO_GRAPH.edges)
 
 
 @pytest.mark.parametrize("ahead", AHEAD)
@@ -46,8 +47,8 @@ def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, ahead:
     plan = random_plan(seed, ahead=ahead)
     assert verify(plan) == ()
     program = lower(plan)
-    assert check_program(program) == ()
-    assert check_program(lower(plan, ("actor_generate", "reward_score")).of_one_step()) == ()
+    assert check_program(program, PPO_GRAPH) == ()
+    assert check_program(lower(plan, ("actor_generate", "reward_score")).of_one_step(), PPO_GRAPH) == ()
 
 
 def test_every_step_meets_every_stage_once_over_its_turns() -> None:
@@ -65,7 +66,7 @@ def test_every_step_meets_every_stage_once_over_its_turns() -> None:
 def test_a_receive_ahead_of_its_send_is_named() -> None:
     program = lower(random_plan(3, ahead=AHEAD[1]))
     moved = tuple(replace(i, steps_ahead=2) if isinstance(i, Receive) else i for i in program.instructions)
-    found = check_program(replace(program, instructions=moved))
+    found = check_program(replace(program, instructions=moved), PPO_GRAPH)
     assert any("has steps_ahead=2, ahead of its send with steps_ahead=1; use 1." in sentence for sentence in found)
 
 
@@ -82,13 +83,13 @@ def test_a_planted_circle_over_two_turns_is_named() -> None:
         Send(**scores, ranks=(1,), targets=(0,), steps_ahead=0),
     )
     program = replace(lower(random_plan(3)), instructions=order)
-    found = check_program(program)
+    found = check_program(program, PPO_GRAPH)
     assert any(sentence.startswith("a circle of waits: rank 0 waits in") for sentence in found)
     ahead = tuple(
         replace(i, steps_ahead=1) if i.name in {"actor_generate", "send actor_generate -> reward_score"} else i
         for i in order
     )
-    assert not any("circle" in sentence for sentence in check_program(replace(program, instructions=ahead)))
+    assert not any("circle" in sentence for sentence in check_program(replace(program, instructions=ahead), PPO_GRAPH))
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,11 +120,11 @@ def test_a_larger_bound_on_staleness_never_makes_a_slower_plan() -> None:
 
 
 def test_the_critic_reads_no_chunks_of_sequences_that_run_on() -> None:
-    whole, running = scopes(SYNCHRONOUS, 1)
-    assert whole.streams("critic_value")
-    assert not running.streams("critic_value")
-    assert running.streams("ref_logprob")
-    assert not any(scope.streams("ref_logprob") for scope in scopes(AHEAD[1], 2))
+    whole, running = scopes(synchronous(PPO_GRAPH), 1)
+    assert whole.streams(PPO_GRAPH.by_name["critic_value"])
+    assert not running.streams(PPO_GRAPH.by_name["critic_value"])
+    assert running.streams(PPO_GRAPH.by_name["ref_logprob"])
+    assert not any(scope.streams(PPO_GRAPH.by_name["ref_logprob"]) for scope in scopes(AHEAD[1], 2))
 
 
 def test_a_critic_that_streams_from_sequences_that_run_on_is_told() -> None:
@@ -138,7 +139,7 @@ def test_a_stage_may_stream_from_what_runs_on_if_nothing_trains_it_and_the_criti
 
 def told_of_chunks(stage: str, **generation: int) -> bool:
     """Whether the verifier says that a stage that streams has weights that change between chunks."""
-    plan = random_plan(3, ahead=SYNCHRONOUS)
+    plan = random_plan(3, ahead=synchronous(PPO_GRAPH))
     changed = {GENERATE: generation, stage: {"chunk_tokens": 8}}
     placements = tuple(
         p.model_copy(update={"schedule": replace(p.schedule, **changed.get(p.stage, {}))}) for p in plan.placements

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.planner.program.check_program import check_program, require_sound
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream, lower
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from tests.planner.plans import long_facts, random_plan
 
@@ -36,20 +37,20 @@ def edited(program: Program, edit: Callable[[Instruction], Instruction | None]) 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_program_of_any_legal_plan_is_sound(seed: int) -> None:
     plan = random_plan(seed)
-    assert check_program(lower(plan)) == ()
-    assert check_program(lower(plan, ("actor_generate", "reward_score"))) == ()
+    assert check_program(lower(plan), PPO_GRAPH) == ()
+    assert check_program(lower(plan, ("actor_generate", "reward_score")), PPO_GRAPH) == ()
 
 
 def test_a_receive_without_its_send_is_named(program: Program) -> None:
     broken = edited(program, lambda i: None if isinstance(i, Send) else i)
     assert "'receive actor_generate -> reward_score' has no send; its ranks would wait for ever." in check_program(
-        broken
+        broken, PPO_GRAPH
     )
 
 
 def test_a_send_without_its_receive_is_named(program: Program) -> None:
     broken = edited(program, lambda i: None if isinstance(i, Receive) else i)
-    found = check_program(broken)
+    found = check_program(broken, PPO_GRAPH)
     assert "'send actor_generate -> reward_score' has no receive; what it sends would wait for ever." in found
     assert "reward_score reads tokens of actor_generate, which has not reached ranks 0, 1." in found
 
@@ -58,7 +59,7 @@ def test_a_receive_that_expects_another_owner_is_named(program: Program) -> None
     def edit(i: Instruction) -> Instruction:
         return replace(i, owners=(0, 3)) if isinstance(i, Receive) else i
 
-    assert check_program(edited(program, edit))[0] == (
+    assert check_program(edited(program, edit), PPO_GRAPH)[0] == (
         "'send actor_generate -> reward_score' is sent by ranks 2, 3 and expected from ranks 0, 3."
     )
 
@@ -67,33 +68,33 @@ def test_a_field_that_is_not_sent_is_named(program: Program) -> None:
     def edit(i: Instruction) -> Instruction:
         return replace(i, fields=("behaviour_logprobs",)) if isinstance(i, Send | Receive) else i
 
-    assert check_program(edited(program, edit)) == (
+    assert check_program(edited(program, edit), PPO_GRAPH) == (
         "reward_score reads tokens of actor_generate, which has not reached ranks 0, 1.",
     )
 
 
 def test_a_stage_that_runs_before_its_input_is_named(program: Program) -> None:
     *rest, score = program.instructions
-    found = check_program(Program((score, *rest)))
+    found = check_program(Program((score, *rest)), PPO_GRAPH)
     assert "reward_score reads tokens of actor_generate, which has not reached ranks 0, 1." in found
 
 
 def test_a_refit_after_its_stage_is_named(program: Program) -> None:
     move, *rest = program.instructions
-    assert check_program(Program((*rest, move))) == (
+    assert check_program(Program((*rest, move)), PPO_GRAPH) == (
         "'refit actor_train -> actor_generate' comes after actor_generate in the order; put it before.",
     )
 
 
 def test_a_refit_that_leaves_out_a_rank_is_named(program: Program) -> None:
     broken = edited(program, lambda i: replace(i, ranks=i.ranks[:-1]) if isinstance(i, MoveWeights) else i)
-    assert any("leaves out rank 3, where" in said for said in check_program(broken))
+    assert any("leaves out rank 3, where" in said for said in check_program(broken, PPO_GRAPH))
 
 
 def test_an_unsound_program_is_refused(program: Program) -> None:
     broken = edited(program, lambda i: None if isinstance(i, Send) else i)
     with pytest.raises(BadInput, match=r"program: 'receive actor_generate -> reward_score' has no send"):
-        require_sound(broken)
+        require_sound(broken, PPO_GRAPH)
 
 
 @pytest.fixture
@@ -113,14 +114,14 @@ def streaming() -> Program:
 
 def with_stream(program: Program, **fields: object) -> tuple[str, ...]:
     """The faults of the program when its stream has these fields instead."""
-    return check_program(replace(program, streams=(replace(program.streams[0], **fields),)))
+    return check_program(replace(program, streams=(replace(program.streams[0], **fields),)), PPO_GRAPH)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_program_of_any_plan_that_streams_is_sound_and_so_is_that_of_one_step(seed: int) -> None:
     program = lower(random_plan(seed, long_facts()))
-    assert check_program(program) == ()
-    assert check_program(program.of_one_step()) == ()
+    assert check_program(program, PPO_GRAPH) == ()
+    assert check_program(program.of_one_step(), PPO_GRAPH) == ()
     assert not program.of_one_step().streams
 
 
@@ -129,8 +130,8 @@ def test_random_plans_stream_often() -> None:
 
 
 def test_a_stage_has_what_streams_to_it(streaming: Program) -> None:
-    assert check_program(streaming) == ()
-    assert check_program(replace(streaming, streams=())) == (
+    assert check_program(streaming, PPO_GRAPH) == ()
+    assert check_program(replace(streaming, streams=()), PPO_GRAPH) == (
         "reward_score reads tokens of actor_generate, which has not reached ranks 2, 3.",
     )
 
@@ -141,7 +142,7 @@ def test_a_stream_without_its_stage_is_named(streaming: Program) -> None:
 
 
 def test_a_second_stream_to_a_stage_is_named(streaming: Program) -> None:
-    found = check_program(replace(streaming, streams=streaming.streams * 2))
+    found = check_program(replace(streaming, streams=streaming.streams * 2), PPO_GRAPH)
     assert found == ("the stream actor_generate -> reward_score is not the only one to reward_score; a stage has one.",)
 
 
@@ -161,7 +162,7 @@ def test_a_stream_from_other_ranks_than_the_owners_is_named(streaming: Program) 
 
 def test_a_stream_between_turns_is_named(streaming: Program) -> None:
     ahead = edited_in_place(streaming, lambda i: i.name in ("actor_generate", "send actor_generate -> reward_score"))
-    assert check_program(ahead)[0] == (
+    assert check_program(ahead, PPO_GRAPH)[0] == (
         "the stream actor_generate -> reward_score goes from steps_ahead=1 to steps_ahead=0; "
         "a stage streams within its turn: use 1."
     )

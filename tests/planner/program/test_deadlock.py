@@ -7,10 +7,11 @@ import pytest
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.program.deadlock import circle_of_waits
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, Stream, lower
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.plans import long_facts, random_plan
 
 
-@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
 @pytest.mark.parametrize("seed", range(6))
 def test_no_rank_of_a_lowered_plan_waits_for_ever(seed: int, ahead: dict[str, int]) -> None:
     assert tuple(circle_of_waits(lower(random_plan(seed, long_facts(), ahead=ahead)))) == ()

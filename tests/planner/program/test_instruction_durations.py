@@ -7,7 +7,7 @@ import pytest
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import Known, Planned, StepWork, lags_of, refit_seconds
 from meshwright.planner.program.program import MoveWeights, RunStage, lower
-from meshwright.profiles.stages import STAGE_EDGES
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.plans import long_facts, random_plan
 
 
@@ -41,7 +41,7 @@ def test_what_was_known_of_each_step_is_said_again() -> None:
 def test_what_is_handed_over_arrives_after_its_planned_seconds(plan: Plan) -> None:
     lags = lags_of(plan)
     assert lags.whole == {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
-    assert set(lags.whole) == {(producer, consumer) for producer, consumer, _ in STAGE_EDGES}
+    assert set(lags.whole) == {(producer, consumer) for producer, consumer, _ in PPO_GRAPH.edges}
 
 
 @pytest.mark.parametrize("seed", range(20))

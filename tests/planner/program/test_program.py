@@ -7,7 +7,7 @@ import pytest
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, owners
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, small_facts
 
 
@@ -42,8 +42,8 @@ def test_a_rank_holds_every_row_of_every_field_before_a_stage_reads_it(plan: Pla
                     held[rank] |= {(field, owner) for field in instruction.fields for owner in instruction.owners}
             case RunStage():
                 for rank in instruction.ranks:
-                    for field in STAGE_BY_NAME[instruction.stage].reads:
-                        writer = next(stage.name for stage in STAGES if field in stage.writes)
+                    for field in PPO_GRAPH.by_name[instruction.stage].reads:
+                        writer = next(stage.name for stage in PPO_GRAPH.stages if field in stage.writes)
                         assert held[rank] >= {(field, owner) for owner in owners(plan, writer)}
             case MoveWeights():
                 pass
@@ -51,7 +51,7 @@ def test_a_rank_holds_every_row_of_every_field_before_a_stage_reads_it(plan: Pla
 
 def test_each_stage_runs_once_on_all_ranks_of_its_pool(plan: Plan) -> None:
     runs = [i for i in lower(plan).instructions if isinstance(i, RunStage)]
-    assert sorted(run.stage for run in runs) == sorted(stage.name for stage in STAGES)
+    assert sorted(run.stage for run in runs) == sorted(stage.name for stage in PPO_GRAPH.stages)
     for run in runs:
         assert run.ranks == tuple(plan.pool_of(run.stage).ranks)
 

@@ -15,9 +15,9 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import Scope, patterns
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.proof.cases import NAMES, Case
+from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
-from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import long_facts, random_plan
 
@@ -25,7 +25,7 @@ NUM_PLANS = 60
 
 
 def space_of(facts: Facts, model: RandomModel, number: int) -> Space:
-    ahead = patterns(2)[number]
+    ahead = patterns(PPO_GRAPH, 2)[number]
     return Enumeration(facts, model, math.inf).space(Scope(ahead=ahead, offload=True, runs_on=True))
 
 
@@ -35,14 +35,14 @@ def case_of(plan: Plan, space: Space) -> Case:
     left = {}
     for placement in plan.placements:
         every = space.choices[placement.stage]
-        own = private_bytes(placement) if placement.role in TRAIN_STAGE else placement.resident.total
+        own = private_bytes(placement) if plan.stage(placement.stage).is_trained else placement.resident.total
         seconds = placement.cost.total
         tail = placement.tail_seconds if placement.schedule.chunk_tokens else seconds
         told = (placement.layout.num_ranks, seconds, tail, own, placement.resident.total - own)
         same = np.isclose(every.amounts[: len(told)], np.array(told)[:, None], rtol=1e-9, atol=1e-9).all(axis=0)
         left[placement.stage] = every.some(np.flatnonzero(same))
     related = {}
-    for one, other in combinations(NAMES, 2):
+    for one, other in combinations(PPO_GRAPH.names, 2):
         common = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
         related[frozenset((one, other))] = bool(common)
     return replace(case, left=left, related=related)
@@ -60,7 +60,7 @@ def test_no_plan_is_faster_than_its_own_case(number: int, memory: float) -> None
     space = space_of(facts, model, number)
     fitting = 0
     for seed in range(NUM_PLANS):
-        plan = random_plan(seed, facts, model, patterns(2)[number], deferral=2 - number)
+        plan = random_plan(seed, facts, model, patterns(PPO_GRAPH, 2)[number], deferral=2 - number)
         case = case_of(plan, space)
         assert case.has_choices
         assert case.least_seconds() <= plan.period_seconds * (1 + 1e-12)
@@ -73,8 +73,8 @@ def test_no_plan_is_faster_than_its_own_case(number: int, memory: float) -> None
 def halved(draw: random.Random, case: Case) -> tuple[Case, Case]:
     """Any split of a case that has choices."""
     if draw.random() < 0.3:
-        return case.meeting(*draw.sample(NAMES, 2))
-    stage, amount = draw.choice(NAMES), draw.choice(AMOUNTS)
+        return case.meeting(*draw.sample(PPO_GRAPH.names, 2))
+    stage, amount = draw.choice(PPO_GRAPH.names), draw.choice(AMOUNTS)
     row = case.space.choices[stage].amounts[AMOUNTS.index(amount), case.left[stage].numbers]
     return case.within(stage, amount, float(draw.choice(row.tolist())))
 
@@ -85,7 +85,7 @@ def test_the_halves_of_a_split_are_the_case_and_neither_has_a_smaller_bound(seed
     case = Case.whole(space_of(facts, RandomModel(seed, memory_scale=2.0**28), seed % 3))
     for _ in range(6):
         halves = halved(draw, case)
-        for name in NAMES:
+        for name in PPO_GRAPH.names:
             left = {number for half in halves for number in half.left[name].numbers.tolist()}
             assert left == set(case.left[name].numbers.tolist())
         with_choices = [half for half in halves if half.has_choices]

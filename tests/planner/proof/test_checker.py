@@ -19,15 +19,15 @@ from meshwright.planner.proof.document import Closed, Proof, read_proof
 from meshwright.planner.proof.enumeration import AMOUNTS
 from meshwright.planner.proof.prover import prove
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.mutations import mutate
 
 NUM_MUTATIONS = 500
 
-NAMES = (*STAGE_BY_NAME, *AMOUNTS, "memory", "time", "nobody")
+NAMES = (*PPO_GRAPH.by_name, *AMOUNTS, "memory", "time", "nobody")
 
 
 @functools.cache

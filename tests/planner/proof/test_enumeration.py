@@ -15,7 +15,7 @@ from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
 from meshwright.planner.search.frontier import frontier
 from meshwright.planner.search.space import choices
-from meshwright.profiles.stages import STAGES
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
 
@@ -40,9 +40,9 @@ def test_as_many_choices_are_legal_as_the_search_finds(name: str) -> None:
     if len(facts.cluster.parts) == 1:
         facts = facts.model_copy(update={"cluster": facts.cluster.model_copy(update={"device": device})})
     every = enumeration(facts)
-    for scope in (scope for ahead in patterns(1) for scope in scopes(ahead, 1)):
+    for scope in (scope for ahead in patterns(PPO_GRAPH, 1) for scope in scopes(ahead, 1)):
         found = every.space(scope)
-        for stage in STAGES:
+        for stage in PPO_GRAPH.stages:
             legal = sum(
                 sum(1 for _ in choices(facts, stage, size, (), Counter(), scope=scope)) * len(parts(facts, size))
                 for size in pool_sizes(facts.cluster)
@@ -59,9 +59,9 @@ def parts(facts: Facts, size: int) -> list[int]:
 def test_what_the_search_keeps_is_there_and_costs_as_much(name: str) -> None:
     facts = JOBS[name]
     every = enumeration(facts)
-    scope = scopes(patterns(0)[0], 0)[0]
+    scope = scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
     found = every.space(scope)
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         amounts = found.choices[stage.name].amounts
         for kind, kept in frontier(facts, every.model, stage, (), scope=scope).candidates.items():
             for candidate in kept:
@@ -75,7 +75,7 @@ def test_what_the_search_keeps_is_there_and_costs_as_much(name: str) -> None:
 
 
 def test_what_alone_takes_longer_than_asked_is_left_out() -> None:
-    facts, scope = small_facts(), scopes(patterns(0)[0], 0)[0]
+    facts, scope = small_facts(), scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
     whole = enumeration(facts).space(scope).choices["actor_train"].amounts
     half = float(np.median(whole[AMOUNTS.index("seconds")]))
     left = enumeration(facts, half).space(scope).choices["actor_train"].amounts
@@ -83,7 +83,7 @@ def test_what_alone_takes_longer_than_asked_is_left_out() -> None:
 
 
 def test_a_refit_takes_nothing_where_the_copy_may_be_shared_and_no_more_than_any_pools_make_it() -> None:
-    facts, scope = small_facts(), scopes(patterns(0)[0], 0)[0]
+    facts, scope = small_facts(), scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
     found = Enumeration(facts, ToyModel(facts), math.inf).space(scope)
     trained, read = (frozenset(found.choices[name].sites) for name in ("actor_train", "actor_generate"))
     assert found.refit_seconds("actor_generate", trained, read) == 0.0

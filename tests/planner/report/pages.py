@@ -6,7 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, StepsAhead
+from meshwright.planner.plan.steps_ahead import StepsAhead
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import Run
@@ -14,7 +14,7 @@ from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 
 
-def plan_of(seed: int = 1, ahead: StepsAhead = SYNCHRONOUS) -> Plan:
+def plan_of(seed: int = 1, ahead: StepsAhead | None = None) -> Plan:
     return random_plan(seed, small_facts(nodes=2, ranks_per_node=2, memory_bytes=2**50), ahead=ahead)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.report.facts import facts, proof
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import Role
 from tests.planner.jobs import mixed_facts
@@ -55,7 +56,7 @@ def test_a_proof_says_what_its_status_means(status: str) -> None:
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
 def test_staleness_and_what_works_ahead_are_told(bound: int) -> None:
-    text = " ".join(Outline(proof(plan_of(3, patterns(2)[bound]))).text)
-    assert ("synchronous PPO" in text) == (bound == 0)
+    text = " ".join(Outline(proof(plan_of(3, patterns(PPO_GRAPH, 2)[bound]))).text)
+    assert (": synchronous" in text) == (bound == 0)
     assert (f"actor_generate by {bound}" in text) == (bound > 0)
     assert ("no stage" in text) == (bound == 0)

@@ -9,6 +9,7 @@ import pytest
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
 from meshwright.planner.report.glance import glance, works_ahead
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, plan_of, titles
@@ -31,7 +32,7 @@ def test_boxes_are_as_many_as_the_plan_has_tasks_that_take_time(seed: int) -> No
     assert len(told) == sum(item.end_seconds > item.start_seconds for item in items(plan))
 
 
-@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
 def test_a_plan_works_ahead_where_a_stage_does(ahead: StepsAhead) -> None:
     assert works_ahead(plan_of(3, ahead)) == any(ahead.values())
 

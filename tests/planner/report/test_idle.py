@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.planner.report.idle import idle
 from meshwright.planner.simulation.simulate import Simulation
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of, titles
 
 
@@ -16,7 +17,7 @@ def simulation(seed: int) -> Simulation:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_share_of_every_pool_is_a_box_and_waiting_is_hatched(seed: int) -> None:
     found = simulation(seed)
-    drawn = idle(found)
+    drawn = idle(found, PPO_GRAPH)
     shares = [share for use in found.pools for share in (*use.busy, *use.waits)]
     assert len(titles(drawn)) == 1 + len(shares)
     waits = sum(len(use.waits) for use in found.pools)
@@ -25,11 +26,11 @@ def test_every_share_of_every_pool_is_a_box_and_waiting_is_hatched(seed: int) ->
 
 def test_the_idle_share_is_told_with_its_largest_causes() -> None:
     found = simulation(2)
-    text = Outline(idle(found)).text
+    text = Outline(idle(found, PPO_GRAPH)).text
     for use in found.pools:
         assert f"{use.idle_share:.1%}" in text
         assert not use.waits or any(cell.startswith(use.waits[0].what) for cell in text)
 
 
 def test_whose_time_it_is_stands_beside_it() -> None:
-    assert "SIMULATED" in Outline(idle(simulation(0))).text
+    assert "SIMULATED" in Outline(idle(simulation(0), PPO_GRAPH)).text

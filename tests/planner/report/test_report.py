@@ -10,6 +10,7 @@ from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
 from meshwright.planner.report.glance import glance
 from meshwright.planner.report.report import report
 from meshwright.planner.report.turn import turn
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of
 
 SECTIONS = ["glance", "turn", "timelines", "memory", "idle", "terms", "compared", "sizes", "proof", "facts"]
@@ -70,7 +71,7 @@ def test_names_that_a_user_gave_are_escaped() -> None:
     assert "script" not in Outline(text).names
 
 
-@pytest.mark.parametrize("ahead", patterns(2), ids=str)
+@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
 def test_a_turn_says_on_which_step_each_stage_works_when_some_work_ahead(ahead: StepsAhead) -> None:
     plan = plan_of(3, ahead)
     text = Outline(report(contents_of(plan, "measured"))).text

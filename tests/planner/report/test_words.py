@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planner.report import words
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.profiles.stages import STAGES
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_step_ahead_is_told() -> None:
 
 
 def test_a_stage_its_refit_and_a_wait_for_it_have_their_colours() -> None:
-    assert len({words.colour(stage.name) for stage in STAGES}) == len(STAGES)
-    assert words.colour("hand-over from actor_train") == words.colour("actor_train") == "c-actor_train"
-    assert words.colour("refit actor_generate") == "c-refit"
-    assert words.colour("step") == "c-other"
+    assert len({words.colour(stage.name, PPO_GRAPH) for stage in PPO_GRAPH.stages}) == len(PPO_GRAPH.stages)
+    assert words.colour("hand-over from actor_train", PPO_GRAPH) == words.colour("actor_train", PPO_GRAPH) == "c-5"
+    assert words.colour("refit actor_generate", PPO_GRAPH) == "c-refit"
+    assert words.colour("step", PPO_GRAPH) == "c-other"

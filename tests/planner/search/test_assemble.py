@@ -6,13 +6,13 @@ import pytest
 
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.search.assemble import copies_to_refit, move_of
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGES, TRAIN_STAGE
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
-CRITIC_FIRST = [*(stage.name for stage in STAGES if not stage.trains), "critic_train", "actor_train"]
+CRITIC_FIRST = [*(stage.name for stage in PPO_GRAPH.stages if not stage.trains), "critic_train", "actor_train"]
 
 
 @pytest.mark.parametrize(("generates_on", "first"), [("0:1", "actor_train"), ("0:2", "critic_train")])
@@ -20,7 +20,9 @@ def test_weights_that_a_pool_apart_takes_are_trained_first(generates_on: str, fi
     facts = small_facts(memory_bytes=2**50).model_copy(update={"staleness": 1})
     layout = "tp1" if generates_on == "0:1" else "dp2"
     generation = Where(generates_on, layout, Schedule(generation_slots=4))
-    plan = plan_by_hand(facts, {"actor_generate": generation, "other": Where("1:1")}, patterns(1)[1], CRITIC_FIRST)
+    plan = plan_by_hand(
+        facts, {"actor_generate": generation, "other": Where("1:1")}, patterns(PPO_GRAPH, 1)[1], CRITIC_FIRST
+    )
     starts = {name: plan.placement(name).start_seconds for name in ("actor_train", "critic_train")}
     assert min(starts, key=starts.__getitem__) == first
     assert max(starts.values()) == plan.placement(first).end_seconds
@@ -32,7 +34,7 @@ def test_every_copy_of_a_trained_role_that_lies_apart_is_refit_from_the_training
     targets = copies_to_refit(plan)
     assert {refit.target for refit in plan.refits} == set(targets)
     for name in targets:
-        trained = TRAIN_STAGE[plan.placement(name).role]
+        trained = PPO_GRAPH.trainer_of(name)
         assert plan.copy_of(name) == name != trained
         move = move_of(plan, trained, name)
         assert (move.source, move.target) == (plan.placement(trained).layout, plan.placement(name).layout)

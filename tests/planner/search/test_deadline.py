@@ -10,14 +10,14 @@ import pytest
 from meshwright.cost_models.question import Call, Move
 from meshwright.planner.search.deadline import Hurried
 from meshwright.planner.solver.result import Limits, OutOfTimeError
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts()
 MODEL = ToyModel(FACTS)
-CALL = Call(stage=STAGE_BY_NAME["actor_train"], model=FACTS.models.actor, layout=Layout(dp=2), schedule=Schedule())
+CALL = Call(stage=PPO_GRAPH.by_name["actor_train"], model=FACTS.models.actor, layout=Layout(dp=2), schedule=Schedule())
 MOVE = Move(model=FACTS.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
 QUESTIONS = {
     "seconds": CALL,

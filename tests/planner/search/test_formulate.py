@@ -11,14 +11,14 @@ from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.pins import Ranks, parse_pins
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, Scope
+from meshwright.planner.plan.steps_ahead import Scope, synchronous
 from meshwright.planner.search.formulate import BLOCK_BYTES, Formulation, formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
 from tests.planner.problems import everywhere
 
@@ -49,7 +49,7 @@ class CrawlingModel(ToyModel):
 
 
 def pose_pinned(*pins: str, by_pool: bool = False) -> Formulation:
-    found = frontiers(FACTS, MODEL, parse_pins(pins), is_limited=False)
+    found = frontiers(FACTS, MODEL, parse_pins(pins, PPO_GRAPH), is_limited=False)
     return formulate(FACTS, MODEL, found, handovers(FACTS, MODEL), by_pool=by_pool)
 
 
@@ -112,7 +112,7 @@ def test_choices_that_are_far_too_slow_do_not_make_the_durations_too_many_ticks(
 def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(formulation: Formulation) -> None:
     names = {task.name for task in formulation.problem.tasks}
     refits = {"refit actor_generate", "refit actor_logprob", "refit critic_value"}
-    assert names == {stage.name for stage in STAGES} | refits
+    assert names == {stage.name for stage in PPO_GRAPH.stages} | refits
     for task in formulation.problem.tasks:
         if isinstance(task, Transfer):
             assert task.occupies == "both"
@@ -125,7 +125,7 @@ def test_a_refit_lasts_as_long_as_the_cost_model_says_of_each_two_layouts() -> N
     formulation = formulate(FACTS, model, found, handovers(FACTS, model))
     for task in formulation.problem.tasks:
         if isinstance(task, Transfer):
-            spec = FACTS.models.spec(STAGE_BY_NAME[task.target].role)
+            spec = FACTS.models.spec(PPO_GRAPH.by_name[task.target].role)
             for (one, other, overlap), ticks in task.ticks.items():
                 move = Move(model=spec, source=Layout.parse(one), target=Layout.parse(other), overlap=overlap)
                 assert ticks == math.floor(model.move_seconds(move).total / formulation.tick_seconds)
@@ -141,7 +141,7 @@ def test_blocks_of_ranks_of_one_size_are_interchangeable(formulation: Formulatio
 
 def test_weights_that_may_wait_in_the_host_are_no_copy_that_others_share() -> None:
     """They used to be, and a job in which a stage fitted with them and without was refused with a traceback."""
-    scope = Scope(ahead=SYNCHRONOUS, offload=True)
+    scope = Scope(ahead=synchronous(PPO_GRAPH), offload=True)
     found = frontiers(FACTS, OffloadingModel(FACTS), (), is_limited=False, scope=scope)
     offloaded = {c.schedule.offload for f in found for size in f.candidates.values() for c in size}
     assert offloaded == {Offload.NONE, Offload.WEIGHTS, Offload.OPTIMIZER}

@@ -12,8 +12,8 @@ from meshwright.cost_models.question import Call
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.search.frontier import DOMINATED, TOO_LARGE, Candidate, frontier
 from meshwright.planner.search.space import choices
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import RandomModel, small_facts
 
 FACTS = small_facts(batch_size=8)
@@ -31,7 +31,7 @@ def beats(one: Candidate, other: Candidate) -> bool:
 
 @pytest.mark.parametrize("name", ["reward_score", "actor_generate", "critic_train"])
 def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> None:
-    stage = STAGE_BY_NAME[name]
+    stage = PPO_GRAPH.by_name[name]
     limit = FACTS.cluster.usable_bytes(0)
     found = frontier(FACTS, MODEL, stage, ())
     tied = stage.name != "reward_score"
@@ -57,7 +57,7 @@ def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> N
 
 
 def test_every_choice_is_kept_or_counted() -> None:
-    stage = STAGE_BY_NAME["critic_train"]
+    stage = PPO_GRAPH.by_name["critic_train"]
     found = frontier(FACTS, MODEL, stage, ())
     rejected: Counter[str] = Counter()
     legal = sum(len(list(choices(FACTS, stage, size, (), rejected))) for _, size in found.candidates)
@@ -76,18 +76,18 @@ class Shrinking(RandomModel):
 
 
 def test_a_model_whose_memory_may_shrink_is_asked_about_every_choice() -> None:
-    found = frontier(FACTS, Shrinking(3, 2**29), STAGE_BY_NAME["reward_score"], ())
+    found = frontier(FACTS, Shrinking(3, 2**29), PPO_GRAPH.by_name["reward_score"], ())
     sizes = {c.schedule.micro_batch_size for candidates in found.candidates.values() for c in candidates}
     assert 1 not in sizes
     assert max(sizes) == FACTS.workload.batch_size
 
 
 def test_without_a_limit_nothing_is_too_large() -> None:
-    assert frontier(FACTS, MODEL, STAGE_BY_NAME["actor_train"], (), is_limited=False).rejected[TOO_LARGE] == 0
+    assert frontier(FACTS, MODEL, PPO_GRAPH.by_name["actor_train"], (), is_limited=False).rejected[TOO_LARGE] == 0
 
 
 def test_a_pin_leaves_what_agrees_with_it() -> None:
-    pins = parse_pins(["critic_train.recompute=full", "critic_train.pool=2:2"])
-    found = frontier(FACTS, MODEL, STAGE_BY_NAME["critic_train"], pins, is_limited=False)
+    pins = parse_pins(["critic_train.recompute=full", "critic_train.pool=2:2"], PPO_GRAPH)
+    found = frontier(FACTS, MODEL, PPO_GRAPH.by_name["critic_train"], pins, is_limited=False)
     assert [str(pool) for pool in found.pools] == ["2:2"]
     assert {c.schedule.recompute.value for c in found.on(Ranks(2, 2))} == {"full"}

@@ -10,9 +10,9 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.search.frontier import frontier
 from meshwright.planner.search.interleaved import Beside
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from tests.planner.jobs import mixture_facts, small_facts
 
 PLAIN = Layout(pp=2, dp=2)
@@ -30,9 +30,9 @@ class AskedEverything(AnalyticModel):
 @pytest.mark.parametrize("memory_bytes", [2**22, 2**23, 2**30])
 def test_what_is_left_out_before_it_is_costed_would_have_been_left_out(name: str, memory_bytes: int) -> None:
     facts = small_facts(memory_bytes=memory_bytes)
-    scope = next(scope for scope in scopes(patterns(0)[0], 0))
+    scope = next(scope for scope in scopes(patterns(PPO_GRAPH, 0)[0], 0))
     found, whole = (
-        frontier(facts, model(facts.cluster, facts.workload, facts.precision), STAGE_BY_NAME[name], (), scope=scope)
+        frontier(facts, model(facts.cluster, facts.workload, facts.precision), PPO_GRAPH.by_name[name], (), scope=scope)
         for model in (AnalyticModel, AskedEverything)
     )
     assert found.candidates == whole.candidates

@@ -11,6 +11,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.near import near_plan
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts(batch_size=8)
@@ -45,7 +46,7 @@ def test_nothing_is_said_of_the_plans_that_were_left_out(plan: Plan) -> None:
 
 
 def test_pins_are_kept_and_what_fits_nowhere_is_not_found(plan: Plan) -> None:
-    pin = parse_pin("actor_train.recompute=full")
+    pin = parse_pin("actor_train.recompute=full", PPO_GRAPH)
     near = near_plan(plan, FACTS, ToyModel(FACTS), Limits(), (pin,))
     assert near is not None
     assert near.placement("actor_train").schedule.recompute == "full"

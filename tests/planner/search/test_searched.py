@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 
 from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.steps_ahead import PLAIN
+from meshwright.planner.plan.steps_ahead import plain
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.search.searched import Formulated, Searched
 from meshwright.planner.solver.result import Limits, Result
 from meshwright.planner.solver.solve import solve
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts(ranks_per_node=2, batch_size=4)
@@ -21,7 +22,7 @@ def formulated() -> Formulated:
     model = ToyModel(FACTS)
     edges = handovers(FACTS, model)
     formulation = formulate(FACTS, model, frontiers(FACTS, model, ()), edges)
-    return Formulated(scope=PLAIN, edges=edges, formulation=formulation)
+    return Formulated(scope=plain(PPO_GRAPH), edges=edges, formulation=formulation)
 
 
 def test_arithmetic_alone_bounds_what_a_search_finds() -> None:

@@ -11,10 +11,11 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks, forbidden, parse_pins
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
 from meshwright.planner.search.space import check_pins, choices, pools
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, STAGES, Stage
+from meshwright.profiles.stages import Stage
 from tests.planner.jobs import mixture_facts, small_facts
 
 FACTS = small_facts(batch_size=12, num_minibatches=3)
@@ -23,11 +24,11 @@ UNEVEN = small_facts(batch_size=10, num_minibatches=2)
 
 
 def pools_of(facts: Facts) -> list[str]:
-    return [str(ranks) for ranks in pools(facts, STAGE_BY_NAME["actor_train"], ())]
+    return [str(ranks) for ranks in pools(facts, PPO_GRAPH.by_name["actor_train"], ())]
 
 
 @pytest.mark.parametrize("facts", [FACTS, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", PPO_GRAPH.stages, ids=lambda stage: stage.name)
 def test_the_choices_are_those_that_break_no_rule(stage: Stage, facts: Facts) -> None:
     degrees = itertools.product(range(1, 5), repeat=4)
     layouts = [
@@ -51,7 +52,7 @@ def test_the_choices_are_those_that_break_no_rule(stage: Stage, facts: Facts) ->
 
 def test_only_experts_are_spread() -> None:
     facts = mixture_facts(FACTS)
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         found = {choice.layout for choice in choices(facts, stage, 4, (), Counter())}
         spread = {layout.ep for layout in found if layout.dp == 4}
         assert spread == ({1, 2, 4} if stage.role in ("actor", "ref") else {1})
@@ -61,29 +62,29 @@ def test_only_experts_are_spread() -> None:
 
 def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
     facts = mixture_facts(FACTS)
-    for stage in STAGES:
+    for stage in PPO_GRAPH.stages:
         cut = {c.layout.sp for c in choices(facts, stage, 4, (), Counter()) if c.layout.tp == 2}
         if stage.trains and stage.role == "actor":
             assert cut == {True}
         else:
             assert cut == ({False} if stage.generates else {False, True})
     with pytest.raises(BadInput, match="tp=2 cuts experts, which are trained with sequence parallelism only; turn sp"):
-        check_pins(facts, parse_pins(["actor_train.layout=tp2"]))
+        check_pins(facts, parse_pins(["actor_train.layout=tp2"], PPO_GRAPH))
 
 
 def test_a_stage_of_spread_experts_may_be_pinned() -> None:
     facts = mixture_facts(FACTS)
-    check_pins(facts, parse_pins(["ref_logprob.layout=dp4,ep4"]))
+    check_pins(facts, parse_pins(["ref_logprob.layout=dp4,ep4"], PPO_GRAPH))
     with pytest.raises(BadInput, match="ep=2 spreads experts, and critic has none; use ep=1"):
-        check_pins(facts, parse_pins(["critic_train.layout=dp4,ep2"]))
+        check_pins(facts, parse_pins(["critic_train.layout=dp4,ep2"], PPO_GRAPH))
 
 
 def test_what_is_left_out_is_counted_under_its_rule() -> None:
     rejected: Counter[str] = Counter()
-    list(choices(FACTS, STAGE_BY_NAME["actor_train"], 4, (), rejected))
+    list(choices(FACTS, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
     assert rejected == Counter()
     facts = small_facts(batch_size=3, num_heads=2)
-    list(choices(facts, STAGE_BY_NAME["actor_train"], 4, (), rejected))
+    list(choices(facts, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
         "dp=4 is more than the 3 sequences of a minibatch; use dp=3 at most.": 1,
@@ -114,29 +115,29 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
 )
 def test_an_illegal_pin_names_the_nearest_legal_value(pins: list[str], sentence: str) -> None:
     with pytest.raises(BadInput) as refusal:
-        check_pins(FACTS, parse_pins(pins))
+        check_pins(FACTS, parse_pins(pins, PPO_GRAPH))
     assert sentence in str(refusal.value)
 
 
 def test_a_forbidden_value_is_the_only_one_left_out() -> None:
-    stage = STAGE_BY_NAME["actor_train"]
+    stage = PPO_GRAPH.by_name["actor_train"]
     every = set(choices(FACTS, stage, 4, (), Counter()))
-    pins = parse_pins([forbidden("actor_train.recompute = full"), forbidden("actor_train.layout=tp4")])
+    pins = parse_pins([forbidden("actor_train.recompute = full"), forbidden("actor_train.layout=tp4")], PPO_GRAPH)
     left = set(choices(FACTS, stage, 4, pins, Counter()))
     assert every - left == {c for c in every if c.schedule.recompute is Recompute.FULL or c.layout == Layout(tp=4)}
-    barred = parse_pins([forbidden("actor_train.pool=2:2")])
+    barred = parse_pins([forbidden("actor_train.pool=2:2")], PPO_GRAPH)
     assert set(pools(FACTS, stage, ())) - set(pools(FACTS, stage, barred)) == {Ranks(2, 2)}
 
 
 def test_a_pinned_pool_is_the_only_one() -> None:
-    pins = parse_pins(["actor_train.pool=2:2"])
-    assert pools(FACTS, STAGE_BY_NAME["actor_train"], pins) == (Ranks(2, 2),)
-    assert len(pools(FACTS, STAGE_BY_NAME["critic_train"], pins)) == 7
+    pins = parse_pins(["actor_train.pool=2:2"], PPO_GRAPH)
+    assert pools(FACTS, PPO_GRAPH.by_name["actor_train"], pins) == (Ranks(2, 2),)
+    assert len(pools(FACTS, PPO_GRAPH.by_name["critic_train"], pins)) == 7
 
 
 def test_a_stage_on_all_ranks_does_not_stream() -> None:
     rejected: Counter[str] = Counter()
-    facts, scored = small_facts(response=256), STAGE_BY_NAME["reward_score"]
+    facts, scored = small_facts(response=256), PPO_GRAPH.by_name["reward_score"]
     assert not any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 4, (), rejected))
     assert rejected["a stage on all 4 ranks has none beside it to stream from; use chunk_tokens=0."] > 0
     assert any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 2, (), Counter()))
@@ -144,6 +145,6 @@ def test_a_stage_on_all_ranks_does_not_stream() -> None:
 
 def test_two_pinned_pools_do_not_cross() -> None:
     facts = small_facts(nodes=3, ranks_per_node=2)
-    check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:2", "ref_logprob.pool=4:2"]))
+    check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:2", "ref_logprob.pool=4:2"], PPO_GRAPH))
     with pytest.raises(BadInput, match=r"'critic_train.pool=2:4': ranks 0 to 3 and ranks 2 to 5 have only a part in"):
-        check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:4"]))
+        check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:4"], PPO_GRAPH))

@@ -11,6 +11,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
 
 FACTS = small_facts(ranks_per_node=2, batch_size=4)
@@ -25,7 +26,7 @@ def plan() -> Plan:
 
 
 def started(plan: Plan, facts: Facts, *pins: str) -> Plan | str:
-    return start_from(plan, facts, ToyModel(facts), tuple(map(parse_pin, pins)))
+    return start_from(plan, facts, ToyModel(facts), tuple(parse_pin(pin, facts.graph) for pin in pins))
 
 
 def test_under_its_own_facts_a_plan_is_what_it_was(plan: Plan) -> None:
@@ -73,7 +74,7 @@ def test_a_search_that_starts_from_the_best_plan_returns_it_with_its_proof(plan:
 
 @pytest.mark.parametrize("gap", [0.0, 0.05])
 def test_a_search_is_as_near_to_the_best_wherever_it_starts(gap: float) -> None:
-    slow = best_plan(FACTS, ToyModel(FACTS), pins=(parse_pin("actor_train.recompute=full"),))
+    slow = best_plan(FACTS, ToyModel(FACTS), pins=(parse_pin("actor_train.recompute=full", PPO_GRAPH),))
     assert isinstance(slow, Plan)
     start = started(slow, FACTS)
     assert isinstance(start, Plan)

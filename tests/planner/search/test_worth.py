@@ -13,7 +13,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.stages import STAGE_BY_NAME
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
 pytestmark = pytest.mark.usefixtures("any_ranks")
@@ -30,7 +30,7 @@ def any_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_ranks_are_searched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_FROM_RANKS", 5)
     asked = search._Search(
-        facts=FACTS, model=ToyModel(FACTS), pins=(), ahead=search.patterns(0), limits=LIMITS, progress=None
+        facts=FACTS, model=ToyModel(FACTS), pins=(), ahead=search.patterns(PPO_GRAPH, 0), limits=LIMITS, progress=None
     )
     assert asked.worth is None
 
@@ -54,7 +54,7 @@ def test_the_best_plan_is_as_fast_as_when_every_choice_is_costed(seed: int, stal
 
 
 def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
-    stage, model = STAGE_BY_NAME["reward_score"], ToyModel(FACTS)
+    stage, model = PPO_GRAPH.by_name["reward_score"], ToyModel(FACTS)
     whole = frontier(FACTS, model, stage, ())
     kinds = list(whole.candidates)
     most = {kind: 1.2 * min(c.seconds.total for c in whole.candidates[kind]) for kind in kinds[1:]}
@@ -71,16 +71,17 @@ def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
         facts=FACTS,
         model=model,
         pins=(),
-        ahead=search.patterns(0),
+        ahead=search.patterns(PPO_GRAPH, 0),
         limits=LIMITS,
         progress=None,
     )
     worth = asked.worth
     assert worth is not None
     scope, every = asked.scopes[0], PoolKind(0, 4)
-    before = worth.most_seconds("actor_train", scope.of("actor_train"))
-    worth.learn("critic_train", scope.of("critic_train"), asked._frontier(scope, STAGE_BY_NAME["critic_train"]))
-    after = worth.most_seconds("actor_train", scope.of("actor_train"))
+    actor, critic = PPO_GRAPH.by_name["actor_train"], PPO_GRAPH.by_name["critic_train"]
+    before = worth.most_seconds("actor_train", scope.of(actor))
+    worth.learn("critic_train", scope.of(critic), asked._frontier(scope, critic))
+    after = worth.most_seconds("actor_train", scope.of(actor))
     assert after[every] <= before[every] <= max(worth.enough_seconds) * 1.01
     assert after.keys() <= before.keys()
     assert PoolKind(0, 1) not in after

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.program.controllers import Controllers, StepObservation
 from meshwright.planner.simulation.controlled import Controlled, assumed_reward
 from meshwright.planner.simulation.generated import CarriedOver, Lengths
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT
 from tests.planner.drawn import carrying_over, model_of
 from tests.planner.plans import long_facts

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.plan.steps_ahead import GENERATE
 from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths, generation_seconds
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import TIMES, carrying_over, plan_of
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand

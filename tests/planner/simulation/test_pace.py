@@ -8,12 +8,14 @@ import pytest
 
 from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE, patterns
+from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.simulation.pace import Pace, planned_rounds
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -30,7 +32,7 @@ def ahead(steps_ahead: int = 1, others: dict[str, Where] | None = None, **genera
         "other": Where("1:1"),
         **(others or {}),
     }
-    return plan_by_hand(facts, where, patterns(2)[steps_ahead])
+    return plan_by_hand(facts, where, patterns(PPO_GRAPH, 2)[steps_ahead])
 
 
 def test_a_turn_that_is_all_that_its_sequences_have_keeps_no_pace() -> None:

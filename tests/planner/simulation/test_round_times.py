@@ -7,10 +7,10 @@ import pytest
 
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.simulation.round_times import Grid, round_times
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.profiles.workload import Workload
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
@@ -25,7 +25,7 @@ def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, dp=2), Layout(pp=2, dp=2)], ids=str)
 def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(layout: Layout) -> None:
     """Four rows of 40 tokens on each replica that draw 9: a prefill, and eight rounds with 40 to 48 tokens cached."""
-    facts, stage = small_facts(), STAGE_BY_NAME["actor_generate"]
+    facts, stage = small_facts(), PPO_GRAPH.by_name["actor_generate"]
     call = call_of(facts, stage, Choice(layout, Schedule(generation_slots=4)), deferral=0)
     times = round_times(facts, call, model_of)
     prompt, response = (LengthSpec(max=tokens, fixed=tokens) for tokens in (40, 9))
@@ -37,7 +37,7 @@ def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(la
 
 def test_more_rows_and_more_cached_tokens_never_take_less() -> None:
     facts, choice = small_facts(), Choice(Layout(), Schedule(generation_slots=8))
-    times = round_times(facts, call_of(facts, STAGE_BY_NAME["actor_generate"], choice, deferral=0), model_of)
+    times = round_times(facts, call_of(facts, PPO_GRAPH.by_name["actor_generate"], choice, deferral=0), model_of)
     for grid in (times.prefill, times.round_):
         assert grid.rows.tolist() == [1, 2, 4, 8, 16]
         assert (np.diff(grid.seconds, axis=0) >= 0).all()

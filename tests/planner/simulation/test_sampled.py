@@ -11,6 +11,7 @@ import pytest
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.simulation.sampled import Sampled, draw_lengths, tokens_of_replicas
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.trace import LIVE
 from tests.planner.drawn import carrying_over, model_of, plan_of
@@ -125,7 +126,7 @@ def test_a_run_that_carries_sequences_over_is_the_same_in_whatever_order_it_is_a
 
 
 def test_simulated_staleness_is_that_of_the_steps_ahead_where_nothing_is_carried_over() -> None:
-    for ahead, staleness in zip(patterns(2), (0, 1, 2), strict=True):
+    for ahead, staleness in zip(patterns(PPO_GRAPH, 2), (0, 1, 2), strict=True):
         facts = small_facts(memory_bytes=2**50)
         plan = random_plan(3, facts, model_of(facts), ahead)
         drawn = simulate(plan, Sampled(plan, model_of, seed=0), steps=4)

@@ -22,7 +22,7 @@ from meshwright.planner.solver.problem import (
 )
 from meshwright.planner.solver.result import Effort, Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
-from tests.planner.problems import everywhere, random_blocks, random_problem
+from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem
 
 SHAPES = (
     {"num_ranks": 4, "num_calls": 4, "num_options": 3},
@@ -58,6 +58,15 @@ def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     result = solve(asked, Limits())
     assert result.objective == best_makespan(everywhere(asked))
     assert result.status == ("infeasible" if result.answer is None else "optimal")
+    check(asked, result)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: int) -> None:
+    asked = random_graph(seed)
+    assert 3 <= len(asked.calls) <= 9
+    result = solve(asked, Limits())
+    assert result.objective == best_makespan(asked)
     check(asked, result)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import api
-from meshwright.planner.analysis.structures import NUM_SEARCHES
+from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import small_facts
 from tests.runtime.command import Call
 
@@ -91,7 +91,8 @@ def test_the_structures_are_ranked_and_the_best_plan_is_among_them(plan: api.Pla
     assert plan in [one.plan for one in found]
     assert len({tuple(p.layout for p in one.plan.placements) for one in found}) == 2
     assert found[0].simulated_seconds <= found[1].simulated_seconds
-    assert progress.told == [("searching other structures", done, NUM_SEARCHES) for done in range(NUM_SEARCHES + 1)]
+    num = len(PPO_GRAPH.stages)
+    assert progress.told == [("searching other structures", done, num) for done in range(num + 1)]
 
 
 def test_what_is_not_asked_for_is_not_said(plan: api.Plan) -> None:

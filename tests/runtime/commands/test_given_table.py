@@ -7,9 +7,9 @@ from pathlib import Path
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.question import Call
 from meshwright.planner.plan.job import read_job, resolve
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.runtime.api.given import remodel
 from meshwright.runtime.commands.given_table import table_in
 from tests.runtime.measured import measured_table
@@ -22,7 +22,7 @@ def test_without_an_option_there_is_no_table() -> None:
 def test_costs_come_from_the_table_where_there_is_one(job: Path, tmp_path: Path) -> None:
     facts = resolve(read_job(job), job.parent)
     call = Call(
-        stage=STAGE_BY_NAME["ref_logprob"],
+        stage=PPO_GRAPH.by_name["ref_logprob"],
         model=facts.models.ref,
         layout=Layout(dp=2),
         schedule=Schedule(micro_batch_size=4),

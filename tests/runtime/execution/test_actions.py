@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import STAGE_BY_NAME, values_of
+from meshwright.profiles.stages import values_of
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings
@@ -21,7 +22,7 @@ from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import write_job
 
 SCORING = ("reward_score", "ref_logprob", "critic_value", "actor_logprob")
-FIELDS = tuple(field for name in ("actor_generate", *SCORING) for field in STAGE_BY_NAME[name].writes)
+FIELDS = tuple(field for name in ("actor_generate", *SCORING) for field in PPO_GRAPH.by_name[name].writes)
 BATCH = 16
 
 Held = dict[str, dict[int, Tensor]]

@@ -13,6 +13,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.program.instruction_durations import Planned, StepWork
 from meshwright.planner.program.program import Send, lower
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.schedule import Schedule
@@ -24,7 +25,7 @@ from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 
-PATTERNS = patterns(2)
+PATTERNS = patterns(PPO_GRAPH, 2)
 STEPS = 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import pytest
 
-from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.documents import Document
+from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.resume_rules import RULES, Effect, changes, draws_by, rule_of
 from meshwright.runtime.records.run_file import RunFile
-from tests.runtime.small_job import request, write_job
+from tests.runtime.small_job import request as request_of
+from tests.runtime.small_job import write_job
 
 Leaf: TypeAlias = tuple[str, Any]
 """A key, and the type of its value."""
@@ -59,12 +61,21 @@ RULED = [pytest.param(key, kind, id=key) for key, kind in LEAVES if rule_of(key)
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     directory = tmp_path_factory.mktemp("job")
-    return request(write_job(directory, num_ranks=1), directory / "run").plan
+    return request_of(write_job(directory, num_ranks=1), directory / "run").plan
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> RunFile:
-    return RunFile(job=read_job(write_job(tmp_path, num_ranks=1)), directory=str(tmp_path), prompts="as they were")
+def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
+    """Of a job of the algorithm that has settings under the key that is asked about; of PPO for all others."""
+    job, called = read_job(write_job(tmp_path, num_ranks=1)), getattr(request.node, "callspec", None)
+    own = called.params["key"].partition(".")[0] if called else ""
+    if own in ("grpo", "rloo", "reinforce"):
+        algorithm = "reinforce++" if own == "reinforce" else own
+        written = job.model_dump(mode="json", exclude={"ppo": True, "models": {"critic"}})
+        written["workload"]["group_size"] = 4
+        settings = DEFAULT_SETTINGS[own].model_dump(mode="json")
+        job = parse(Job, json.dumps({**written, "algorithm": algorithm, own: settings}), "job")
+    return RunFile(job=job, directory=str(tmp_path), prompts="as they were")
 
 
 def with_another(document: Any, kind: Any, key: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import saved_steps
@@ -54,8 +55,8 @@ def resumed(asked: RunRequest) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("num_ranks", "ahead", "staleness", "generation"),
     [
-        (1, patterns(0)[0], 1, {"batches_in_flight": 2, "generation_slots": 8}),
-        (2, patterns(2)[2], 3, {"overcommit": 8, "generation_slots": 16}),
+        (1, patterns(PPO_GRAPH, 0)[0], 1, {"batches_in_flight": 2, "generation_slots": 8}),
+        (2, patterns(PPO_GRAPH, 2)[2], 3, {"overcommit": 8, "generation_slots": 16}),
     ],
     ids=["two batches in flight", "two ahead, overcommit, two pools"],
 )

@@ -12,9 +12,11 @@ import pytest
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, patterns
+from meshwright.planner.plan.steps_ahead import StepsAhead, patterns, synchronous
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
@@ -27,10 +29,10 @@ from tests.runtime.small_job import write_job
 STEPS, OVERCOMMIT = 26, 8
 
 
-def plan_of(path: Path, ahead: StepsAhead = SYNCHRONOUS) -> Plan:
+def plan_of(path: Path, ahead: StepsAhead | None = None) -> Plan:
     """Two replicas generate, and two ranks score what they draw: if that is of their own turn, in chunks, which are
     longer than any response."""
-    chunk_tokens = 256 if ahead == SYNCHRONOUS else 0
+    chunk_tokens = 256 if ahead == synchronous(PPO_GRAPH) else 0
     facts = resolve(read_job(path), path.parent).model_copy(update={"staleness": 2, "controllers": True})
     where = {
         "actor_generate": Where("0:2", "dp2", Schedule(generation_slots=8, overcommit=OVERCOMMIT)),
@@ -70,7 +72,10 @@ class Ran:
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     directory = tmp_path_factory.mktemp("job")
     path = write_job(directory, num_ranks=4)
-    plan, job = plan_of(path, patterns(2)[request.param]), read_job(path).model_copy(update={"controllers": True})
+    plan, job = (
+        plan_of(path, patterns(PPO_GRAPH, 2)[request.param]),
+        read_job(path).model_copy(update={"controllers": True}),
+    )
     out = directory / "out"
     out.mkdir()
     asked = RunRequest(plan=plan, job=job, directory=directory, out=out, steps=STEPS)

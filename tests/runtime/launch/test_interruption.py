@@ -12,6 +12,7 @@ import pytest
 
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.execution.resume import saved_steps
 from meshwright.runtime.records.stopped import STOPPED
 from tests.runtime.execution.test_train import read_lines
@@ -42,7 +43,7 @@ def wait_for_steps(agent: Agent, out: Path, number: int) -> None:
 def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path, is_ahead: bool) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", *(DISJOINT if is_ahead else ()))
     if is_ahead:
-        asked = working_ahead(asked, patterns(2)[2], 3, **AHEAD)
+        asked = working_ahead(asked, patterns(PPO_GRAPH, 2)[2], 3, **AHEAD)
         solver = asked.plan.solver
         solver = solver.model_copy(update={"bound_seconds": solver.objective_seconds, "gap": 0.0})
         asked = replace(asked, plan=asked.plan.model_copy(update={"solver": solver}))

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, patterns, staleness_of
+from meshwright.planner.plan.steps_ahead import StepsAhead, patterns, staleness_of, synchronous
 from meshwright.planner.plan.verify import verify
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.execution.test_train import FIELDS, TOLERANCE, Held, run_steps
 from tests.runtime.small_job import OF_TIME, request, write_job
@@ -87,7 +89,7 @@ def assert_same(one: Ran, other: Ran) -> None:
 def test_two_pools_at_once_learn_what_one_rank_learns_in_turns(
     directory: Path, tmp_path: Path, steps_ahead: int, generation: dict[str, int], staleness: int
 ) -> None:
-    ahead = patterns(2)[steps_ahead]
+    ahead = patterns(PPO_GRAPH, 2)[steps_ahead]
     one = on_one_rank(directory, f"{tmp_path.name}-one", ahead, staleness, **generation)
     two = on_two_ranks(directory, f"{tmp_path.name}-two", ahead, staleness, **generation)
     assert_same(one, two)
@@ -97,9 +99,9 @@ def test_two_pools_at_once_learn_what_one_rank_learns_in_turns(
 
 
 def test_an_overcommitted_run_learns_from_every_sequence_once(directory: Path) -> None:
-    held, lines = on_two_ranks(directory, "overcommit", patterns(1)[1], 3, overcommit=8, generation_slots=16)
+    held, lines = on_two_ranks(directory, "overcommit", patterns(PPO_GRAPH, 1)[1], 3, overcommit=8, generation_slots=16)
     assert max(line["max_staleness"] for line in lines) <= 3
-    alone, _ = on_one_rank(directory, "in order", patterns(1)[1], 1)
+    alone, _ = on_one_rank(directory, "in order", patterns(PPO_GRAPH, 1)[1], 1)
     assert drawn_lines(held) == drawn_lines(alone)
 
 
@@ -107,7 +109,7 @@ def test_a_cache_that_is_recomputed_is_of_the_version_that_its_tokens_are_stampe
     gaps = {}
     for how in ("keep", "recompute"):
         asked = request(write_job(directory, num_ranks=1), directory / how, steps=STEPS)
-        asked = working_ahead(asked, SYNCHRONOUS, 1, batches_in_flight=2, generation_slots=8)
+        asked = working_ahead(asked, synchronous(PPO_GRAPH), 1, batches_in_flight=2, generation_slots=8)
         facts = asked.plan.facts.model_copy(update={"cache_after_refit": how})
         _, lines = run_steps(replace(asked, plan=asked.plan.model_copy(update={"facts": facts})))
         gaps[how] = max(line.get("max_cache_gap", 0.0) for line in lines)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from meshwright.planner.search.space import choices
 from meshwright.planner.simulation.flight import Everything, FirstEnded
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.profiles.stages import STAGE_BY_NAME
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.generation.slots import Response
 from meshwright.runtime.model.mesh import build_mesh
@@ -64,7 +64,9 @@ def planned(stage: str) -> list[str]:
     """Every layout on two and on four ranks that a plan may give to this stage of a mixture."""
     spec = replace(FACTS.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96), num_kv_heads=2)
     facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
-    found = (choice.layout for size in (2, 4) for choice in choices(facts, STAGE_BY_NAME[stage], size, (), Counter()))
+    found = (
+        choice.layout for size in (2, 4) for choice in choices(facts, PPO_GRAPH.by_name[stage], size, (), Counter())
+    )
     return [str(layout) for layout in sorted(set(found))]
 
 

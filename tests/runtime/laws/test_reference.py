@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,23 +11,22 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference import ppo
 from tests.reference.ppo import Learnt, Reference, Row, Settings
-from tests.runtime.checkpoints import edit_config, write_checkpoint
 from tests.runtime.observed import Observed, observe
 from tests.runtime.plans_by_hand import Where, plan_by_hand
-from tests.runtime.small_job import VOCAB_SIZE, write_job
+from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, write_models
+from tests.runtime.small_job import write_job
 
 STEPS, BATCH, MAX_RESPONSE = 10, 16, 12
 TOLERANCE = 1e-4
-END_TOKENS = (1, 7, 19)
 
 PPO: dict[str, Any] = {
     "actor_learning_rate": 3e-4,
@@ -97,13 +95,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     """Of every case; four models that all differ."""
     directory = tmp_path_factory.mktemp("job")
     write_job(directory, num_ranks=1)  # prompts and their tokenizer
-    small = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    for seed, name in enumerate(("policy", "ref")):
-        write_checkpoint(directory / name, "Qwen2", seed=seed, tie_word_embeddings=True, **small)
-        edit_config(directory / name, eos_token_id=END_TOKENS[0])
-        (directory / name / "generation_config.json").write_text(f'{{"eos_token_id": {list(END_TOKENS)}}}')
-    for seed, name in enumerate(("values", "scores"), start=2):
-        write_checkpoint(directory / name, head="ForSequenceClassification", seed=seed, **small)
+    write_models(directory)
     return {name: _request(directory, name, case) for name, case in CASES.items()}
 
 
@@ -114,7 +106,9 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
     job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "num_epochs": 2}
     path = directory / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**job, "staleness": case.staleness}))
-    plan = plan_by_hand(resolve(read_job(path), directory), case.where, patterns(case.staleness)[case.steps_ahead])
+    plan = plan_by_hand(
+        resolve(read_job(path), directory), case.where, patterns(PPO_GRAPH, case.staleness)[case.steps_ahead]
+    )
     out = directory / name
     out.mkdir()
     return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=STEPS)
@@ -140,7 +134,7 @@ def test_a_run_draws_and_learns_what_the_reference_does(
     judge = Reference(*models, _settings(asked))
     found = Distances()
     for step in range(STEPS):
-        drawn = _drawn(run, step)
+        drawn = drawn_in(run, step, BATCH)
         learnt = judge.step(step, drawn)
         _compare_experience(found, run, step, drawn, learnt)
         _compare_updates(found, run, step, drawn, learnt)
@@ -150,30 +144,6 @@ def test_a_run_draws_and_learns_what_the_reference_does(
         for weight, values in expected.items():
             found.add(f"{role} weights", trained[weight], values)
     assert found.beyond(TOLERANCE) == {}
-
-
-class Distances:
-    """By name, the largest relative distance between what a run and what the reference computed."""
-
-    def __init__(self) -> None:
-        self.worst: dict[str, float] = defaultdict(float)
-
-    def add(self, name: str, found: Tensor, expected: Tensor) -> None:
-        distance = (found.double() - expected).norm() / expected.norm()
-        self.worst[name] = max(self.worst[name], float(distance))
-
-    def beyond(self, tolerance: float) -> dict[str, float]:
-        return {name: distance for name, distance in self.worst.items() if not distance <= tolerance}
-
-
-def _drawn(run: Observed, step: int) -> list[Row]:
-    """What chance and the clock decided."""
-    held, drawn = run.steps[step], []
-    for row in range(BATCH):
-        num_prompt = int(held["prompt_lengths"][row])
-        versions = tuple(held["versions"][row][num_prompt - 1 : -1].tolist())
-        drawn.append(Row(held["tokens"][row], num_prompt, versions, draw=step * BATCH + row))
-    return drawn
 
 
 PER_TOKEN = {
@@ -231,7 +201,7 @@ def _settings(asked: RunRequest) -> Settings:
 @pytest.mark.slow
 def test_the_runs_met_all_that_they_are_compared_in(runs: dict[str, Observed]) -> None:
     for name, run in runs.items():
-        drawn = [_drawn(run, step) for step in range(STEPS)]
+        drawn = [drawn_in(run, step, BATCH) for step in range(STEPS)]
         ends = [
             int(row.ids[-1]) for of_step in drawn for row in of_step if len(row.ids) - row.num_prompt < MAX_RESPONSE
         ]

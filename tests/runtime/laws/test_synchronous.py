@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshwright.planner.plan.job import Job, read_job
-from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS
+from meshwright.planner.plan.steps_ahead import synchronous
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.prompts import PromptData, read_data
@@ -145,7 +146,8 @@ def _answer(batch: StepExperience, job: Job, models: Mapping[Role, Decoder]) -> 
 
 def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, float]:
     """The metrics of a step's updates of one model."""
-    learning, updates, spec = Learning(job.ppo, batch), [], trainer.model.spec
+    learning = Learning(job.ppo, batch, reads=("ref_logprobs", "values"), workload=job.workload)
+    updates, spec = [], trainer.model.spec
     for rows in minibatches(
         batch.rows,
         step=batch.step,
@@ -171,7 +173,7 @@ def test_a_synchronous_run_of_two_pools_is_a_plain_loop_bit_for_bit(tmp_path: Pa
     micro = (f"{stage}.micro_batch_size={ROWS}" for stage in (*TRAINED, "actor_logprob", "critic_value"))
     scored = (f"{stage}.micro_batch_size={ROWS}" for stage in ("reward_score", "ref_logprob"))
     pins = (*DISJOINT, *micro, *scored, "actor_generate.generation_slots=16")
-    asked = working_ahead(request(path, tmp_path / "run", *pins, steps=STEPS), SYNCHRONOUS, 2)
+    asked = working_ahead(request(path, tmp_path / "run", *pins, steps=STEPS), synchronous(PPO_GRAPH), 2)
     asked.out.mkdir()
     assert asked.plan.staleness == 0
     assert [refit.target for refit in asked.plan.refits] == [GENERATE]

@@ -10,13 +10,14 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.question import Call
 from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import exchanges, points
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import partial_path
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import STAGE_BY_NAME, Role
+from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Table, read_table, write_table
 from meshwright.runtime.profiling import profiling
 from meshwright.runtime.profiling.profiling import profile_job, require_device
@@ -46,7 +47,9 @@ def table(facts: Facts, output: Path) -> Table:
 
 @pytest.mark.slow
 def test_every_point_and_every_collective_is_measured(facts: Facts, table: Table) -> None:
-    wanted = points({role: facts.models.spec(role) for role in Role}, facts.workload, facts.cluster, staleness=1)
+    wanted = points(
+        PPO_GRAPH, {role: facts.models.spec(role) for role in Role}, facts.workload, facts.cluster, staleness=1
+    )
     assert {m.point for m in table.measurements} == set(wanted)
     assert {c.exchange for c in table.collectives} == set(exchanges(facts.cluster))
     assert all(m.status == "ok" and m.seconds for m in (*table.measurements, *table.collectives))
@@ -65,7 +68,7 @@ def test_the_table_says_where_it_comes_from(facts: Facts, table: Table) -> None:
 def test_a_stage_of_the_job_is_costed_from_the_table(facts: Facts, table: Table) -> None:
     model = cost_model(facts.cluster, facts.workload, facts.precision, table)
     call = Call(
-        stage=STAGE_BY_NAME["ref_logprob"],
+        stage=PPO_GRAPH.by_name["ref_logprob"],
         model=facts.models.ref,
         layout=Layout(dp=2),
         schedule=Schedule(micro_batch_size=4),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.stages import TRAIN_STAGE
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.training.copies import DTYPES, build_copies, build_refits, resume_versions
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -77,7 +77,7 @@ def test_a_copy_is_where_its_stages_are_and_trained_where_its_role_is(path: Path
         assert set(seen) == {plan.copy_of(placement.stage) for placement in plan.placements}
         for name, copy in seen.items():
             assert copy.has_model == (rank in plan.pool_of(name).ranks), name
-            assert copy.has_trainer == (copy.has_model and name in TRAIN_STAGE.values()), name
+            assert copy.has_trainer == (copy.has_model and name in PPO_GRAPH.train_stage.values()), name
     assert plan.copy_of("actor_logprob") == "actor_train"
     assert plan.copy_of("critic_value") == "critic_train"
 

@@ -12,7 +12,7 @@ import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.ppo_settings import LearningRateSchedule
+from meshwright.planner.plan.learning_settings import LearningRateSchedule
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.execution.request import RunRequest

@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.planner.plan.steps_ahead import SYNCHRONOUS, patterns
+from meshwright.planner.plan.steps_ahead import patterns, synchronous
 from meshwright.planner.program.program import Send
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.megatron_device import MegatronDevice
@@ -200,7 +201,9 @@ def two_ranks(directory: Path, name: str, steps: int) -> RunRequest:
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps_ahead", "bound"), [(0, 0), (2, 2)])
 def test_a_run_whose_refits_are_lost_stops_at_the_bound(directory: Path, steps_ahead: int, bound: int) -> None:
-    asked = working_ahead(two_ranks(directory, f"lost-{steps_ahead}", bound + 3), patterns(2)[steps_ahead], bound)
+    asked = working_ahead(
+        two_ranks(directory, f"lost-{steps_ahead}", bound + 3), patterns(PPO_GRAPH, 2)[steps_ahead], bound
+    )
     sentence = stops(asked, lose_refits)
     assert sentence.startswith(
         f"step {bound + 1}: a token was drawn by version 0 of the policy, {bound + 1} updates before the one that uses "
@@ -214,7 +217,7 @@ def test_values_and_proximal_log_probabilities_of_older_weights_are_refused(dire
     where = {"other": Where("0:1"), "actor_train": Where("1:1"), "critic_train": Where("1:1")}
     asked = two_ranks(directory, "values", 3)
     facts = asked.plan.facts.model_copy(update={"staleness": 1})
-    ahead = {**SYNCHRONOUS, "actor_generate": 1}
+    ahead = {**synchronous(PPO_GRAPH), "actor_generate": 1}
     sentence = stops(replace(asked, plan=plan_by_hand(facts, where, ahead)), lose_refits)
     assert "has weights of version 0 and needs version 1; a refit was lost" in sentence
 
@@ -229,7 +232,7 @@ def test_ranks_of_one_replica_must_hold_one_version(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_experience_that_comes_in_another_order_is_refused(directory: Path) -> None:
-    asked = working_ahead(two_ranks(directory, "reordered", 4), patterns(2)[2], 2)
+    asked = working_ahead(two_ranks(directory, "reordered", 4), patterns(PPO_GRAPH, 2)[2], 2)
     sentence = stops(asked, reorder)
     assert sentence.startswith("step 0: rank 0 handed over what actor_generate wrote for step 1;")
 
@@ -249,7 +252,7 @@ def test_a_rank_that_is_late_changes_nothing_but_the_time(directory: Path) -> No
         "late generator": delay_the_generator,
         "late trainer": delay_the_trainer,
     }
-    ahead = patterns(2)[2]
+    ahead = patterns(PPO_GRAPH, 2)[2]
     asked = [
         working_ahead(two_ranks(directory, name, 4), ahead, 3, batches_in_flight=2, generation_slots=8)
         for name in faults

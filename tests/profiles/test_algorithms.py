@@ -1,0 +1,32 @@
+"""The graphs that a job can name."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.profiles.algorithms import PPO_GRAPH, Algorithm, graph_of
+from meshwright.profiles.stages import Role
+
+CRITIC_FREE: tuple[Algorithm, ...] = ("grpo", "rloo", "reinforce++")
+
+
+def test_ppo_trains_an_actor_and_a_critic_and_has_a_reference_always() -> None:
+    assert graph_of("ppo") is graph_of("ppo", has_ref=False) is PPO_GRAPH
+    assert PPO_GRAPH.train_stage == {Role.ACTOR: "actor_train", Role.CRITIC: "critic_train"}
+    assert set(PPO_GRAPH.roles) == set(Role)
+
+
+@pytest.mark.parametrize("algorithm", CRITIC_FREE)
+def test_what_compares_samples_has_no_critic(algorithm: Algorithm) -> None:
+    graph = graph_of(algorithm)
+    assert graph.train_stage == {Role.ACTOR: "actor_train"}
+    assert Role.CRITIC not in graph.roles
+    assert not any("critic" in name or "value" in name for name in (*graph.names, *graph.writer))
+
+
+@pytest.mark.parametrize("algorithm", CRITIC_FREE)
+def test_a_job_without_a_reference_has_no_stage_of_one(algorithm: Algorithm) -> None:
+    graph = graph_of(algorithm, has_ref=False)
+    assert set(graph_of(algorithm).names) - set(graph.names) == {"ref_logprob"}
+    assert "ref_logprobs" not in graph.by_name["actor_train"].reads
+    assert graph.roles == (Role.ACTOR, Role.REWARD)

@@ -1,0 +1,206 @@
+"""GRPO, RLOO and REINFORCE++ as their equations say: one process, float64, the modules of transformers, no plan.
+
+What these have in common with PPO is that of `tests.reference.ppo`, and as there nothing is imported from the project.
+Sources: GRPO arXiv:2402.03300, Dr. GRPO arXiv:2503.20783, DAPO arXiv:2503.14476, RLOO arXiv:2402.14740, REINFORCE++
+arXiv:2501.03262.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.reference.ppo import (
+    Row,
+    adamw,
+    descend,
+    explains,
+    language_model,
+    of_tokens,
+    picked,
+    response_logits,
+    sampled_logits,
+    scalar_model,
+    scalars,
+    whitened,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticFreeSettings:
+    """Of a job, under the names that a job gives them."""
+
+    algorithm: str
+    group_size: int
+    num_minibatches: int
+    num_epochs: int
+    max_response: int
+    end_tokens: frozenset[int]
+    decoupled: bool
+    actor_learning_rate: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    weight_decay: float
+    max_grad_norm: float
+    clip_ratio: float
+    clip_ratio_high: float | None
+    loss_mean: str
+    overlong_tokens: int
+    overlong_penalty: float
+    kl_coefficient: float
+    entropy_coefficient: float
+    importance_cap: float
+    missing_end_penalty: float
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    normalise_by_std: bool = False
+    group_baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a step computes, row by row, and the metrics of each of its updates."""
+
+    cut: list[bool]
+    scores: list[Tensor]
+    behaviour: list[Tensor]
+    proximal: list[Tensor]
+    ref: list[Tensor] | None
+    advantages: list[Tensor]
+    weights: list[Tensor]
+    draws_explained: float
+    minibatches: list[list[int]]
+    actor_updates: list[dict[str, float]] = field(default_factory=list)
+
+
+class CriticFreeReference:
+    """A run from two or three Hugging Face directories."""
+
+    def __init__(self, actor: Path, ref: Path | None, reward: Path, settings: CriticFreeSettings) -> None:
+        self.settings, self.actor = settings, language_model(actor)
+        self.ref = None if ref is None else language_model(ref)
+        self.reward = scalar_model(reward)
+        self._adam = adamw(self.actor, settings.actor_learning_rate, settings)
+        self._policies = [copy.deepcopy(self.actor)]
+
+    def step(self, step: int, rows: Sequence[Row]) -> Compared:
+        """Experience, then the updates of all minibatches of all epochs."""
+        compared = self._experience(rows)
+        for epoch in range(self.settings.num_epochs):
+            order = list(range(len(rows)))
+            random.Random(f"{self.settings.seed}/{step}/{epoch}").shuffle(order)
+            size = len(rows) // self.settings.num_minibatches
+            compared.minibatches.extend([order[first : first + size] for first in range(0, len(rows), size)])
+        for chosen in compared.minibatches:
+            compared.actor_updates.append(self._update(rows, compared, chosen))
+        self._policies.append(copy.deepcopy(self.actor))
+        return compared
+
+    @torch.no_grad()
+    def _experience(self, rows: Sequence[Row]) -> Compared:
+        s = self.settings
+        cut = [row.is_cut(s) for row in rows]
+        drawn_from = [sampled_logits(self._policies, row) for row in rows]
+        behaviour, proximal = (
+            [of_tokens(of_row, row, s) for of_row, row in zip(logits, rows, strict=True)]
+            for logits in (drawn_from, response_logits(self.actor, rows))
+        )
+        ref = None
+        if self.ref is not None:
+            ref = [of_tokens(of_row, row, s) for of_row, row in zip(response_logits(self.ref, rows), rows, strict=True)]
+        scores = [said[-1] for said in scalars(self.reward, rows)]
+        ratios = [(pi - mu).exp().clamp(max=s.importance_cap) for pi, mu in zip(proximal, behaviour, strict=True)]
+        explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
+        paid = [self._paid(*one) for one in zip(scores, cut, rows, strict=True)]
+        return Compared(
+            cut=cut,
+            scores=scores,
+            behaviour=behaviour,
+            proximal=proximal,
+            ref=ref,
+            advantages=self._advantages(paid, proximal, ref),
+            weights=ratios if s.decoupled else [torch.ones_like(ratio) for ratio in ratios],
+            draws_explained=float(explained.double().mean()),
+            minibatches=[],
+        )
+
+    def _paid(self, score: Tensor, is_cut: bool, row: Row) -> Tensor:
+        """The score less what a missing end and what length cost: DAPO, section 3.4."""
+        s, length = self.settings, len(row.response)
+        paid = score - s.missing_end_penalty if is_cut else score
+        if s.overlong_tokens:
+            into = length - (s.max_response - s.overlong_tokens)
+            paid = paid - s.overlong_penalty * max(0.0, into / s.overlong_tokens)
+        return paid
+
+    def _advantages(
+        self, paid: Sequence[Tensor], proximal: Sequence[Tensor], ref: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        s, penalties = self.settings, [torch.zeros_like(pi) for pi in proximal]
+        if ref is not None:
+            penalties = [-s.kl_coefficient * (pi - of_ref) for pi, of_ref in zip(proximal, ref, strict=True)]
+        found: list[Tensor] = []
+        for first in range(0, len(paid), s.group_size):
+            group = range(first, first + s.group_size)
+            of_group = torch.stack([paid[index] for index in group])
+            for index in group:
+                if s.algorithm == "grpo":
+                    apart = paid[index] - of_group.mean()
+                    by = of_group.std() + 1e-6 if s.normalise_by_std else 1.0
+                    found.append((apart / by).expand(len(proximal[index])))
+                elif s.algorithm == "rloo":
+                    earned = {other: paid[other] + penalties[other].sum() for other in group}
+                    others = [value for other, value in earned.items() if other != index]
+                    found.append((earned[index] - torch.stack(others).mean()).expand(len(proximal[index])))
+                else:
+                    rewards = penalties[index].clone()
+                    rewards[-1] += paid[index] - (of_group.mean() if s.group_baseline else 0.0)
+                    found.append(torch.stack([rewards[place:].sum() for place in range(len(rewards))]))
+        return whitened(found) if s.algorithm == "reinforce++" else found
+
+    def _update(self, rows: Sequence[Row], compared: Compared, chosen: Sequence[int]) -> dict[str, float]:
+        s, some = self.settings, [rows[index] for index in chosen]
+        logits = torch.cat(response_logits(self.actor, some)) / s.temperature
+        log_p = logits.log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        log_pi = log_p.gather(-1, torch.cat([row.response for row in some])[:, None])[:, 0]
+        old, advantages, weights = (
+            picked(x, chosen) for x in (compared.proximal, compared.advantages, compared.weights)
+        )
+        ratio, high = (log_pi - old).exp(), s.clip_ratio if s.clip_ratio_high is None else s.clip_ratio_high
+        surrogate = weights * torch.minimum(ratio * advantages, ratio.clamp(1 - s.clip_ratio, 1 + high) * advantages)
+        lengths = [len(row.response) for row in some]
+        policy_loss = -self._mean(surrogate, lengths)
+        loss = policy_loss - s.entropy_coefficient * self._mean(entropy, lengths)
+        known = {}
+        if s.algorithm == "grpo" and compared.ref is not None:
+            apart = picked(compared.ref, chosen) - log_pi
+            estimate = apart.exp() - apart - 1
+            loss = loss + s.kl_coefficient * self._mean(estimate, lengths)
+            known["kl_to_ref_estimate"] = float(estimate.mean().detach())
+        grad_norm = descend(self.actor, self._adam, loss, s)
+        return {
+            "policy_loss": float(policy_loss.detach()),
+            "entropy": float(entropy.mean().detach()),
+            "ratio": float(ratio.mean().detach()),
+            "grad_norm": grad_norm,
+            **known,
+        }
+
+    def _mean(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Over tokens (DAPO), over responses of their means (GRPO), or over as many as there could be (Dr. GRPO)."""
+        if self.settings.loss_mean == "token":
+            return x.mean()
+        of_rows = x.split(list(lengths))
+        if self.settings.loss_mean == "sequence":
+            return torch.stack([of_row.mean() for of_row in of_rows]).mean()
+        return x.sum() / (len(lengths) * self.settings.max_response)

@@ -1,0 +1,207 @@
+"""What a run without a critic learns is what GRPO, RLOO and REINFORCE++ say, in many layouts, by `tests.reference`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import Role
+from meshwright.runtime.execution.request import RunRequest
+from tests.reference import critic_free
+from tests.reference.critic_free import Compared, CriticFreeReference, CriticFreeSettings
+from tests.reference.ppo import Row, picked, weights_of
+from tests.runtime.observed import Observed, observe
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, write_models
+from tests.runtime.small_job import write_job
+
+STEPS, BATCH, GROUP, MAX_RESPONSE = 4, 16, 4, 12
+TOLERANCE = 1e-4
+KEYS = {"grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
+
+SETTINGS: dict[str, Any] = {
+    "actor_learning_rate": 3e-4,
+    "adam_beta2": 0.98,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "entropy_coefficient": 0.01,
+    "temperature": 0.8,
+    "top_k": 24,
+    "top_p": 0.9,
+    "seed": 3,
+}
+DAPO = {"loss_mean": "token", "clip_ratio_high": 0.28, "overlong_tokens": 6, "overlong_penalty": 0.5}
+KEPT = {"kl_coefficient": 0.1}
+DR_GRPO = {"loss_mean": "constant", "normalise_by_std": False}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan on so many ranks, and the settings that differ from the others'."""
+
+    num_ranks: int
+    where: Mapping[str, Where]
+    algorithm: str = "grpo"
+    steps_ahead: int = 0
+    has_ref: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def rows(number: int) -> Schedule:
+    return Schedule(micro_batch_size=number)
+
+
+AHEAD = {"actor_generate": Where("0:1"), "reward_score": Where("0:1"), "other": Where("1:1", schedule=rows(8))}
+TP2 = {"other": Where("0:2", "tp2,sp", rows(8)), "actor_generate": Where("0:2", "tp2")}
+ONE = {"other": Where("0:1", schedule=rows(4))}
+CASES = {
+    "one rank": Case(1, {"other": Where("0:1", schedule=rows(4))}, settings={"kl_coefficient": 0.2}),
+    "one rank, few slots": Case(
+        1,
+        {
+            "other": Where("0:1", schedule=rows(4)),
+            "actor_generate": Where("0:1", schedule=Schedule(generation_slots=4)),
+        },
+    ),
+    "tp2, DAPO": Case(2, TP2, settings=DAPO),
+    "pp2, Dr. GRPO": Case(2, {"other": Where("0:2", "pp2", rows(2))}, settings=DR_GRPO),
+    "dp2": Case(2, {"other": Where("0:2", "dp2", rows(4))}, settings={"missing_end_penalty": 0.5}),
+    "tp2 pp2": Case(4, {"other": Where("0:4", "tp2,pp2", rows(4))}),
+    "dp4, without a reference": Case(4, {"other": Where("0:4", "dp4", rows(2))}, has_ref=False),
+    "one step ahead": Case(2, AHEAD, steps_ahead=1),
+    "RLOO, dp2": Case(2, {"other": Where("0:2", "dp2", rows(4))}, "rloo"),
+    "REINFORCE++, pp2": Case(
+        2, {"other": Where("0:2", "pp2", rows(4))}, "reinforce++", settings={"kl_coefficient": 0.1}
+    ),
+    "REINFORCE++ with a baseline": Case(
+        1, {"other": Where("0:1", schedule=rows(4))}, "reinforce++", has_ref=False, settings={"group_baseline": True}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
+    """Of every case."""
+    directory = tmp_path_factory.mktemp("job")
+    write_job(directory, num_ranks=1)  # prompts and their tokenizer
+    write_models(directory)
+    return {name: _request(directory, name, case) for name, case in CASES.items()}
+
+
+def _request(directory: Path, name: str, case: Case) -> RunRequest:
+    job = yaml.safe_load(write_job(directory, num_ranks=case.num_ranks).read_text())
+    del job["ppo"]
+    paths = {"actor": "policy", "reward": "scores", **({"ref": "ref"} if case.has_ref else {})}
+    job["models"] = {role: {"path": path} for role, path in paths.items()}
+    job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "num_epochs": 2}
+    job["workload"]["group_size"] = GROUP
+    job |= {"algorithm": case.algorithm, KEYS[case.algorithm]: {**SETTINGS, **case.settings}}
+    path = directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**job, "staleness": case.steps_ahead}))
+    facts = resolve(read_job(path), directory)
+    plan = plan_by_hand(facts, case.where, patterns(facts.graph, case.steps_ahead)[case.steps_ahead])
+    out = directory / name
+    out.mkdir()
+    return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
+    """Of every case, in one launch for each number of ranks."""
+    found = {}
+    for num_ranks in (1, 2, 4):
+        names = [name for name, case in CASES.items() if case.num_ranks == num_ranks]
+        found |= zip(names, observe(num_ranks, [requests[name] for name in names]), strict=True)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_draws_and_learns_what_the_reference_does(
+    runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
+) -> None:
+    run, asked = runs[name], requests[name]
+    paths = {role: asked.directory / asked.job.models.source(role).path for role in asked.plan.graph.roles}
+    judge = CriticFreeReference(paths[Role.ACTOR], paths.get(Role.REF), paths[Role.REWARD], _settings(asked))
+    found = Distances()
+    for step in range(STEPS):
+        drawn = drawn_in(run, step, BATCH)
+        _are_groups(drawn)
+        compared = judge.step(step, drawn)
+        _compare_experience(found, run, step, drawn, compared)
+        _compare_updates(found, run, step, drawn, compared)
+    trained, expected = run.weights("actor"), weights_of(judge.actor)
+    assert trained.keys() == expected.keys()
+    for weight, values in expected.items():
+        found.add("weights", trained[weight], values)
+    assert found.beyond(TOLERANCE) == {}
+
+
+def _are_groups(drawn: Sequence[Row]) -> None:
+    """The rows of a group have one prompt, and draws of their own."""
+    prompts = [tuple(row.ids[: row.num_prompt].tolist()) for row in drawn]
+    assert all(len(set(prompts[first : first + GROUP])) == 1 for first in range(0, BATCH, GROUP))
+    assert len({tuple(row.response.tolist()) for row in drawn}) > BATCH / 2
+
+
+def _compare_experience(found: Distances, run: Observed, step: int, drawn: Sequence[Row], compared: Compared) -> None:
+    held = run.steps[step]
+    assert [bool(held["truncated"][row]) for row in range(BATCH)] == compared.cut
+    assert compared.draws_explained > 0.99
+    found.add("scores", torch.cat([held["scores"][row] for row in range(BATCH)]), torch.stack(compared.scores))
+    known = {
+        "behaviour_logprobs": compared.behaviour,
+        "proximal_logprobs": compared.proximal,
+        "ref_logprobs": compared.ref,
+    }
+    assert ("ref_logprobs" in held) == (compared.ref is not None)
+    for name, expected in known.items():
+        if expected is not None:
+            of_responses = [held[name][index][row.num_prompt - 1 : -1] for index, row in enumerate(drawn)]
+            found.add(name, torch.cat(of_responses), torch.cat(expected))
+
+
+def _compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence[Row], compared: Compared) -> None:
+    count = len(compared.minibatches)
+    updates = run.updates["actor_train"][step * count : (step + 1) * count]
+    for metric in compared.actor_updates[0]:
+        floor = 1e-3 if metric in ("policy_loss", "kl_to_ref_estimate") else 0.0  # small beside the terms of its sum
+        of_step = torch.tensor([known[metric] for known in compared.actor_updates], dtype=torch.float64) + floor
+        said = torch.tensor([update.metrics[metric] for update in updates], dtype=torch.float64) + floor
+        found.add(metric, said, of_step)
+    for update, chosen in zip(updates, compared.minibatches, strict=True):
+        given = [update.given[tuple(drawn[index].ids.tolist())] for index in chosen]
+        for name, expected in (("advantages", compared.advantages), ("weights", compared.weights)):
+            if name in given[0]:
+                found.add(name, torch.cat([of_row[name] for of_row in given]), picked(expected, chosen))
+
+
+def _settings(asked: RunRequest) -> CriticFreeSettings:
+    workload, own = asked.job.workload, asked.job.settings
+    return CriticFreeSettings(
+        **{name: getattr(own, name) for name in CriticFreeSettings.__annotations__ if hasattr(own, name)},
+        algorithm=asked.job.algorithm,
+        group_size=workload.group_size,
+        num_minibatches=workload.num_minibatches,
+        num_epochs=workload.num_epochs,
+        max_response=workload.response.max,
+        end_tokens=frozenset(END_TOKENS),
+        decoupled=asked.plan.staleness > 0,
+    )
+
+
+def test_the_reference_is_given_nothing_by_the_project() -> None:
+    tree = ast.parse(Path(critic_free.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in imported if name.startswith(("meshwright", "tests"))} == {"tests.reference.ppo"}
