@@ -75,6 +75,7 @@ RULES = MappingProxyType(
         "ppo.missing_end_score": _AT_ONCE,
         "ppo.missing_end_penalty": _AT_ONCE,
         "ppo.importance_cap": _AT_ONCE,
+        "ppo.max_bad_steps": _AT_ONCE,
         "ppo.temperature": _ANEW,
         "ppo.top_k": _ANEW,
         "ppo.top_p": _ANEW,

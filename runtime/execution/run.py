@@ -91,6 +91,7 @@ class RankRun:
             streaming=Streaming(plan, transport),
             host_memory=self._host_memory,
             control=self._controllers,
+            out=request.out,
         )
         if underway is not None:
             self._resume(underway)
