@@ -61,7 +61,7 @@ class Experience:
         return block
 
     def tensors(self, fields: Iterable[str], step: int) -> dict[str, Tensor]:
-        """All rows held of these fields, by field and end to end, with their numbers, lengths and step."""
+        """Rows held of these fields: by field [N] end to end, their numbers and lengths [2, R], and the step [1]."""
         found = {_STEP: torch.tensor([step])}
         for field in fields:
             if rows := self.rows(field):
@@ -79,7 +79,7 @@ class Experience:
         return self.take(dict(_tensors(payload)))
 
     def take(self, tensors: Mapping[str, Tensor]) -> int:
-        """Puts every row of what `tensors` gave, which the rows share; the step that it is of."""
+        """Puts every row of what `tensors` gave, [N] by field, which the rows share; the step that it is of."""
         for field, values in tensors.items():
             if field != _STEP and not field.endswith(_ROWS):
                 rows, lengths = tensors[field + _ROWS].view(2, -1).tolist()
