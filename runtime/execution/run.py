@@ -23,7 +23,7 @@ from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.resume import load_step, save_step
+from meshwright.runtime.execution.resume import Loaded, load_step, save_step
 from meshwright.runtime.execution.resume_rules import changes, draws_by
 from meshwright.runtime.execution.run_watch import RunWatch
 from meshwright.runtime.generation.control import Control
@@ -72,7 +72,8 @@ class RankRun:
         self._program, self._evaluation = lower(plan), lower(plan, EVALUATED).of_one_step()
         self.copies = build_copies(plan, job, request.directory, self.data.num_tokens)
         self._draws_by = draws_by(plan, job)
-        done, underway = load_step(request.out, self.copies, self._draws_by) if request.resume else (0, None)
+        loaded = load_step(request.out, self.copies, self._draws_by) if request.resume else Loaded()
+        done = loaded.step
         resume_versions(self.copies, done)
         self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
@@ -95,8 +96,8 @@ class RankRun:
             control=self._controllers,
             out=request.out,
         )
-        if underway is not None:
-            self._resume(underway)
+        if loaded.underway is not None:
+            self._resume(loaded.underway)
         computing = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
@@ -111,7 +112,7 @@ class RankRun:
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
         """When the last turn did, or what came between it and the next."""
-        self.recorder = self._recorder(request)
+        self.recorder = self._recorder(request, loaded.notes)
 
     def _following(self, device: MegatronDevice, messages: Transport) -> Executor:
         """What follows programs on this rank's device."""
@@ -125,8 +126,9 @@ class RankRun:
             watched=self._watch.instruction,
         )
 
-    def _recorder(self, request: RunRequest) -> Recorder:
-        """What writes the run down; notes say what is to be known of its data, and what a resume changes."""
+    def _recorder(self, request: RunRequest, notes: tuple[str, ...]) -> Recorder:
+        """What writes the run down; notes say what is to be known of checkpoints and of its data, and what a resume
+        changes."""
         asked, is_writer = request.asked(self.data), dist.get_rank() == 0
         return Recorder(
             request.plan,
@@ -135,7 +137,7 @@ class RankRun:
             is_writer=is_writer,
             asked=asked,
             ends=self.data.ends,
-            notes=(*self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
+            notes=(*notes, *self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
         )
 
     def turn(self, turn: int) -> StepExperience:
