@@ -94,7 +94,7 @@ def read_underway(directory: Path, rank: int, draws_by: str) -> Underway | None:
         with safe_open(path, framework="pt") as file:
             told = json_value((file.metadata() or {})[_TOLD], f"{path}")
             if told["format"] != _FORMAT:
-                raise ValueError(f"its format is {told['format']!r} and not {_FORMAT!r}")
+                raise BadInput(f"{path} is {told['format']!r} and not {_FORMAT!r}; remove it, and it is drawn again.")
             if told["draws_by"] != draws_by:
                 return None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
