@@ -73,7 +73,13 @@ def digest(document: BaseModel) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes beside the target and renames, so that a reader never sees half a file; a link stays one.
+    """As `write_bytes_atomically`, a text."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
+    """Writes beside the target, has the disk take it and renames, so that nobody ever sees half a file; a link stays
+    one.
 
     Raises BadInput, and leaves the target as it was, for one that is no file and for a disk that takes no more.
     """
@@ -84,7 +90,10 @@ def write_atomically(path: Path, text: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
         try:
-            partial.write_text(text, encoding="utf-8")
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -58,7 +58,7 @@ class RunObservation:
 def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGraph, batch_size: int) -> RunObservation:
     """The stages' times and lengths in a trace. Raises BadInput for a trace that is not measured, or without a step."""
     for clock in sorted({span.clock for span in spans} - {"measured"}):
-        raise BadInput(f"the trace is {clock} and not measured; calibrate with the directory of a `meshwright run`.")
+        raise BadInput(f"the trace is {clock} and not measured; give the directory of a `meshwright run`.")
     found: dict[int, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
     others: dict[int, list[Span]] = defaultdict(list)
     for span in spans:

@@ -75,7 +75,7 @@ class Calibration:
 def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
     """The trace of a run of this plan. Raises BadInput for a directory without one, and for a run of another plan."""
     if read_plan(directory / "plan.json") != plan:
-        raise BadInput(f"{directory} is a run of another plan; calibrate with the plan.json that it holds.")
+        raise BadInput(f"{directory} is a run of another plan; give the plan.json that it holds.")
     return read_spans(directory / "trace.jsonl")
 
 

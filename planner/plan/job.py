@@ -179,6 +179,11 @@ DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
 """By the key of a job."""
 
 
+def settings_key(settings: LearningSettings) -> str:
+    """The key of a job under which it would have these settings."""
+    return next(key for key, default in DEFAULT_SETTINGS.items() if type(default) is type(settings))
+
+
 class Job(Document):
     """What a user writes: models, cluster, workload, settings of the algorithm and data, each name as it is written."""
 

@@ -17,6 +17,7 @@ _MISSING_END_PENALTY = "taken off the score of a response that was cut"
 _DECAY_STEPS = "steps of the run, warm-up among them, after which the rate stays at its least"
 _MIN_RATIO = "the least learning rate, of the largest"
 _TARGET_KL = "an update at which approx_kl exceeds 1.5 times this is not done, nor the rest of its step"
+_MAX_BAD_STEPS = "steps in a row in which a loss, a score or a gradient is not finite, behind which a run ends"
 _REWARD_CLIP = "the largest size of a score that is paid, after reward_scale"
 
 
@@ -84,6 +85,7 @@ class LearningSettings(Document):
     top_k: int = Field(default=0, ge=0, description="draw one of the k likeliest tokens only; 0 is all")
     top_p: float = Field(default=1.0, gt=0, le=1, description="draw one of the likeliest tokens that reach p only")
     stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
+    max_bad_steps: int = Field(default=3, ge=1, description=_MAX_BAD_STEPS)
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

@@ -36,8 +36,10 @@ def slurm_script(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, st
 #SBATCH --nodes={count}
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task={cluster.ranks_per_node}
+#SBATCH --signal=USR1@{_notice_seconds(plan)}
 {devices}#
 # Usage: sbatch run.sbatch --steps 20 --out run
+# When little of its time is left, the run saves a checkpoint and ends with code 75; submit it again with --resume.
 # Slurm numbers the nodes of a job, and that number is the node of the plan. PORT is where they meet on the first one.
 {table}set -euo pipefail
 {_paths(plan_path, job_path)}
@@ -72,6 +74,11 @@ exec torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.ranks_per_node}
   ${{LOCAL_ADDR:+--local-addr "$LOCAL_ADDR"}} --no-python \\
   meshwright run "$PLAN" "$JOB" --node-rank {node} "$@"
 """
+
+
+def _notice_seconds(plan: Plan) -> int:
+    """Before its time is up a job is told to save: enough for the step that is under way and the saving."""
+    return int(max(300.0, 3 * plan.period_seconds))
 
 
 def _paths(plan_path: Path, job_path: Path) -> str:

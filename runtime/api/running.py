@@ -41,8 +41,8 @@ def run(
     """Trains as the plan says, and compares measured with predicted times.
 
     `steps` are all of the run, those before a `resume` included, and `directory` is where the job's relative paths
-    start. Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM or Ctrl-C, is
-    `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
+    start. Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C,
+    is `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
     needs `if __name__ == "__main__":`; under torchrun this process is one of them.
     Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
     """

@@ -50,8 +50,8 @@ def run(
 ) -> None:
     """Train as the plan says, and compare measured with predicted times.
 
-    Asked to stop, by SIGTERM or Ctrl-C, it saves a checkpoint behind the step that is under way and ends with exit code
-    75: run it again with --resume. Asked twice it stops at once.
+    Asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, it saves a checkpoint behind the step that is under way and ends with
+    exit code 75: run it again with --resume. Asked twice by SIGTERM or Ctrl-C it stops at once.
 
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import even_share, micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings
+from meshwright.runtime.training.bad_steps import BadSteps, SkippedBatch, finite_of, reason_of, reasons_of
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.training.copies import WeightCopy
 from meshwright.runtime.training.learning import Learning, minibatches, training_loss
@@ -44,8 +47,10 @@ class Actions:
         streaming: Streaming,
         host_memory: HostMemory,
         control: Control,
+        out: Path,
     ) -> None:
-        """`steps` are those of the run; held-out batches, of which nothing streams, may be run beside them."""
+        """`steps` are those of the run and `out` its directory; held-out batches, of which nothing streams, may be run
+        beside them."""
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
@@ -54,6 +59,12 @@ class Actions:
             Generating(plan, job, data, generation, steps=steps, streaming=streaming) if generation.model else None
         )
         self._turn, self._done = steps.start, range(0)
+        self._bad_steps = {
+            stage: BadSteps(
+                out, limit=job.settings.max_bad_steps, is_writer=dist.get_rank() == self._copies[stage].mesh.ranks[0]
+            )
+            for stage in plan.facts.graph.train_stage.values()
+        }
         self._chunked = {
             stage: ChunkedStage(reader, functools.partial(self._build_scorer, stage))
             for stage, reader in streaming.readers.items()
@@ -135,42 +146,63 @@ class Actions:
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
     def _train(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
-        """One update for each minibatch of each epoch, as long as the policy stays near; metrics are means over the
-        updates that were computed."""
+        """One update for each minibatch of each epoch, as long as the policy stays near, and without those whose
+        numbers are not finite; metrics are means over the other updates that were computed."""
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
         measured = _versions(batch, self._plan)
         stale = 0 if copy.spec.scalar_head else self._plan.staleness
         learning = Learning(settings, batch, reads=stage.reads, workload=workload, max_staleness=stale)
-        updates, lengths = [], batch.lengths()
+        updates, lengths, reasons = [], batch.lengths(), reasons_of(batch)
         learning_rate = settings.learning_rate(stage.role, batch.step)
         copy.trainer.set_learning_rate(learning_rate)
         condition, num_done = functools.partial(within_target, settings=settings), 0
-        for rows in minibatches(
+        num_updates = workload.num_epochs * workload.num_minibatches
+        num_bad = num_updates if reasons else 0
+        orders = minibatches(
             batch.rows,
             step=batch.step,
             num_epochs=workload.num_epochs,
             num_minibatches=workload.num_minibatches,
             seed=self._data.seed,
-        ):
+        )
+        for number, rows in enumerate(orders if not reasons else ()):
             mine = self._mine(stage, rows, lengths)
             groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
             num_tokens = learning.num_tokens(rows)
             loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
             blocks = [learning.block(group) for group in groups]
             sums = copy.trainer.train_step(blocks, loss, condition=condition)
+            if reason := reason_of(sums, number):
+                reasons.append(reason)
+                num_bad += 1
+                continue
             updates.append(final_metrics(sums))
             if not condition(sums):
                 break
             num_done += 1
         copy.version.rise()
-        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
-        metrics[f"{stage.role}_grad_norm"] = metrics.pop("grad_norm")
+        self._bad_steps[stage.name].after(
+            SkippedBatch(
+                stage=stage.name,
+                batch=batch,
+                reasons=tuple(reasons),
+                settings=settings,
+                num_epochs=workload.num_epochs,
+                num_minibatches=workload.num_minibatches,
+                max_staleness=stale,
+            )
+        )
+        names = updates[0] if updates else ()
+        metrics = {name: sum(update[name] for update in updates) / len(updates) for name in names}
+        if updates:
+            metrics[f"{stage.role}_grad_norm"] = metrics.pop("grad_norm")
         metrics[f"{stage.role}_learning_rate"] = learning_rate
+        metrics[f"{stage.role}_bad_updates"] = float(num_bad)
         if copy.spec.scalar_head:
             return metrics
-        skipped = workload.num_epochs * workload.num_minibatches - num_done
-        return metrics | {"skipped_updates": float(skipped)} | learning.metrics() | measured
+        skipped = num_updates - num_done - num_bad
+        return finite_of(metrics | {"skipped_updates": float(skipped)} | learning.metrics() | measured)
 
     def _put_answers(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
         """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
@@ -36,6 +37,13 @@ class RankDevice(Protocol):
         ...
 
 
+Watched = Callable[[Instruction, int, int, int], AbstractContextManager[None]]
+
+
+def _unwatched(*_: object) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Executor:
     """Runs programs on one rank. `began` is the time.time() that spans count from, `clock` whose time it is.
 
@@ -52,14 +60,17 @@ class Executor:
         began: float,
         clock: str,
         now: Callable[[], float] = time.time,
+        watched: Watched = _unwatched,
     ) -> None:
+        """`watched` gives what each instruction is done within, from the instruction, its place among all, its turn and
+        its step."""
         self._device, self._exchange, self._batch_of, self._rank = (
             device,
             exchange,
             batch_of,
             rank,
         )
-        self._began, self._clock, self._time = began, clock, now
+        self._began, self._clock, self._time, self._watched = began, clock, now, watched
 
     def execute(self, program: Program, turn: int, steps: range) -> Outcome:
         """Executes this rank's part of one turn of a run of these steps."""
@@ -72,8 +83,10 @@ class Executor:
                 self._exchange.expect(instruction, program.channels[instruction.producer, instruction.consumer])
         for instruction in instructions:
             step = turn + instruction.steps_ahead
-            start = self._now()
-            findings = self._do(instruction, program, step)
+            with self._watched(instruction, program.instructions.index(instruction), turn, step):
+                start = self._now()
+                findings = self._do(instruction, program, step)
+                end = self._now()
             spans.append(
                 Span(
                     step=step,
@@ -81,7 +94,7 @@ class Executor:
                     kind=instruction.kind,
                     rank=self._rank,
                     start_seconds=start,
-                    end_seconds=self._now(),
+                    end_seconds=end,
                     clock=self._clock,
                     facts=findings.facts,
                 )

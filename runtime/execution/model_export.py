@@ -26,6 +26,8 @@ from meshwright.runtime.model.model_shard import Held, build_model, model_chunks
 from meshwright.runtime.model.weights import save_weights
 from meshwright.runtime.records.run_file import read_run_file
 from meshwright.runtime.training.copies import DTYPES
+from meshwright.runtime.training.manifest import damage
+from meshwright.runtime.training.plain_pickles import require_plain
 
 _UNREADABLE = (CheckpointingException, CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
 
@@ -112,6 +114,9 @@ def _partial(target: Path) -> Path:
 
 def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path) -> None:
     """What each rank does: one model after the other, so that it never holds two."""
+    if found := damage(checkpoint):
+        raise BadInput(f"checkpoint {checkpoint} cannot be read: {found}; give a run whose files are whole.")
+    require_plain(checkpoint)
     mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
     write_models((_loaded(plan, role, mesh, checkpoint) for role in plan.graph.train_stage), job, directory, target)
 

@@ -23,6 +23,7 @@ from meshwright.planner.program.program import MoveWeights, Program, RunStage, l
 from meshwright.planner.simulation.simulate import StepTimes, simulate
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
+from meshwright.runtime.device.patience import patience
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
 from meshwright.runtime.execution.rehearsal_overhead import num_processors, slow_enough
@@ -190,7 +191,7 @@ def live(request: Request) -> list[Part]:
     program, process = lower(request.plan), ProcessRanks(size)
     everyone = tuple(range(num_ranks))
     barriers = Barriers((everyone, *_sets(program)), size)
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=patience())
     assert group is not None
     done: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
 

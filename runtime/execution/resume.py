@@ -12,6 +12,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,9 +23,7 @@ from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import load_trainers, save_trainers
 from meshwright.runtime.training.copies import WeightCopy
-
-_WHOLE = "metadata.json"
-"""Megatron writes it into every checkpoint, the last of its files."""
+from meshwright.runtime.training.manifest import MANIFEST, damage
 
 _STEP = re.compile(r"step-([0-9]+)")
 
@@ -37,7 +36,7 @@ def latest_step(out: Path) -> int | None:
 def saved_steps(out: Path) -> list[int]:
     """The steps of all whole checkpoints of a run."""
     found = [(path, _STEP.fullmatch(path.name)) for path in (out / "checkpoints").glob("step-*")]
-    return sorted(int(match[1]) for path, match in found if match and (path / _WHOLE).exists())
+    return sorted(int(match[1]) for path, match in found if match and (path / MANIFEST).exists())
 
 
 def latest_checkpoint(out: Path) -> Path | None:
@@ -89,16 +88,36 @@ def best_step(out: Path) -> int | None:
     return max(scored, key=lambda one: one.mean_score).step if scored else None
 
 
-def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> tuple[int, Underway | None]:
-    """Fills the trainers from the newest checkpoint; returns its step, and what this rank had under way if that was
-    drawn by the same.
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """Where a run is continued from."""
 
-    Collective over the world.
+    step: int = 0
+    underway: Underway | None = None
+    """What this rank had under way, if that was drawn by the same."""
+    notes: tuple[str, ...] = ()
+    """Of newer checkpoints that were passed over."""
+
+
+def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> Loaded:
+    """Fills the trainers from the newest checkpoint that is as it was written; a damaged one is put aside.
+
+    Collective over the world. Raises BadInput where all are damaged.
     """
-    step = latest_step(out)
-    assert step is not None, "the launcher has looked before"
-    load_trainers(_path(out, step), _trainers(copies))
-    return step, read_underway(_path(out, step), dist.get_rank(), draws_by)
+    notes: list[str] = []
+    for step in reversed(saved_steps(out)):
+        path = _path(out, step)
+        if found := damage(path):
+            aside = path.with_name(f"{path.name}.damaged")
+            if dist.get_rank() == 0:
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+            notes.append(f"checkpoint {path.name} is damaged and was put aside as {aside.name}: {found}")
+            continue
+        load_trainers(path, _trainers(copies))
+        underway = read_underway(path, dist.get_rank(), draws_by)
+        return Loaded(step=step, underway=underway, notes=tuple(notes))
+    raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: begin again in another --out.")
 
 
 def _path(out: Path, step: int) -> Path:

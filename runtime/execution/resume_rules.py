@@ -69,6 +69,7 @@ _OF_SETTINGS = {
     "missing_end_score": _AT_ONCE,
     "missing_end_penalty": _AT_ONCE,
     "importance_cap": _AT_ONCE,
+    "max_bad_steps": _AT_ONCE,
     "temperature": _ANEW,
     "top_k": _ANEW,
     "top_p": _ANEW,

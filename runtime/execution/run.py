@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from meshwright.planner.program.program import MoveWeights, Program, lower
 from meshwright.profiles.trace import Span
+from meshwright.runtime.device.patience import patience
 from meshwright.runtime.device.used_memory import bytes_in_use
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.agreement import Agreement, Wish
@@ -21,8 +22,9 @@ from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.resume import load_step, save_step
+from meshwright.runtime.execution.resume import Loaded, load_step, save_step
 from meshwright.runtime.execution.resume_rules import changes, draws_by
+from meshwright.runtime.execution.run_watch import RunWatch
 from meshwright.runtime.generation.control import Control
 from meshwright.runtime.generation.in_flight_state import Underway
 from meshwright.runtime.generation.prompts import PromptData, read_data
@@ -73,7 +75,8 @@ class RankRun:
         )
         self.copies = build_copies(plan, job, request.directory, self.data.num_tokens)
         self._draws_by = draws_by(plan, job)
-        done, underway = load_step(request.out, self.copies, self._draws_by) if request.resume else (0, None)
+        loaded = load_step(request.out, self.copies, self._draws_by) if request.resume else Loaded()
+        done = loaded.step
         resume_versions(self.copies, done)
         self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
@@ -94,12 +97,14 @@ class RankRun:
             streaming=Streaming(plan, transport),
             host_memory=self._host_memory,
             control=self._controllers,
+            out=request.out,
         )
-        if underway is not None:
-            self._resume(underway)
+        if loaded.underway is not None:
+            self._resume(loaded.underway)
         computing = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
+        self._watch = RunWatch(plan, request.out, self.began)
         # Messages of an evaluation must not be taken for those that wait for a later turn.
         self._executor, self._evaluator = (self._following(computing, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None
@@ -110,7 +115,7 @@ class RankRun:
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
         """When the last turn did, or what came between it and the next."""
-        self.recorder = self._recorder(request)
+        self.recorder = self._recorder(request, loaded.notes)
 
     def _following(self, device: MegatronDevice, messages: Transport) -> Executor:
         """What follows programs on this rank's device."""
@@ -121,10 +126,12 @@ class RankRun:
             rank=dist.get_rank(),
             began=self.began,
             clock="measured",
+            watched=self._watch.instruction,
         )
 
-    def _recorder(self, request: RunRequest) -> Recorder:
-        """What writes the run down; notes say what is to be known of its data, and what a resume changes."""
+    def _recorder(self, request: RunRequest, notes: tuple[str, ...]) -> Recorder:
+        """What writes the run down; notes say what is to be known of checkpoints and of its data, and what a resume
+        changes."""
         asked, is_writer = request.asked(self.data), dist.get_rank() == 0
         return Recorder(
             request.plan,
@@ -133,26 +140,30 @@ class RankRun:
             is_writer=is_writer,
             asked=asked,
             ends=self.data.ends,
-            notes=(*self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
+            notes=(*notes, *self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
         )
 
     def turn(self, turn: int) -> StepExperience:
         """One turn; returns what this rank holds of the experience that it trained on."""
         outcome = self._executor.execute(self._program, turn, self.steps)
         ended = time.perf_counter()
+        self._watch.met(ended - self._ended)
         inside = self._waited + sum(span.seconds for span in outcome.spans)
         self._reports.send(replace(outcome, overhead=1 - inside / (ended - self._ended)))
         self._ended = ended
-        if outcomes := self._reports.take(behind=self._program.most_ahead):
+        with self._watch.waiting("the reports of a turn", turn):
+            outcomes = self._reports.take(behind=self._program.most_ahead)
+        if outcomes:
             self._record(outcomes)
-        self._agree_on_what_follows()
+        self._agree_on_what_follows(turn)
         return self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
 
-    def _agree_on_what_follows(self) -> None:
+    def _agree_on_what_follows(self, turn: int) -> None:
         """Tells all ranks what this one wishes; in a synchronous plan, waits for them."""
         start, minutes = time.monotonic(), self._request.checkpoint_minutes
         is_due = dist.get_rank() == 0 and 0 < minutes * 60 <= start - self._saved_at
-        self._agreed = self._agreement.behind_turn(Wish(save=is_due, stop=is_asked()))
+        with self._watch.waiting("the agreement behind a turn", turn):
+            self._agreed = self._agreement.behind_turn(Wish(save=is_due, stop=is_asked()))
         self._waited = time.monotonic() - start if self._program.most_ahead == 0 else 0.0
 
     def behind_turn(self, done: int) -> bool:
@@ -173,11 +184,14 @@ class RankRun:
     def stop(self, done: int) -> Stopped:
         """Ends with all ranks before the last step. What was sent ahead and nobody will take is left behind, but for
         weights: they are taken, or who gave them would wait."""
-        self._record_all()
-        self._agreement.flush()
+        with self._watch.meeting("the end of the run", done):
+            self._record_all()
+            self._agreement.flush()
         moves = tuple(i for i in self._program.instructions if isinstance(i, MoveWeights))
         self._executor.execute(Program(moves), done, range(done, done + 1))
-        dist.barrier(group=self._control)
+        with self._watch.meeting("the end of the run", done):
+            dist.barrier(group=self._control)
+        self._watch.close()
         self.recorder.stop()
         return Stopped(done=max(done, self.steps.start), saved=self._saved)
 
@@ -191,7 +205,7 @@ class RankRun:
             experience=experience,
             drawing=self._actions.drawing(),
         )
-        with self._host_memory.trainers_reloaded():
+        with self._watch.meeting("the checkpoint", done), self._host_memory.trainers_reloaded():
             save_step(self._request.out, done, self.copies, underway, keep=self._request.keep)
         self._saved, self._saved_at = done, time.monotonic()
         self._ended, self._waited = time.perf_counter(), 0.0
@@ -207,7 +221,7 @@ class RankRun:
             TrainedModel(role=role, spec=plan.facts.models.spec(role), mesh=copy.mesh, model=copy.model)
             for role, copy in copies
         )
-        with self._host_memory.trainers_reloaded():
+        with self._watch.meeting("the export", done), self._host_memory.trainers_reloaded():
             write_models(trained, self._request.job, self._request.directory, target)
         self._ended = time.perf_counter()
 
@@ -220,14 +234,16 @@ class RankRun:
 
     def finish(self) -> None:
         """Ends with all ranks."""
-        self._record_all()
-        self._agreement.flush()
-        self._reports.flush()
-        self._executor.flush()
-        dist.barrier(group=self._control)
+        with self._watch.meeting("the end of the run", self.steps.stop):
+            self._record_all()
+            self._agreement.flush()
+            self._reports.flush()
+            self._executor.flush()
+            dist.barrier(group=self._control)
 
     def close(self) -> RunSummary | None:
         """Gives the connections between hosts back. What there is to say of the run, on rank 0."""
+        self._watch.close()
         for group in self._host_groups:
             dist.destroy_process_group(group)
         return self.recorder.close()
@@ -254,13 +270,16 @@ class RankRun:
         start = time.time() - self.began
         batch = StepExperience(step=step, rows=range(len(self.data.held_out)), held_out=True)
         worked_ahead, self._batches = self._batches, {step: batch}
-        self._evaluator.execute(self._evaluation, step, range(step, step + 1))
-        self._evaluator.flush()
+        with self._watch.evaluation(len(batch.rows)):
+            self._evaluator.execute(self._evaluation, step, range(step, step + 1))
+            self._evaluator.flush()
         self._batches = worked_ahead
         scores = {row: float(batch.experience.get("scores", row)) for row in batch.experience.rows("scores")}
         lengths = {row: batch.length(row) - batch.prompt_length(row) for row in batch.experience.rows("tokens")}
         gap = generator_gap(batch, batch.experience.rows("proximal_logprobs"), step)
-        gathered: list[tuple[Mapping[int, float], Mapping[int, int], Gap]] = self._gather((scores, lengths, gap))
+        gathered: list[tuple[Mapping[int, float], Mapping[int, int], Gap]]
+        with self._watch.meeting("the evaluation", step):
+            gathered = self._gather((scores, lengths, gap))
         if not gathered:
             return
         merged_scores = {row: score for part, _, _ in gathered for row, score in part.items()}
@@ -299,7 +318,7 @@ def _is_due(done: int, every: int) -> bool:
 
 def _gloo_group() -> dist.ProcessGroup:
     """A group of all ranks for messages of the host."""
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=patience())
     assert group is not None
     return group
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch.distributed as dist
 
+from meshwright.planner.program.deadlines import patience_seconds
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
 from meshwright.runtime.execution.resume import require_shared
@@ -29,7 +30,7 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
     whatever can be known to be wrong before anything starts.
     """
     rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
-    preparation = Preparation(cluster.kind)
+    preparation = Preparation(cluster.kind, patience_seconds(request.plan))
     if seat := Seat.of(os.environ):
         place = NodePlace(
             preparation=preparation, node_rank=rendezvous.node_rank, work=request.digest, logs=request.out

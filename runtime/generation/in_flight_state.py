@@ -6,14 +6,25 @@ not been stopped, with the same keys and values in the same slots. With others i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
-from meshwright.runtime.generation.slots import LiveSequence, Prompt, Response
+from meshwright.profiles.documents import write_bytes_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import json_value
+from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
+
+_FORMAT, _TOLD = "meshwright underway 1", "underway"
+"""Of the files, and the key of their metadata."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +65,147 @@ class Underway:
 
 
 def write_underway(directory: Path, rank: int, underway: Underway) -> None:
-    """Into the directory of a checkpoint, to which every rank writes its own."""
-    experience = {  # rows that came in one message are views of it, which would be saved with each
-        step: {field: {row: values.clone() for row, values in rows.items()} for field, rows in fields.items()}
-        for step, fields in underway.experience.items()
-    }
-    torch.save(replace(underway, experience=experience), _path(directory, rank))
+    """Into the directory of a checkpoint, to which every rank writes its own: safetensors, whose metadata says as JSON
+    what is no list of numbers."""
+    tensors: dict[str, Tensor] = {}
+    for step, fields in underway.experience.items():
+        for field, rows in fields.items():
+            name = f"experience/{step}/{field}"
+            tensors[name] = torch.cat(tuple(rows.values()))
+            tensors[f"{name}/rows"] = torch.tensor([[*rows], [*map(len, rows.values())]])
+    told = {"format": _FORMAT, "draws_by": underway.draws_by, "num_steps": underway.num_steps, "drawing": None}
+    if drawing := underway.drawing:
+        told["drawing"] = {
+            "num_admitted": drawing.num_admitted,
+            "mean_response_tokens": drawing.mean_response_tokens,
+            "batches_in_part": drawing.batches_in_part,
+            "in_flight": drawing.in_flight and _pack(drawing.in_flight, tensors),
+        }
+    content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_TOLD: json.dumps(told)})
+    write_bytes_atomically(_path(directory, rank), content)
 
 
 def read_underway(directory: Path, rank: int, draws_by: str) -> Underway | None:
-    """What the rank wrote; None if that was drawn by something else."""
+    """What the rank wrote; None if that was drawn by something else. Raises BadInput for a file of another kind."""
     path = _path(directory, rank)
     if not path.exists():
         return None
-    found: Underway = torch.load(path, weights_only=False)
-    return found if found.draws_by == draws_by else None
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = json_value((file.metadata() or {})[_TOLD], f"{path}")
+            if told["format"] != _FORMAT:
+                raise BadInput(f"{path} is {told['format']!r} and not {_FORMAT!r}; remove it, and it is drawn again.")
+            if told["draws_by"] != draws_by:
+                return None
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return _underway(told, tensors)
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise BadInput(
+            f"{path} holds no sequences in flight that can be read ({type(error).__name__}: {error}); remove it, and "
+            "they are drawn again."
+        ) from None
+
+
+def _underway(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Underway:
+    experience: dict[int, dict[str, dict[int, Tensor]]] = {}
+    for name, values in tensors.items():
+        kind, step, field, *more = name.split("/")
+        if kind == "experience" and not more:
+            rows, lengths = tensors[f"{name}/rows"].tolist()
+            parts = (part.clone() for part in values.split(lengths))
+            experience.setdefault(int(step), {})[field] = dict(zip(rows, parts, strict=True))
+    known, drawing = told["drawing"], None
+    if known is not None:
+        drawing = Drawing(
+            num_admitted=known["num_admitted"],
+            mean_response_tokens=known["mean_response_tokens"],
+            batches_in_part=tuple((step, number, tokens) for step, number, tokens in known["batches_in_part"]),
+            in_flight=known["in_flight"] and _unpack(known["in_flight"], tensors),
+        )
+    return Underway(draws_by=told["draws_by"], num_steps=told["num_steps"], experience=experience, drawing=drawing)
+
+
+def _pack(found: InFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Puts the lists of numbers of what is in flight to the tensors; returns the rest."""
+    live = [sequence for group in found.live for sequence in group]
+    for number, (keys, values) in enumerate(found.cached):
+        tensors[f"cached/{number}/keys"], tensors[f"cached/{number}/values"] = keys, values
+    _pack_prompts("live", [one.prompt for one in live], tensors)
+    _pack_drawn("live", live, tensors)
+    _pack_prompts("waiting", found.waiting, tensors)
+    _pack_prompts("ended", [one.prompt for one in found.ended], tensors)
+    _pack_drawn("ended", found.ended, tensors)
+    return {
+        "turn": found.turn,
+        "groups": [len(group) for group in found.live],
+        "num_cached": len(found.cached),
+        "finishes": [response.finish.value for response in found.ended],
+    }
+
+
+def _unpack(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InFlight:
+    sequences = iter(
+        [
+            LiveSequence(prompt=prompt, first_turn=first, tokens=tokens, logprobs=logprobs, versions=versions)
+            for prompt, (first, tokens, logprobs, versions) in zip(
+                _prompts("live", tensors), _drawn("live", tensors), strict=True
+            )
+        ]
+    )
+    responses = (
+        Response(
+            prompt=prompt,
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
+            versions=tuple(versions),
+            finish=Finish(finish),
+            first_turn=first,
+        )
+        for prompt, (first, tokens, logprobs, versions), finish in zip(
+            _prompts("ended", tensors), _drawn("ended", tensors), told["finishes"], strict=True
+        )
+    )
+    numbers = range(told["num_cached"])
+    return InFlight(
+        turn=told["turn"],
+        live=tuple(tuple(itertools.islice(sequences, size)) for size in told["groups"]),
+        waiting=tuple(_prompts("waiting", tensors)),
+        ended=tuple(responses),
+        cached=tuple((tensors[f"cached/{number}/keys"], tensors[f"cached/{number}/values"]) for number in numbers),
+    )
+
+
+def _pack_prompts(name: str, prompts: Sequence[Prompt], tensors: dict[str, Tensor]) -> None:
+    """Numbers [5, P] of the prompts, and their tokens end to end; no limit to the response is -1."""
+    facts = [(p.row, p.draw, p.step, -1 if p.max_response is None else p.max_response, len(p.tokens)) for p in prompts]
+    tensors[f"{name}/prompt/facts"] = torch.tensor(facts, dtype=torch.int64).view(-1, 5).T
+    tensors[f"{name}/prompt/tokens"] = torch.tensor([t for p in prompts for t in p.tokens], dtype=torch.int64)
+
+
+def _prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
+    facts = tensors[f"{name}/prompt/facts"]
+    parts = tensors[f"{name}/prompt/tokens"].split(facts[4].tolist())
+    return [
+        Prompt(row=row, draw=draw, step=step, tokens=tuple(tokens.tolist()), max_response=None if most < 0 else most)
+        for (row, draw, step, most, _), tokens in zip(facts.T.tolist(), parts, strict=True)
+    ]
+
+
+def _pack_drawn(name: str, drawn: Sequence[LiveSequence | Response], tensors: dict[str, Tensor]) -> None:
+    """First turns and lengths [2, R], and tokens, log-probabilities and versions end to end."""
+    facts = [(one.first_turn, len(one.tokens)) for one in drawn]
+    tensors[f"{name}/drawn/facts"] = torch.tensor(facts, dtype=torch.int64).view(-1, 2).T
+    tensors[f"{name}/drawn/tokens"] = torch.tensor([t for one in drawn for t in one.tokens], dtype=torch.int64)
+    tensors[f"{name}/drawn/logprobs"] = torch.tensor([p for one in drawn for p in one.logprobs], dtype=torch.float64)
+    tensors[f"{name}/drawn/versions"] = torch.tensor([v for one in drawn for v in one.versions], dtype=torch.int64)
+
+
+def _drawn(name: str, tensors: Mapping[str, Tensor]) -> list[tuple[int, list[int], list[float], list[int]]]:
+    firsts, lengths = tensors[f"{name}/drawn/facts"].tolist()
+    parts = (tensors[f"{name}/drawn/{field}"].split(lengths) for field in ("tokens", "logprobs", "versions"))
+    lists = ([part.tolist() for part in of_field] for of_field in parts)
+    return list(zip(firsts, *lists, strict=True))
 
 
 def _path(directory: Path, rank: int) -> Path:
-    return directory / f"underway-{rank:05d}.pt"
+    return directory / f"underway-{rank:05d}.safetensors"

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
@@ -26,6 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, is_here, node_order
+from meshwright.runtime.launch.wait_notes import note_of, notes_on_standard_error
 
 BACKEND = "meshwright"
 
@@ -42,7 +44,8 @@ class Gathering(DynamicRendezvousHandler):
 
     rendezvous: Rendezvous
     arrival: Arrival
-    store: Store
+    store: Any
+    """A TCPStore, whose clone torch's types do not know."""
     watch: Watch | None = None
 
     def get_backend(self) -> str:
@@ -56,8 +59,12 @@ class Gathering(DynamicRendezvousHandler):
         """
         place = self.rendezvous
         self.store.add("came", 1)
+        if self.arrival.node_rank is not None:
+            self.store.set(f"here/{self.arrival.node_rank}", self.arrival.host)
+        began, store = time.time(), self.store.clone()
         try:
-            found = super().next_rendezvous()
+            with notes_on_standard_error(lambda: _note(place, began, store, self.arrival.node_rank is not None)):
+                found = super().next_rendezvous()
             arrivals = _exchange(found.store, found.rank, found.world_size, self.arrival)
         except RendezvousTimeoutError:
             raise RunFailed(_too_few(place, self.store.add("came", 0))) from None
@@ -150,6 +157,12 @@ def _exchange(store: Store, index: int, nodes: int, arrival: Arrival) -> list[Ar
     return arrivals
 
 
+def _note(place: Rendezvous, began: float, store: Any, have_ranks: bool) -> str:
+    """What a node says that waits for others."""
+    missing = [node for node in range(place.nodes) if have_ranks and not store.check([f"here/{node}"])]
+    return note_of(place, began, store.add("came", 0), missing)
+
+
 def _too_few(place: Rendezvous, came: int) -> str:
     if came > place.nodes:
         return (
@@ -182,8 +195,10 @@ def _store_at(place: Rendezvous, patience: timedelta) -> TCPStore:
 def _create(params: RendezvousParameters) -> Gathering:
     place: Rendezvous = params.config["rendezvous"]
     patience = timedelta(seconds=place.patience_seconds)
+    began = time.time()
     try:
-        store = _store_at(place, patience)
+        with notes_on_standard_error(lambda: note_of(place, began, 1, ())):
+            store = _store_at(place, patience)
     except RuntimeError:
         raise RunFailed(
             f"1 of {place.nodes} nodes came, this one, for nobody answered at {place.endpoint} within "

@@ -1,8 +1,9 @@
 """A run that is asked to stop does so between two steps, with a checkpoint; asked again, it ends at once.
 
-SIGTERM and SIGINT ask. Where the process that launched the ranks gets one, it makes a mark that they look for, so that
-what it sends them itself still ends them: that is how torch elastic clears up behind a rank that failed. A scheduler
-and a terminal signal the ranks as well.
+SIGTERM, SIGINT and SIGUSR1 ask. The last never ends a run: a scheduler sends it while there is time left, and SIGTERM
+when there is none, which then finds a checkpoint on its way. Where the process that launched the ranks gets one, it
+makes a mark that they look for, so that what it sends them itself still ends them: that is how torch elastic clears up
+behind a rank that failed. A scheduler and a terminal signal the ranks as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (*_ENDING, signal.SIGUSR1)
 
 _AGAIN_SECONDS = 1.0
 """A signal that comes sooner after the first is the same wish: timeout(1) sends each twice."""
@@ -48,15 +50,16 @@ def _wait(launcher: int | None) -> None:
     first = math.inf
     while True:
         found = signal.sigwaitinfo(_SIGNALS)
-        first = min(first, time.monotonic())
-        if found.si_pid == launcher or time.monotonic() - first > _AGAIN_SECONDS:
-            os._exit(128 + found.si_signo)
+        if found.si_signo in _ENDING:
+            first = min(first, time.monotonic())
+            if found.si_pid == launcher or time.monotonic() - first > _AGAIN_SECONDS:
+                os._exit(128 + found.si_signo)
         _asked.set()
 
 
 @contextmanager
 def passed_on(mark: Path) -> Iterator[None]:
-    """Within it, in the process that launches, the first signal makes the mark and the next ends the ranks.
+    """Within it, in the process that launches, a signal makes the mark, and a second one that ends ends the ranks.
 
     Raises torch's SignalException for the next. In another thread than the main one, which gets no signals, it does
     nothing.
@@ -69,8 +72,9 @@ def passed_on(mark: Path) -> Iterator[None]:
 
     def ask(number: int, _: FrameType | None) -> None:
         nonlocal first
-        first, is_first = min(first, time.monotonic()), not mark.exists()
-        if time.monotonic() - first > _AGAIN_SECONDS:
+        is_first, now = not mark.exists(), time.monotonic()
+        first = min(first, now) if number in _ENDING else first
+        if number in _ENDING and now - first > _AGAIN_SECONDS:
             raise SignalException(f"asked to stop twice, by {signal.Signals(number).name}", signal.SIGKILL)
         mark.touch()
         if is_first:

@@ -5,14 +5,12 @@ A rank that fails leaves a record; the caller gets one sentence about the first 
 
 from __future__ import annotations
 
-import datetime
 import json
 import logging
 import multiprocessing
 import os
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -27,14 +25,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.planner.search.child_process import end_with
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
+from meshwright.runtime.device.patience import have_patience, patience
+from meshwright.runtime.launch import failing
 from meshwright.runtime.launch.gathering import BACKEND
 from meshwright.runtime.launch.interruption import listen, passed_on
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of
 
 T = TypeVar("T")
-
-_PATIENCE = datetime.timedelta(minutes=15)
-"""A collective that waits longer than this has lost a partner."""
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """What torch elastic ends the ranks for."""
@@ -49,6 +46,8 @@ class Preparation:
 
     kind: str | None
     """Of the device it computes on: cpu or cuda; None for a process that only sends messages."""
+    patience_seconds: float = 900.0
+    """A collective that waits longer than this has lost a partner."""
 
     @property
     def may_be_forked(self) -> bool:
@@ -138,7 +137,8 @@ def take_part(
     torch.set_num_threads(1)
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address_towards(towards))):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    dist.init_process_group(preparation.make_ready(), timeout=_PATIENCE, **group)
+    have_patience(preparation.patience_seconds)
+    dist.init_process_group(preparation.make_ready(), timeout=patience(), **group)
     result = entry(*args)
     dist.barrier()
     dist.destroy_process_group()
@@ -167,17 +167,11 @@ def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..
     if launcher.mark:
         listen(launcher.pid, launcher.mark)
     end_with(launcher.pid)
-    rank = int(os.environ["RANK"])
+    failing.keep_record(launcher.failures / f"{os.environ['RANK']}.json")
     try:
         return take_part(preparation, entry, args, towards=launcher.towards)
     except BaseException as error:
-        record = {
-            "at_ns": time.time_ns(),
-            "sentence": str(error) if isinstance(error, MeshwrightError) else f"{type(error).__name__}: {error}",
-            "is_bad_input": isinstance(error, BadInput),
-            "traceback": traceback.format_exc(),
-        }
-        (launcher.failures / f"{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+        failing.record(error)
         if isinstance(error, RuntimeError):
             time.sleep(_STAY_SECONDS)
         raise
@@ -193,6 +187,8 @@ def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: 
     for record in records.values():
         if record["is_bad_input"]:
             return BadInput(record["sentence"])
+        if record["is_of_all"]:
+            return RunFailed(record["sentence"])
     if rank not in records:
         end = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         return RunFailed(

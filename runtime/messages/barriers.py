@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import torch.distributed as dist
 
+from meshwright.runtime.device.patience import patience
+
 _PATIENCE_SECONDS = 900.0
 """A meeting that waits longer than this has lost a rank."""
 
@@ -21,7 +23,7 @@ class Barriers:
         self._threads: dict[tuple[int, ...], threading.Barrier] = {}
         for ranks in dict.fromkeys(sets):
             processes = sorted({rank // ranks_per_process for rank in ranks})
-            group = dist.new_group(processes, backend="gloo") if len(processes) > 1 else None
+            group = dist.new_group(processes, backend="gloo", timeout=patience()) if len(processes) > 1 else None
             self._groups[ranks] = group if here in processes else None
             housed = sum(rank // ranks_per_process == here for rank in ranks)
             if housed:

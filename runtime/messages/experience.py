@@ -60,25 +60,31 @@ class Experience:
             block[index, : len(values)] = values
         return block
 
-    def pack(self, fields: Iterable[str], step: int) -> Tensor:
-        """All rows held of these fields, as bytes [N] uint8 that say of which step they are."""
-        tensors = {_STEP: torch.tensor([step])}
+    def tensors(self, fields: Iterable[str], step: int) -> dict[str, Tensor]:
+        """Rows held of these fields: by field [N] end to end, their numbers and lengths [2, R], and the step [1]."""
+        found = {_STEP: torch.tensor([step])}
         for field in fields:
             if rows := self.rows(field):
                 parts = [self.get(field, row) for row in rows]
-                tensors[field] = torch.cat(parts)
-                tensors[field + _ROWS] = torch.tensor([rows, [len(part) for part in parts]])
-        return torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8)
+                found[field] = torch.cat(parts)
+                found[field + _ROWS] = torch.tensor([rows, [len(part) for part in parts]])
+        return found
+
+    def pack(self, fields: Iterable[str], step: int) -> Tensor:
+        """All rows held of these fields, as bytes [N] uint8 that say of which step they are."""
+        return torch.frombuffer(bytearray(save(self.tensors(fields, step))), dtype=torch.uint8)
 
     def unpack(self, payload: Tensor) -> int:
         """Puts every row of a packed message [N] uint8, which the rows share; the step that the message is of."""
-        tensors = dict(_tensors(payload))
-        step = int(tensors.pop(_STEP))
+        return self.take(dict(_tensors(payload)))
+
+    def take(self, tensors: Mapping[str, Tensor]) -> int:
+        """Puts every row of what `tensors` gave, [N] by field, which the rows share; the step that it is of."""
         for field, values in tensors.items():
-            if not field.endswith(_ROWS):
+            if field != _STEP and not field.endswith(_ROWS):
                 rows, lengths = tensors[field + _ROWS].view(2, -1).tolist()
                 self._rows.setdefault(field, {}).update(zip(rows, values.split(lengths), strict=True))
-        return step
+        return int(tensors[_STEP])
 
 
 def _tensors(payload: Tensor) -> Iterator[tuple[str, Tensor]]:

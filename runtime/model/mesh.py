@@ -15,6 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.device import host
+from meshwright.runtime.device.patience import patience
 
 _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 """Groups made so far, by the world they belong to and their ranks; the same keys on every rank, member or not."""
@@ -154,7 +155,7 @@ def _make(sets: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
     for ranks in sets:
         key = (world, tuple(ranks))
         if key not in _GROUPS:
-            _GROUPS[key] = dist.new_group(list(ranks))
+            _GROUPS[key] = dist.new_group(list(ranks), timeout=patience())
         if dist.get_rank() in ranks:
             mine = _GROUPS[key]
     return mine

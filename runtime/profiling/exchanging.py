@@ -16,6 +16,7 @@ from torch import Tensor
 from meshwright.profiles.harness import Timer, measure, record_collective
 from meshwright.profiles.table import Collective, Exchange
 from meshwright.runtime.device import host
+from meshwright.runtime.device.patience import patience
 
 _WARMUP = 1
 """Calls that are not timed: the first of a group makes its connections."""
@@ -54,7 +55,7 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
 @cache
 def _first_ranks(number: int) -> dist.ProcessGroup | None:
     """Every rank of the world asks for the same groups in the same order."""
-    return dist.new_group(list(range(number)))
+    return dist.new_group(list(range(number)), timeout=patience())
 
 
 def _computing() -> Callable[[], object]:

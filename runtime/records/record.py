@@ -28,7 +28,7 @@ from meshwright.profiles.trace import (
     write_spans,
 )
 from meshwright.runtime.model.end_tokens import ResponseEnds
-from meshwright.runtime.records.boards import Board
+from meshwright.runtime.records.boards import Board, open_boards
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
 from meshwright.runtime.records.run_file import RunFile, write_run_file
@@ -144,7 +144,7 @@ class Recorder:
         self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
         self._asked, self._ends, self._notes = asked, ends, notes
         self._progress: Progress | None = None
-        self._board: Board | None = None
+        self._boards: tuple[Board, ...] = ()
         self._last_end = 0.0
 
     def open(self, first_step: int) -> None:
@@ -157,7 +157,7 @@ class Recorder:
         for name in ("metrics.jsonl", "trace.jsonl"):
             _keep_steps_before(self._out / name, first_step)
         _keep_steps_before(self._out / "evaluations.jsonl", first_step + 1)
-        self._board = Board(self._out, first_step)
+        self._boards = open_boards(self._out, first_step)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -169,7 +169,7 @@ class Recorder:
         if self._ends:
             self._progress.console.print(self._ends.sentence, markup=False, highlight=False, soft_wrap=True)
         self._progress.start()
-        for note in (*self._notes, self._board.note):
+        for note in (*self._notes, *(board.note for board in self._boards)):
             self._progress.console.print(note, markup=False, soft_wrap=True, highlight=False)
         self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, reward="")
 
@@ -197,8 +197,8 @@ class Recorder:
             **metrics,
         }
         _append(self._out / "metrics.jsonl", line)
-        if self._board:
-            self._board.add("train", line, outcomes[0].turn)
+        for board in self._boards:
+            board.add("train", line, outcomes[0].turn)
         if self._progress:
             self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
         return line
@@ -206,16 +206,16 @@ class Recorder:
     def evaluation(self, evaluation: EvaluationRecord, span: Span) -> None:
         """Writes an evaluation, and when it was made."""
         _append(self._out / "evaluations.jsonl", asdict(evaluation))
-        if self._board:
-            self._board.add("held_out", asdict(evaluation), evaluation.step)
+        for board in self._boards:
+            board.add("held_out", asdict(evaluation), evaluation.step)
         write_spans(self._out / "trace.jsonl", [span])
 
     def stop(self) -> None:
         """The run ends before its last step: what was written stays, without a summary."""
         if self._progress:
             self._progress.stop()
-        if self._board:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
     def close(self) -> RunSummary | None:
         """Writes the timeline and the summary; None on a rank that does not write."""

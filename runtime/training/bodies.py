@@ -21,7 +21,6 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor, nn
 
-from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.device import host
 from meshwright.runtime.model.context_parallel import num_tokens_of_rank, padding_behind, parts_of
 from meshwright.runtime.model.expert_sync import Lockstep
@@ -218,11 +217,12 @@ class Trainer:
         not where they hold experts together: those have as many each.
 
         Returns the metrics summed over micro-batches and replicas, and `grad_norm` before clipping; the same on every
-        rank. Where the `condition` refuses these metrics the weights stay as they are. Raises RunFailed, with the
-        weights untouched, if the gradient is not finite.
+        rank. Where the `condition` refuses these metrics, or one of them or the norm is not finite, the weights stay as
+        they are.
         """
         sums = self._sum(self.accumulate(micro_batches, loss))
-        return sums | {"grad_norm": self.update() if condition(sums) else self._discard()}
+        is_done = all(map(math.isfinite, sums.values())) and condition(sums)
+        return sums | {"grad_norm": self.update() if is_done else self._discard()}
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
         """Adds up gradients over micro-batches and replicas; returns the metrics [] of each of this rank's losses."""
@@ -234,10 +234,10 @@ class Trainer:
     def update(self) -> float:
         """Clips the gradients, steps, and leaves the gradients at zero; returns their norm before clipping.
 
-        Raises RunFailed, with the weights untouched, if the gradient is not finite.
+        Without the step if the norm is not finite, which all ranks see alike: it is one number of the whole model.
         """
         grad_norm = self._clip()
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers if math.isfinite(grad_norm) else ():
             optimizer.step_with_ready_grads()
         self._clear_gradients()
         return grad_norm
@@ -251,13 +251,7 @@ class Trainer:
     def _clip(self) -> float:
         for optimizer in self.optimizers:
             optimizer.prepare_grads()
-        grad_norm = clip_gradients(self.optimizers)
-        if not math.isfinite(grad_norm):
-            raise RunFailed(
-                f"the gradient norm of {self.model.spec.name} is {grad_norm}; the weights were left as they were, "
-                "look at the rewards and losses of this step."
-            )
-        return grad_norm
+        return clip_gradients(self.optimizers)
 
     def _clear_gradients(self) -> None:
         for chunk in self.ddp_chunks:

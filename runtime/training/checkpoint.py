@@ -1,7 +1,4 @@
-"""Trainers on disk: weights, fp32 weights, moments and update counts, in a format that survives a change of layout.
-
-The parts that are not tensors are pickles: read checkpoints of your own runs only.
-"""
+"""Trainers on disk: weights, fp32 weights, moments and update counts, in a format that survives a change of layout."""
 
 from __future__ import annotations
 
@@ -23,6 +20,8 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.device import host
 from meshwright.runtime.model.model_shard import model_chunks_of
 from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.manifest import seal, sync
+from meshwright.runtime.training.plain_pickles import require_plain
 
 _ANY = (Exception, CheckpointException)
 """The latter, torch's, is no Exception."""
@@ -36,8 +35,9 @@ def save_trainers(
     """Writes the trainers that the ranks of the world hold, each under its own name, into a new directory.
 
     Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of, and
-    what it writes `beside` them, given the directory as it comes to be. The directory appears when it is whole, so a
-    save that was cut short is never read. Raises BadInput if it exists, and RunFailed where it cannot be written.
+    what it writes `beside` them, given the directory as it comes to be. The directory appears when it is whole, on the
+    disk and with a manifest, so a save that was cut short is never read. Raises BadInput if it exists, and RunFailed
+    where it cannot be written.
     """
     host.install()
     if directory.exists():
@@ -56,12 +56,13 @@ def save_trainers(
     logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
     try:
         dist_checkpointing.save(state, str(partial))
+        beside(partial)
+        seal(partial)
     except _ANY as error:
         raise RunFailed(f"checkpoint {partial} cannot be written: {_reason(error)}; is its disk full?") from error
-    beside(partial)
-    dist.barrier()
     if dist.get_rank() == 0:
         partial.rename(directory)
+        sync(directory.parent)
     dist.barrier()
 
 
@@ -73,6 +74,7 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     host.install()
     if not directory.is_dir():
         raise BadInput(f"there is no checkpoint {directory}; give a directory that a run has saved.")
+    require_plain(directory)
     wanted = {name: _state(name, trainer, is_loading=True) for name, trainer in trainers.items()}
     try:
         loaded = dist_checkpointing.load(wanted, str(directory))

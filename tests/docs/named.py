@@ -12,7 +12,7 @@ import typer.main
 from meshwright.runtime.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
 _MADE_BY_THE_DEMO = "examples/tiny/build/"
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -119,7 +119,7 @@ def test_the_first_step_alone_calibrates_nothing(num_steps: int) -> None:
 @pytest.mark.parametrize("clock", ["simulated", "rehearsed"])
 def test_only_a_measured_trace_counts(clock: str) -> None:
     mixed = [*trace(3), replace(trace(1)[0], clock=clock)]
-    with pytest.raises(BadInput, match=f"the trace is {clock} and not measured; calibrate with"):
+    with pytest.raises(BadInput, match=f"the trace is {clock} and not measured; give the directory"):
         observe(mixed, LAYOUTS, PPO_GRAPH, batch_size=32)
 
 

@@ -36,8 +36,8 @@ class OneRank:
         copy = self.copies[self.plan.copy_of("actor_generate")]
         return Generating(self.plan, self.job, self.data, copy, steps=steps, streaming=Streaming(self.plan, _alone()))
 
-    def actions(self, steps: range) -> Actions:
-        """Its part of every stage."""
+    def actions(self, steps: range, out: Path = Path("run")) -> Actions:
+        """Its part of every stage, in a run in the directory `out`."""
         return Actions(
             self.plan,
             self.job,
@@ -47,6 +47,7 @@ class OneRank:
             streaming=Streaming(self.plan, _alone()),
             host_memory=HostMemory(self.plan, self.copies),
             control=Control(self.plan, _alone(), steps),
+            out=out,
         )
 
 

@@ -61,7 +61,8 @@ def invocations() -> Iterator[tuple[str, ...]]:
 
 def _usage() -> Iterator[tuple[str, ...]]:
     yield from (("pln",), ("plan",), ("--plan",), ("verify",), ("whatif", _PLAN), ("schema", "jobs"), ("schema",))
-    for command in ("plan", "profile", "run", "export", "report", "calibrate", "simulate", "rehearse", "explain"):
+    commands = "plan profile run export report calibrate simulate rehearse explain replan verify whatif schema"
+    for command in commands.split():
         yield command, "--colour"
         yield command, *(["in/job.yaml"] * 9)
     yield "run", _PLAN, "in/job.yaml"
@@ -94,8 +95,14 @@ def _numbers() -> Iterator[tuple[str, ...]]:
         (("rehearse", _PLAN), "--speed", (*real, "0")),
         (("rehearse", _PLAN), "--ranks-per-process", whole),
         (("profile", "in/job.yaml", "-o", "out.json"), "--minutes", (*real, "0")),
+        (("replan", _PLAN, "in/run"), "--lost-nodes", ("-1", "x", "1.5", "1", "100000000000")),
+        (("replan", _PLAN, "in/run"), "--gap", (*real, "1")),
+        (("export", "in/run", "--to", "hf", "-o", "out"), "--ranks", whole),
         (run, "--steps", whole),
         ((*run, "--steps", "1"), "--checkpoint-every", ("-1", "x", "1.5")),
+        ((*run, "--steps", "1"), "--checkpoint-minutes", (*real, "10000000")),
+        ((*run, "--steps", "1"), "--keep", _NOT_POSITIVE),
+        ((*run, "--steps", "1"), "--export-every", ("-1", "x", "1.5")),
         ((*run, "--steps", "1"), "--nodes", ("0", "2", "x")),
         ((*run, "--steps", "1"), "--node-rank", ("-1", "1", "x")),
         ((*run, "--steps", "1"), "--rendezvous", ("x", "host:x", "127.0.0.1:99999999")),
@@ -115,6 +122,8 @@ def _outputs() -> Iterator[tuple[str, ...]]:
         ("rehearse", _PLAN, "--trace"),
         ("whatif", _PLAN, "--set", "workload.num_epochs=1,2", "--plot"),
         ("calibrate", _PLAN, "in/run", "-o"),
+        ("replan", _PLAN, "in/run", "-o"),
+        ("plan", "in/job.yaml", "-o", "out.json", "--proof"),
     )
     for base in bases:
         for output in (*_OUTPUTS, "a" * 300, base[1], "in/link", "in/hard"):
@@ -123,6 +132,7 @@ def _outputs() -> Iterator[tuple[str, ...]]:
     yield "report", _PLAN, "-o", "out", "--trace", "./out"
     for directory in ("in", "in/job.yaml", "/dev/null", "/proc/x", "in/pipe"):
         yield "export", _PLAN, "in/job.yaml", "--to", "slurm", "-o", directory
+        yield "export", "in/run", "--to", "hf", "-o", directory
         yield "rehearse", _PLAN, "--out", directory
     for directory in ("in/job.yaml", "/dev/null", "/proc/x", "in/pipe", "in/held"):
         yield "run", _PLAN, "in/job.yaml", "--steps", "1", "--out", directory
@@ -148,6 +158,14 @@ def _inputs() -> Iterator[tuple[str, ...]]:
         yield "simulate", _PLAN, "--profile", wrong
         yield "report", _PLAN, wrong, "-o", "out.html"
         yield "calibrate", _PLAN, wrong, "-o", "out.json"
+        yield "replan", wrong, "in/run"
+        yield "replan", _PLAN, wrong
+        yield "replan", _PLAN, "in/run", "--job", wrong
+        yield "replan", _PLAN, "in/run", "--profile", wrong
+        yield "export", wrong, "--to", "hf", "-o", "out"
+        yield "plan", "in/job.yaml", "-o", "out.json", "--from", wrong
+        yield "verify", _PLAN, "--proof", wrong
+        yield "verify", _PLAN, "--profile", wrong
     for wrong in (
         "in/none",
         "in",
@@ -200,6 +218,9 @@ def _choices() -> Iterator[tuple[str, ...]]:
         yield "plan", "in/job.yaml", "-o", "out.json", "--forbid", pin
     yield "plan", "in/job.yaml", "-o", "out.json", "--pin", "actor_train.layout=tp1", "--pin", "actor_train.layout=tp2"
     yield "calibrate", _PLAN, "in/other", "-o", "out.json"
+    yield "replan", _PLAN, "in/other"
+    yield "export", "in/run", "--to", "slurm", "-o", "out"
+    yield "export", "in/half", "--to", "hf", "-o", "out"
     yield "report", _PLAN, "in/other", "-o", "out.html"
     yield "report", _PLAN, "in/run", "in/run", "-o", "out.html"
 

@@ -108,7 +108,14 @@ def test_slurm_starts_one_run_per_node_which_meet_on_the_first(cuda: Plan, tmp_p
     options = ["--steps", "5", "--out", "my run", "threads=1", "devices=0,1"]
     assert words == [*node, "0", *options, *node, "1", *options]
     asked = re.findall(r"^#SBATCH --(\S+)", scripts["run.sbatch"], flags=re.MULTILINE)
-    assert asked == ["job-name=meshwright", "nodes=2", "ntasks-per-node=1", "cpus-per-task=2", "gpus-per-node=2"]
+    assert asked == [
+        "job-name=meshwright",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "cpus-per-task=2",
+        "signal=USR1@300",
+        "gpus-per-node=2",
+    ]
 
 
 def test_the_stages_of_each_rank_and_its_device_are_said(cuda: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from meshwright.profiles.stages import values_of
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings
+from meshwright.runtime.training.bad_steps import SKIPPED, read_skipped
 from meshwright.runtime.training.bodies import MicroBatch, forward_scalars
 from tests.runtime.one_rank import OneRank, one_rank
 from tests.runtime.ranks import run_on_ranks
@@ -101,6 +103,49 @@ def test_training_tells_of_its_role_and_raises_the_version(
     assert told["actor_train"]["max_staleness"] == 0
     assert told["actor_train"]["skipped_updates"] == 0
     assert "actor_logprob has weights of version 1 and needs version 0" in refusal
+
+
+def _broken(path: Path, out: Path) -> tuple[list[dict[str, Mapping[str, float]]], str, bool]:
+    """What training tells of a batch with a score that is no number and of the next, what is said after two more bad
+    ones, and whether the first left the weights alone."""
+    rank = one_rank(path)
+    actions, told = rank.actions(range(5), out), []
+    actor = rank.copies["actor_train"].decoder
+    before = [parameter.detach().clone() for parameter in actor.parameters()]
+    spared, said = False, ""
+    for step in range(5):
+        batch = StepExperience(step=step, rows=range(BATCH))
+        actions.begin(step)
+        for stage in ("actor_generate", *SCORING):
+            actions.run(stage, batch)
+        if step != 1:
+            batch.experience.put("scores", 3, torch.tensor([math.nan]))
+        try:
+            told.append({stage: actions.run(stage, batch).metrics for stage in ("critic_train", "actor_train")})
+        except RunFailed as error:
+            return told, str(error), spared
+        if step == 0:
+            spared = all(torch.equal(a, b) for a, b in zip(before, actor.parameters(), strict=True))
+        for copy in rank.copies.values():
+            copy.version.number = step + 1
+    return told, said, spared
+
+
+def test_a_step_with_a_score_that_is_no_number_is_skipped_and_kept_and_three_in_a_row_end_the_run(
+    path: Path, tmp_path: Path
+) -> None:
+    [(told, said, spared)] = run_on_ranks(1, _broken, path, tmp_path)
+    assert spared
+    assert [line["actor_train"]["actor_bad_updates"] for line in told] == [2, 0, 2, 2]
+    assert [line["critic_train"]["critic_bad_updates"] for line in told] == [2, 0, 2, 2]
+    assert all(math.isfinite(value) for line in told for stage in line.values() for value in stage.values())
+    assert "score" not in told[0]["actor_train"]
+    assert told[0]["actor_train"]["response_tokens"] > 0
+    assert (
+        "critic_train skipped updates in 3 steps in a row, the last in step 4: scores of rows 3 are not finite" in said
+    )
+    kept = read_skipped(tmp_path / SKIPPED / "step-000000-actor_train.safetensors")
+    assert kept.reasons == ("scores of rows 3 are not finite",)
 
 
 def _restored(path: Path) -> tuple[Findings, Findings, Findings]:

@@ -52,7 +52,7 @@ def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(asked: 
     saved = asked.out / "checkpoints" / "step-000002"
     saved.mkdir(parents=True)
     refused(replace(asked, resume=True), "no checkpoint to resume from")  # an empty directory is none
-    (saved / "metadata.json").touch()
+    (saved / "manifest.json").touch()
     refused(asked, "holds a run of 2 steps; continue it with --resume")
     refused(replace(asked, steps=2, resume=True), "has 2 already; ask for more")
     refused(replace(asked, out=tmp_path / "nothing", resume=True), "no checkpoint to resume from")

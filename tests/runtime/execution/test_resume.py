@@ -20,6 +20,7 @@ from meshwright.runtime.execution.resume import (
 )
 from meshwright.runtime.records.record import EvaluationRecord
 from meshwright.runtime.records.version_gap import Gap
+from meshwright.runtime.training.manifest import MANIFEST
 from tests.runtime.ranks import run_on_ranks
 
 
@@ -28,7 +29,7 @@ def save(out: Path, *steps: int) -> Path:
     for step in steps:
         directory = out / "checkpoints" / f"step-{step:06d}"
         directory.mkdir(parents=True)
-        (directory / "metadata.json").touch()
+        (directory / MANIFEST).touch()
     return out
 
 

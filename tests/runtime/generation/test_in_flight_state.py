@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
+import pytest
 import torch
 
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.generation.in_flight_state import Drawing, InFlight, Underway, read_underway, write_underway
 from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
 
@@ -41,6 +44,32 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     assert (one.turn, one.live, one.waiting, one.ended) == (other.turn, other.live, other.waiting, other.ended)
     assert all(torch.equal(a, b) for a, b in zip(one.cached[0], other.cached[0], strict=True))
     assert {row: values.tolist() for row, values in found.experience[4]["tokens"].items()} == {2: [0, 1, 2], 5: [3, 4]}
+
+
+def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:
+    nothing = InFlight(turn=1, live=((), ()), waiting=(), ended=(), cached=())
+    drawing = Drawing(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing)
+    for number, kept in enumerate((drawing, None)):
+        written = Underway(draws_by="one plan", num_steps=6, experience={}, drawing=kept)
+        write_underway(tmp_path, number, written)
+        assert read_underway(tmp_path, number, "one plan") == written
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 200, pickle.dumps(underway())], ids=["empty", "text", "pickle"])
+def test_a_file_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "underway-00000.safetensors").write_bytes(content)
+    with pytest.raises(BadInput, match="holds no sequences in flight that can be read"):
+        read_underway(tmp_path, 0, "one plan")
+
+
+def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    write_underway(tmp_path, 0, underway())
+    path = tmp_path / "underway-00000.safetensors"
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BadInput, match="they are drawn again"):
+            read_underway(tmp_path, 0, "one plan")
 
 
 def test_what_was_drawn_by_something_else_or_by_another_rank_is_left_behind(tmp_path: Path) -> None:

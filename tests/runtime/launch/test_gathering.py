@@ -79,9 +79,9 @@ def test_a_node_whose_store_answers_nothing_more_is_cut_off(monkeypatch: pytest.
     clock, store = [0.0], HashStore()
     monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(gathering, "_PULSE_SECONDS", 0.01)
-    gone = Quiet(store, 1, ["a", "b"])
-    cut, alive = Watch(gone), Watch(Pulse(store, 0, ["a", "b"]))
-    until(lambda: gone.is_gone and store.check(["pulse/0"]))
+    gone, heard = Quiet(store, 1, ["a", "b"]), Pulse(store, 0, ["a", "b"])
+    cut, alive = Watch(gone), Watch(heard)
+    until(lambda: gone.is_gone and heard._seen[1][0] == b"1")
     assert not cut.is_cut_off()
     clock[0] = 1000.0
     assert cut.is_cut_off()

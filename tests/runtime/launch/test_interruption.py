@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.execution.resume import saved_steps
+from meshwright.runtime.launch import interruption
 from meshwright.runtime.records.stopped import STOPPED
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.hosts import BIN, LOOPBACK, Agent
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.small_job import OF_TIME, request, write_job
-
-pytestmark = pytest.mark.slow
 
 PATIENCE = 600.0
 AHEAD = {"overcommit": 8, "generation_slots": 16}
@@ -37,8 +41,60 @@ def wait_for_steps(agent: Agent, out: Path, number: int) -> None:
         time.sleep(0.1)
 
 
+WAITS = """
+import sys, time
+from meshwright.runtime.launch import interruption
+interruption.listen()
+sys.stdout.write("listening\\n"); sys.stdout.flush()
+while not interruption.is_asked(): time.sleep(0.01)
+sys.stdout.write("asked\\n"); sys.stdout.flush()
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_rank_is_asked_by_any_signal_and_ended_by_a_second_one_that_ends(first: signal.Signals) -> None:
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, env=one_thread) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "listening\n"
+        rank.send_signal(first)
+        assert rank.stdout.readline() == "asked\n"
+        time.sleep(1.2)
+        rank.send_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        assert rank.poll() is None
+        rank.send_signal(signal.SIGTERM)
+        time.sleep(1.2)
+        if first is signal.SIGUSR1:
+            assert rank.poll() is None
+            rank.send_signal(signal.SIGTERM)
+        assert rank.wait(10) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("first", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_the_launcher_marks_any_signal_and_ends_for_a_second_one_that_ends(
+    first: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interruption, "_AGAIN_SECONDS", -1.0)
+    mark = tmp_path / "stop"
+    is_ending = first is not signal.SIGUSR1
+    with pytest.raises(SignalException) if is_ending else nullcontext(), interruption.passed_on(mark):
+        signal.raise_signal(first)
+    assert mark.exists() is not is_ending
+    monkeypatch.setattr(interruption, "_AGAIN_SECONDS", 60.0)
+    with interruption.passed_on(mark):
+        signal.raise_signal(first)
+        signal.raise_signal(first)
+    assert mark.exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "is_ahead", [False, True], ids=["synchronous, a rank is told", "two ahead, the launcher is told"]
+    "is_ahead",
+    [False, True],
+    ids=["synchronous, a rank is told by SIGTERM", "two ahead, the launcher is told by SIGUSR1"],
 )
 def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path, is_ahead: bool) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", *(DISJOINT if is_ahead else ()))
@@ -55,7 +111,7 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path,
     wait_for_steps(agent, out, 2)
     launcher = psutil.Process(agent.process.pid)
     ranks = [child for child in launcher.children(recursive=True) if "tracker" not in " ".join(child.cmdline())]
-    (launcher if is_ahead else ranks[-1]).send_signal(signal.SIGTERM)
+    launcher.send_signal(signal.SIGUSR1) if is_ahead else ranks[-1].send_signal(signal.SIGTERM)
     end = agent.end(PATIENCE)
     assert end.code == STOPPED, end.err
     [done] = saved_steps(out)

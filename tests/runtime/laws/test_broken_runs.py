@@ -13,8 +13,9 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, MeshwrightError
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.execution.test_train import read_lines
 from tests.runtime.hosts import BIN
-from tests.runtime.small_job import VOCAB_SIZE, request, write_job
+from tests.runtime.small_job import OF_TIME, VOCAB_SIZE, request, write_job
 
 
 def said(error: pytest.ExceptionInfo[MeshwrightError]) -> str:
@@ -30,12 +31,15 @@ def test_a_checkpoint_that_was_cut_or_is_foreign_is_refused_in_one_sentence(tmp_
     run_plan(asked)
     (checkpoint,) = (asked.out / "checkpoints").iterdir()
     again = replace(asked, steps=2, resume=True)
-    for path in (next(checkpoint.glob("*.distcp")), checkpoint / "common.pt"):
+    for name in (next(checkpoint.glob("*.distcp")).name, "common.pt"):
+        path = checkpoint / name
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(BadInput) as error:
             run_plan(again)
-        assert f"checkpoint {checkpoint} cannot be read" in said(error)
+        assert f"damaged and was put aside as step-000001.damaged: {path} has {len(whole) // 2} bytes" in said(error)
+        assert "no other checkpoint is left" in said(error)
+        checkpoint.with_name("step-000001.damaged").rename(checkpoint)
         path.write_bytes(whole)
     shutil.rmtree(tmp_path / "actor")
     write_checkpoint(tmp_path / "actor", "Qwen2", vocab_size=VOCAB_SIZE, hidden_size=48, num_hidden_layers=2)
@@ -44,6 +48,32 @@ def test_a_checkpoint_that_was_cut_or_is_foreign_is_refused_in_one_sentence(tmp_
     with pytest.raises(BadInput) as error:
         run_plan(other)
     assert f"checkpoint {checkpoint} cannot be read" in said(error)
+
+
+@pytest.mark.slow
+def test_where_the_newest_checkpoint_is_damaged_the_one_before_is_used(tmp_path: Path) -> None:
+    asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "whole", "actor_train.layout=dp2", steps=3)
+    run_plan(asked)
+    parts = replace(asked, out=tmp_path / "parts", steps=2, checkpoint_every=1)
+    run_plan(parts)
+    newest = parts.out / "checkpoints" / "step-000002"
+    path = max(newest.glob("*.distcp"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    write_plan(tmp_path / "plan.json", asked.plan)
+    command = [BIN / "meshwright", "run", tmp_path / "plan.json", tmp_path / "job-2.yaml", "--resume", "--steps", "3"]
+    ended = subprocess.run([*command, "--out", parts.out], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    told = f"checkpoint step-000002 is damaged and was put aside as step-000002.damaged: {path} is not what"
+    assert told in ended.stdout
+    assert (parts.out / "checkpoints" / "step-000002.damaged").is_dir()
+    for one, other in zip(
+        read_lines(asked.out / "metrics.jsonl"), read_lines(parts.out / "metrics.jsonl"), strict=True
+    ):
+        assert {k: v for k, v in one.items() if k not in OF_TIME} == {
+            k: v for k, v in other.items() if k not in OF_TIME
+        }
 
 
 @pytest.mark.slow

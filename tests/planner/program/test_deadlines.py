@@ -1,0 +1,34 @@
+"""What an instruction may take follows from the plan, then from what was measured, and is never less than a minute."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.deadlines import Deadlines, patience_seconds
+from tests.runtime.commands.test_report_command import small_plan
+
+
+def taking(seconds: float) -> Plan:
+    return small_plan(1).model_copy(update={"period_seconds": seconds})
+
+
+@pytest.mark.parametrize(("period", "allowed"), [(0.01, 60.0), (3.0, 60.0), (444.0, 8880.0)])
+def test_before_a_turn_was_measured_it_is_twenty_of_those_planned(period: float, allowed: float) -> None:
+    assert Deadlines(taking(period)).allowed_seconds() == pytest.approx(allowed)
+
+
+def test_afterwards_it_is_five_of_the_longest_measured() -> None:
+    deadlines = Deadlines(taking(444.0))
+    for seconds, allowed in ((400.0, 2000.0), (500.0, 2500.0), (300.0, 2500.0)):
+        deadlines.met(seconds)
+        assert deadlines.allowed_seconds() == pytest.approx(allowed)
+    quick = Deadlines(taking(444.0))
+    quick.met(0.5)
+    assert quick.allowed_seconds() == 60.0
+
+
+@pytest.mark.parametrize("period", [0.01, 30.0, 444.0, 5000.0])
+def test_no_collective_gives_up_before_the_deadline_as_it_is_planned(period: float) -> None:
+    plan = taking(period)
+    assert patience_seconds(plan) >= max(900.0, 2 * Deadlines(plan).allowed_seconds())

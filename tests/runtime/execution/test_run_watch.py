@@ -1,0 +1,43 @@
+"""A run's watchdog allows what its plan says, more for an evaluation of more prompts, and half an hour to a meeting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from meshwright.planner.program.program import RunStage
+from meshwright.runtime.execution.run_watch import RunWatch
+from meshwright.runtime.execution.watchdog import Watchdog
+from tests.runtime.commands.test_report_command import small_plan
+from tests.runtime.ranks import run_on_ranks
+
+
+def _allowed(out: Path) -> list[tuple[Any, ...]]:
+    plan = small_plan(1)
+    with mock.patch.object(Watchdog, "doing", autospec=True) as doing:
+        watch = RunWatch(plan, out, 0.0)
+        stage = RunStage(stage="actor_train", ranks=(0,))
+        watch.met(100.0)
+        watch.instruction(stage, 4, 2, 3)
+        with watch.evaluation(3 * plan.facts.workload.batch_size):
+            watch.instruction(stage, 4, 2, 3)
+        with watch.evaluation(1):
+            watch.instruction(stage, 4, 2, 3)
+        watch.waiting("the reports", 2)
+        watch.meeting("the checkpoint", 2)
+        watch.close()
+    return [call.args[1:] for call in doing.call_args_list]
+
+
+def test_what_is_allowed_follows_from_turns_that_were_measured(tmp_path: Path) -> None:
+    stage = "actor_train of step 3"
+    assert run_on_ranks(1, _allowed, tmp_path) == [
+        [
+            (stage, 2, 500.0, 4),
+            (stage, 2, 1500.0, 4),
+            (stage, 2, 500.0, 4),
+            ("the reports", 2, 500.0),
+            ("the checkpoint", 2, 1800.0),
+        ]
+    ]

@@ -1,0 +1,43 @@
+"""A rank that cannot go on says why where somebody looks, and takes what is silent with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.launch import failing
+
+ENDS = "import sys; from pathlib import Path; from meshwright.runtime.launch import failing; "
+
+
+def test_an_error_leaves_its_record(tmp_path: Path) -> None:
+    failing.keep_record(tmp_path / "0.json")
+    try:
+        failing.record(ValueError("a surprise"))
+        told = json.loads((tmp_path / "0.json").read_text())
+        assert (told["sentence"], told["is_bad_input"], told["is_of_all"]) == ("ValueError: a surprise", False, False)
+        failing.record(BadInput("give another"))
+        told = json.loads((tmp_path / "0.json").read_text())
+        assert (told["sentence"], told["is_bad_input"]) == ("give another", True)
+    finally:
+        failing._records.clear()
+
+
+def test_a_rank_that_ends_itself_prints_where_nobody_reads_its_record() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{ENDS}failing.end('all is lost')"], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (4, "error: all is lost\n")
+
+
+def test_a_rank_that_ends_itself_leaves_a_record_of_all_and_nothing_silent(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as silent:
+        script = f"{ENDS}failing.keep_record(Path(sys.argv[1])); failing.end('lost', [{silent.pid}])"
+        command = [sys.executable, "-c", script, str(tmp_path / "1.json")]
+        assert subprocess.run(command, check=False).returncode == 4
+        assert silent.wait(10) == -9
+    told = json.loads((tmp_path / "1.json").read_text())
+    assert (told["sentence"], told["is_of_all"]) == ("lost", True)
