@@ -33,6 +33,19 @@ class Listed:
 
 LISTED = (
     Listed(
+        "init", "starting.init_command", "Write a first job with a comment on every line; it can be planned as it is."
+    ),
+    Listed(
+        "devices",
+        "starting.devices_command",
+        "List the devices and networks that a job may name, with the facts they stand for.",
+    ),
+    Listed(
+        "fit",
+        "starting.fit_command",
+        "Say how many devices a job needs at least, and what the best plan gives on several numbers of them.",
+    ),
+    Listed(
         "profile",
         "profile_command",
         "Time the job's stage bodies and collectives on this machine; a call that was cut off is continued.",
@@ -51,6 +64,11 @@ LISTED = (
         "explain",
         "explain_command",
         "Say why a plan is as it is: what its turn waits for, what binds, what matters, what each choice buys.",
+    ),
+    Listed(
+        "compare",
+        "compare_command",
+        "Lay two plans side by side: steps, stages, and what their jobs have otherwise.",
     ),
     Listed(
         "simulate",
@@ -86,7 +104,7 @@ LISTED = (
     Listed(
         "report", "report_command", "Draw a plan, its simulation and its runs as one HTML file that needs no network."
     ),
-    Listed("schema", "schema_command", "Print the JSON Schema of a document."),
+    Listed("schema", "starting.schema_command", "Print the JSON Schema of a document."),
 )
 """In the order of a first job."""
 

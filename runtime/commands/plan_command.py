@@ -13,6 +13,7 @@ import typer
 
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.proof.document import write_proof
 from meshwright.planner.search.refusal import NoPlan
@@ -26,7 +27,17 @@ from meshwright.runtime.commands import show, show_search
 from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.import_operators import offer
-from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, ProofOut, finite
+from meshwright.runtime.commands.options import (
+    AsJson,
+    ForbidTexts,
+    Gap,
+    JobPath,
+    PinsPath,
+    PinTexts,
+    Profile,
+    ProofOut,
+    finite,
+)
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.search_shown import search_shown
@@ -53,6 +64,8 @@ EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.jso
 
 meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
 
+meshwright plan job.yaml --pins pins.txt -o plan.json
+
 meshwright plan other-job.yaml --from plan.json -o other-plan.json
 
 meshwright plan job.yaml --proof proof.json -o plan.json
@@ -66,12 +79,9 @@ def plan(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
     *,
     profile: Profile = None,
-    pin: Annotated[
-        list[str] | None, typer.Option(help="Fix a choice, as stage.key=value; may be given several times.")
-    ] = None,
-    forbid: Annotated[
-        list[str] | None, typer.Option(help="Leave a choice out, as stage.key=value; may be given several times.")
-    ] = None,
+    pin: PinTexts = None,
+    pins: PinsPath = None,
+    forbid: ForbidTexts = None,
     top: Annotated[
         int,
         typer.Option(
@@ -89,7 +99,7 @@ def plan(
     With --json, standard error has a line of JSON for each step of the search.
     """
     began = time.monotonic()
-    require_outputs(*_outputs(output, top, proof), inputs=(job, profile))
+    require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins))
     document = read_job(job)
     facts, table, first = resolve(document, job.parent), table_in(profile), read_plan(start) if start else None
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
@@ -97,7 +107,7 @@ def plan(
         best = fastest(
             facts,
             table,
-            pins=pin or (),
+            pins=(*(pin or ()), *(read_pins(pins) if pins else ())),
             forbid=forbid or (),
             limits=replace(limits, stop=stop),
             job=document,
