@@ -85,7 +85,7 @@ def _first_steps() -> Iterator[tuple[str, ...]]:
         yield "init", wrong, "--device", "h100-sxm", *numbers, "-o", "out.yaml"
         yield "plan", "in/job.yaml", "-o", "out.json", "--pins", wrong
         yield "compare", _PLAN, wrong
-        yield "fit", wrong
+        yield from (("fit", wrong),) if wrong in _INPUTS else ()
     yield (*first, "--device", "h100")
     yield (*first, "--gpus", "12")
     yield (*first[:-1], "in/job.yaml")
