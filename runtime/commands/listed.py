@@ -99,7 +99,7 @@ LISTED = (
     Listed(
         "export",
         "export_command",
-        "Write the models that a run trained, or the scripts that start a plan on its machines.",
+        "Write the models that a run trained, the scripts that start a plan, or its configuration for another trainer.",
     ),
     Listed(
         "report", "report_command", "Draw a plan, its simulation and its runs as one HTML file that needs no network."

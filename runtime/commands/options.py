@@ -24,6 +24,20 @@ def finite(value: float | None) -> float | None:
 
 JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, PPO, data.")]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by `meshwright plan`.")]
+
+
+class TrainerName(StrEnum):
+    """The trainers that a plan may be for."""
+
+    VERL = "verl"
+    NEMO_RL = "nemo-rl"
+    OPENRLHF = "openrlhf"
+    SLIME = "slime"
+
+
+ForTrainer = Annotated[
+    TrainerName | None, typer.Option("--for", help="Plan only what another trainer can say; `export` writes it.")
+]
 PinTexts = Annotated[
     list[str] | None, typer.Option("--pin", help="Fix a choice, as stage.key=value; may be given several times.")
 ]

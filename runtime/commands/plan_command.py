@@ -30,6 +30,7 @@ from meshwright.runtime.commands.import_operators import offer
 from meshwright.runtime.commands.options import (
     AsJson,
     ForbidTexts,
+    ForTrainer,
     Gap,
     JobPath,
     PinsPath,
@@ -41,6 +42,7 @@ from meshwright.runtime.commands.options import (
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.search_shown import search_shown
+from meshwright.runtime.commands.trainers.plan_for_trainer import plan_for_trainer, require_alone
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 _NOISY = 0.5
@@ -54,6 +56,12 @@ TimeLimit = Annotated[
         callback=finite,
         help="Seconds for all of it; the best plan so far is written with its gap. Without, a search ends by a "
         "count of its own, so that every machine finds the same plan.",
+    ),
+]
+Top = Annotated[
+    int,
+    typer.Option(
+        min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
     ),
 ]
 Start = Annotated[
@@ -70,6 +78,8 @@ meshwright plan other-job.yaml --from plan.json -o other-plan.json
 
 meshwright plan job.yaml --proof proof.json -o plan.json
 
+meshwright plan job.yaml --for verl -o plan.json
+
 meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
 """
 
@@ -82,12 +92,8 @@ def plan(
     pin: PinTexts = None,
     pins: PinsPath = None,
     forbid: ForbidTexts = None,
-    top: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
-        ),
-    ] = 1,
+    trainer: ForTrainer = None,
+    top: Top = 1,
     time_limit: TimeLimit = None,
     gap: Gap = None,
     start: Start = None,
@@ -100,9 +106,13 @@ def plan(
     """
     began = time.monotonic()
     require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins))
+    limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
+    if trainer:
+        require_alone(trainer, pin=pin, pins=pins, forbid=forbid, top=top > 1, proof=proof, **{"from": start})
+        plan_for_trainer(job, output, trainer, profile=profile, limits=limits, as_json=as_json)
+        return
     document = read_job(job)
     facts, table, first = resolve(document, job.parent), table_in(profile), read_plan(start) if start else None
-    limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
     with within_memory(), asked_to_stop() as stop, search_shown(began, as_json=as_json) as told:
         best = fastest(
             facts,
