@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from meshwright.planner.export.trainer import Origin, Setting, Trainer
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.within import Within, within
 from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import Job
@@ -27,7 +27,7 @@ class Exported:
     trainer: str
     way: str
     plan: Plan
-    settings: tuple[Setting, ...]
+    settings: tuple[KeyValue, ...]
     files: Mapping[str, str]
     unsaid: tuple[str, ...]
     lost_seconds: float
@@ -50,7 +50,7 @@ class Exported:
 
 
 def exported(
-    trainer: Trainer,
+    trainer: OtherTrainer,
     plan: Plan,
     remodel: Remodel,
     *,
@@ -68,7 +68,7 @@ def exported(
     found = Within(plan=plan, way=said) if said else _searched(trainer, plan, remodel, limits, progress)
     if found is None:
         return None
-    origin = Origin(plan=found.plan, job=job, directory=directory)
+    origin = ExportInput(plan=found.plan, job=job, directory=directory)
     settings = tuple(trainer.settings(origin))
     unknown = [setting.key for setting in settings if not trainer.keys.knows(setting.key)]
     assert not unknown, unknown
@@ -85,7 +85,7 @@ def exported(
 
 
 def _searched(
-    trainer: Trainer,
+    trainer: OtherTrainer,
     plan: Plan,
     remodel: Remodel,
     limits: Limits | None,

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from meshwright.planner.export.trainer import Setting, Value
+from meshwright.planner.export.trainer import KeyValue, Value
 
 
 def script(head: str, command: str, arguments: Iterable[tuple[str, str]]) -> str:
@@ -23,12 +23,12 @@ exec {command} "${{arguments[@]}}" "$@"
 """
 
 
-def overrides(settings: Sequence[Setting]) -> list[tuple[str, str]]:
+def overrides(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
     """As `key=value`, hydra's form."""
     return [(shlex.quote(f"{one.key}={_plain(one.value)}"), one.origin) for one in settings]
 
 
-def flags(settings: Sequence[Setting]) -> list[tuple[str, str]]:
+def flags(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
     """As `--key value`, argparse's form: a flag alone where it is true, and left out where it is not."""
     return [
         (f"--{one.key}" if one.value is True else f"--{one.key} {shlex.quote(_plain(one.value))}", one.origin)
@@ -37,7 +37,7 @@ def flags(settings: Sequence[Setting]) -> list[tuple[str, str]]:
     ]
 
 
-def nested(settings: Sequence[Setting]) -> str:
+def nested(settings: Sequence[KeyValue]) -> str:
     """As YAML, a level for each part of a key."""
     tree: dict[str, Any] = {}
     for one in settings:
@@ -49,10 +49,10 @@ def nested(settings: Sequence[Setting]) -> str:
     return "".join(_lines(tree, 0, lambda one: f"{json.dumps(one.value)}  # {one.origin}"))
 
 
-def _lines(tree: dict[str, Any], depth: int, told: Callable[[Setting], str]) -> Iterable[str]:
+def _lines(tree: dict[str, Any], depth: int, told: Callable[[KeyValue], str]) -> Iterable[str]:
     for key, value in tree.items():
         indent = "  " * depth
-        if isinstance(value, Setting):
+        if isinstance(value, KeyValue):
             yield f"{indent}{key}: {told(value)}\n"
         else:
             yield f"{indent}{key}:\n"

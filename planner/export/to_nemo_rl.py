@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.planner.export.shares import engine_share, machines, mini_batch, uneven_ends
 from meshwright.planner.export.texts import nested, script
-from meshwright.planner.export.trainer import Origin, Setting, Trainer
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, names, no_overlap, on, parts
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
@@ -59,7 +59,7 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     )
 
 
-def settings(origin: Origin) -> Iterator[Setting]:
+def settings(origin: ExportInput) -> Iterator[KeyValue]:
     """The keys of NeMo-RL's configuration that say a plan."""
     plan = origin.plan
     yield from _batches(plan)
@@ -71,42 +71,42 @@ def settings(origin: Origin) -> Iterator[Setting]:
     yield from _reward(origin)
     yield from _algorithm(origin)
     cluster = plan.facts.cluster
-    yield Setting("cluster.num_nodes", cluster.nodes, "facts.cluster.nodes")
-    yield Setting("cluster.gpus_per_node", cluster.ranks_per_node, "facts.cluster.ranks_per_node")
+    yield KeyValue("cluster.num_nodes", cluster.nodes, "facts.cluster.nodes")
+    yield KeyValue("cluster.gpus_per_node", cluster.ranks_per_node, "facts.cluster.ranks_per_node")
 
 
-def _batches(plan: Plan) -> Iterator[Setting]:
+def _batches(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
-    yield Setting("ppo.num_prompts_per_step", workload.batch_size, "facts.workload.batch_size")
-    yield Setting("ppo.num_generations_per_prompt", 1, "facts.workload: one response to a prompt")
-    yield Setting("ppo.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
-    yield Setting("policy.train_global_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
-    yield Setting("policy.max_total_sequence_length", workload.max_tokens, "facts.workload: prompt.max + response.max")
-    yield Setting("data.max_input_seq_length", workload.prompt.max, "facts.workload.prompt.max")
-    yield Setting(f"{_G}.max_new_tokens", workload.response.max, "facts.workload.response.max")
+    yield KeyValue("ppo.num_prompts_per_step", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("ppo.num_generations_per_prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("ppo.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
+    yield KeyValue("policy.train_global_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
+    yield KeyValue("policy.max_total_sequence_length", workload.max_tokens, "facts.workload: prompt.max + response.max")
+    yield KeyValue("data.max_input_seq_length", workload.prompt.max, "facts.workload.prompt.max")
+    yield KeyValue(f"{_G}.max_new_tokens", workload.response.max, "facts.workload.response.max")
 
 
-def _degrees(plan: Plan, stage: str) -> Iterator[Setting]:
+def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
     placement, prefix, field = plan.placement(stage), f"{_MODELS[stage]}.megatron_cfg", f"placements.{stage}.layout"
     layout = placement.layout
-    yield Setting(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
-    yield Setting(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
-    yield Setting(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
-    yield Setting(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
-    yield Setting(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
+    yield KeyValue(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
+    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
+    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
+    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
     if plan.facts.models.spec(placement.role).experts:
-        yield Setting(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
-        yield Setting(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
+        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
+        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
     if ends := uneven_ends(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
-            yield Setting(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")
+            yield KeyValue(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")
     full = placement.schedule.recompute is Recompute.FULL
-    yield Setting(f"{prefix}.activation_checkpointing", full, f"placements.{stage}.schedule.recompute")
+    yield KeyValue(f"{prefix}.activation_checkpointing", full, f"placements.{stage}.schedule.recompute")
     if layout.cp > 1 and stage == "critic_train":
-        yield Setting("value.sequence_packing.enabled", True, "rule: context parallelism of the value model packs")
+        yield KeyValue("value.sequence_packing.enabled", True, "rule: context parallelism of the value model packs")
 
 
-def _micro_batches(plan: Plan) -> Iterator[Setting]:
+def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
     rows = {
         "policy.train_micro_batch_size": "actor_train",
         "policy.logprob_batch_size": "actor_logprob",
@@ -114,68 +114,68 @@ def _micro_batches(plan: Plan) -> Iterator[Setting]:
     }
     for key, stage in rows.items():
         schedule = plan.placement(stage).schedule
-        yield Setting(key, schedule.micro_batch_size, f"placements.{stage}.schedule.micro_batch_size")
+        yield KeyValue(key, schedule.micro_batch_size, f"placements.{stage}.schedule.micro_batch_size")
     offloads = plan.placement("actor_train").schedule.offload is Offload.OPTIMIZER
-    yield Setting("policy.offload_optimizer_for_logprob", offloads, "placements.actor_train.schedule.offload")
+    yield KeyValue("policy.offload_optimizer_for_logprob", offloads, "placements.actor_train.schedule.offload")
 
 
-def _generation(plan: Plan) -> Iterator[Setting]:
+def _generation(plan: Plan) -> Iterator[KeyValue]:
     layout, field = plan.placement(GENERATE).layout, "placements.actor_generate.layout"
-    yield Setting(f"{_G}.vllm_cfg.tensor_parallel_size", layout.tp, f"{field}.tp")
-    yield Setting(f"{_G}.vllm_cfg.pipeline_parallel_size", layout.pp, f"{field}.pp")
+    yield KeyValue(f"{_G}.vllm_cfg.tensor_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{_G}.vllm_cfg.pipeline_parallel_size", layout.pp, f"{field}.pp")
     if layout.ep > 1:
-        yield Setting(f"{_G}.vllm_cfg.expert_parallel_size", layout.ep * layout.tp, "rule: a multiple of tensor's")
+        yield KeyValue(f"{_G}.vllm_cfg.expert_parallel_size", layout.ep * layout.tp, "rule: a multiple of tensor's")
     share = engine_share(plan)
-    yield Setting(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
+    yield KeyValue(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
-def _ahead(plan: Plan) -> Iterator[Setting]:
+def _ahead(plan: Plan) -> Iterator[KeyValue]:
     ahead = plan.ahead[GENERATE]
-    yield Setting(f"{_G}.colocated.enabled", not ahead, "pools, that of actor_generate")
-    yield Setting("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
+    yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools, that of actor_generate")
+    yield KeyValue("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
     if ahead:
         nodes, per_node = machines(plan, GENERATE)
-        yield Setting("ppo.async_ppo.max_trajectory_age_steps", ahead, "placements.actor_generate.steps_ahead")
-        yield Setting(f"{_G}.colocated.resources.num_nodes", nodes, "pools, that of actor_generate")
-        yield Setting(f"{_G}.colocated.resources.gpus_per_node", per_node, "pools, that of actor_generate")
-        yield Setting(f"{_G}.vllm_cfg.async_engine", True, "rule: async_ppo needs it")
-        yield Setting("loss_fn.use_importance_sampling_correction", True, "rule: async_ppo needs it")
+        yield KeyValue("ppo.async_ppo.max_trajectory_age_steps", ahead, "placements.actor_generate.steps_ahead")
+        yield KeyValue(f"{_G}.colocated.resources.num_nodes", nodes, "pools, that of actor_generate")
+        yield KeyValue(f"{_G}.colocated.resources.gpus_per_node", per_node, "pools, that of actor_generate")
+        yield KeyValue(f"{_G}.vllm_cfg.async_engine", True, "rule: async_ppo needs it")
+        yield KeyValue("loss_fn.use_importance_sampling_correction", True, "rule: async_ppo needs it")
 
 
-def _reward(origin: Origin) -> Iterator[Setting]:
+def _reward(origin: ExportInput) -> Iterator[KeyValue]:
     nodes, per_node = machines(origin.plan, "reward_score")
     layout, schedule = origin.plan.placement("reward_score").layout, origin.plan.placement("reward_score").schedule
     field = "placements.reward_score"
-    yield Setting("data.default.env_name", "reward_model", field)
-    yield Setting(f"{_REWARD}.enabled", True, field)
-    yield Setting(f"{_REWARD}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
-    yield Setting(f"{_REWARD}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
-    yield Setting(f"{_REWARD}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
-    yield Setting(f"{_REWARD}.resources.num_nodes", nodes, "pools, that of reward_score")
-    yield Setting(f"{_REWARD}.resources.gpus_per_node", per_node, "pools, that of reward_score")
-    yield Setting(f"{_REWARD}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
+    yield KeyValue("data.default.env_name", "reward_model", field)
+    yield KeyValue(f"{_REWARD}.enabled", True, field)
+    yield KeyValue(f"{_REWARD}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_REWARD}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
+    yield KeyValue(f"{_REWARD}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
+    yield KeyValue(f"{_REWARD}.resources.num_nodes", nodes, "pools, that of reward_score")
+    yield KeyValue(f"{_REWARD}.resources.gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_REWARD}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
 
 
-def _algorithm(origin: Origin) -> Iterator[Setting]:
+def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     ppo = origin.ppo
-    yield Setting("policy.model_name", origin.path(Role.ACTOR), "job: models.actor.path")
-    yield Setting("value.model_name", origin.path(Role.CRITIC), "job: models.critic.path")
-    yield Setting("policy.megatron_cfg.optimizer.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
-    yield Setting("value.megatron_cfg.optimizer.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
-    yield Setting("ppo.adv_estimator.gae_lambda", ppo.gae_lambda, "job: ppo.gae_lambda")
-    yield Setting("ppo.adv_estimator.gae_gamma", ppo.gamma, "job: ppo.gamma")
-    yield Setting("ppo.skip_reference_policy_logprobs_calculation", False, "placements.ref_logprob")
-    yield Setting("ppo.reward_shaping.enabled", False, "rule: async_ppo excludes it, and no stage of the plan does it")
-    yield Setting("ppo.reward_scaling.enabled", False, "job: ppo.reward_scale")
-    yield Setting("loss_fn.reference_policy_kl_penalty", ppo.kl_coefficient, "job: ppo.kl_coefficient")
-    yield Setting("loss_fn.use_kl_in_reward", True, "placements.ref_logprob")
-    yield Setting("loss_fn.ratio_clip_min", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield Setting("loss_fn.ratio_clip_max", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield Setting("value_loss_fn.cliprange", ppo.value_clip, "job: ppo.value_clip")
-    yield Setting(f"{_G}.temperature", ppo.temperature, "job: ppo.temperature")
+    yield KeyValue("policy.model_name", origin.path(Role.ACTOR), "job: models.actor.path")
+    yield KeyValue("value.model_name", origin.path(Role.CRITIC), "job: models.critic.path")
+    yield KeyValue("policy.megatron_cfg.optimizer.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
+    yield KeyValue("value.megatron_cfg.optimizer.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
+    yield KeyValue("ppo.adv_estimator.gae_lambda", ppo.gae_lambda, "job: ppo.gae_lambda")
+    yield KeyValue("ppo.adv_estimator.gae_gamma", ppo.gamma, "job: ppo.gamma")
+    yield KeyValue("ppo.skip_reference_policy_logprobs_calculation", False, "placements.ref_logprob")
+    yield KeyValue("ppo.reward_shaping.enabled", False, "rule: async_ppo excludes it, and no stage of the plan does it")
+    yield KeyValue("ppo.reward_scaling.enabled", False, "job: ppo.reward_scale")
+    yield KeyValue("loss_fn.reference_policy_kl_penalty", ppo.kl_coefficient, "job: ppo.kl_coefficient")
+    yield KeyValue("loss_fn.use_kl_in_reward", True, "placements.ref_logprob")
+    yield KeyValue("loss_fn.ratio_clip_min", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("loss_fn.ratio_clip_max", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("value_loss_fn.cliprange", ppo.value_clip, "job: ppo.value_clip")
+    yield KeyValue(f"{_G}.temperature", ppo.temperature, "job: ppo.temperature")
 
 
-def _files(_origin: Origin, found: Sequence[Setting]) -> Mapping[str, str]:
+def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
     head = (
         "NeMo-RL with this plan, from the root of its repository: copy config.yaml into examples/configs first,\n"
         "where the configuration that it builds on lies."
@@ -187,7 +187,7 @@ def _files(_origin: Origin, found: Sequence[Setting]) -> Mapping[str, str]:
     }
 
 
-NEMO_RL = Trainer(
+NEMO_RL = OtherTrainer(
     name="nemo-rl",
     file="nemo_rl",
     engine="vllm",

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from meshwright.planner.export.shares import engine_share, machines, mini_batch
 from meshwright.planner.export.texts import flags, script
-from meshwright.planner.export.trainer import Origin, Setting, Trainer
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
@@ -78,90 +78,90 @@ def _way(
     )
 
 
-def settings(origin: Origin) -> Iterator[Setting]:
+def settings(origin: ExportInput) -> Iterator[KeyValue]:
     """The flags of `train_ppo_ray` that say a plan."""
     plan = origin.plan
-    yield from _pools(plan)
     yield from _degrees(plan)
+    yield from _pools(plan)
     yield from _batches(plan)
     yield from _generation(plan)
     yield from _algorithm(origin)
 
 
-def _pools(plan: Plan) -> Iterator[Setting]:
+def _pools(plan: Plan) -> Iterator[KeyValue]:
     for model, stage in _MODELS.items():
         nodes, per_node = machines(plan, stage)
-        yield Setting(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
-        yield Setting(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
+        yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
+        yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
     together = plan.choice("critic_train", "pool") == plan.choice("actor_train", "pool")
-    yield Setting("train.colocate_all", together, "pools: all models on one")
-    yield Setting("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
-    yield Setting("train.colocate_critic_reward", not together, "pools, that of critic_train and reward_score")
+    yield KeyValue("train.colocate_all", together, "pools: all models on one")
+    yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
+    yield KeyValue("train.colocate_critic_reward", not together, "pools, that of critic_train and reward_score")
     ahead = bool(plan.ahead[GENERATE])
-    yield Setting("train.async_enable", ahead, "placements.actor_generate.steps_ahead")
-    yield Setting("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
+    yield KeyValue("train.async_enable", ahead, "placements.actor_generate.steps_ahead")
+    yield KeyValue("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
 
 
-def _degrees(plan: Plan) -> Iterator[Setting]:
+def _degrees(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement("actor_train")
     layout, schedule = placement.layout, placement.schedule
-    yield Setting("ds.tensor_parallel_size", layout.tp, "placements.actor_train.layout.tp")
-    yield Setting("ds.ring_attn_size", layout.cp, "placements.actor_train.layout.cp")
-    yield Setting("ds.zero_stage", 1, "rule: replicas divide the optimizer's state and keep all gradients")
-    yield Setting("ds.packing_samples", True, "rule: micro-batches are packed")
+    yield KeyValue("ds.tensor_parallel_size", layout.tp, "placements.actor_train.layout.tp")
+    yield KeyValue("ds.ring_attn_size", layout.cp, "placements.actor_train.layout.cp")
+    yield KeyValue("ds.zero_stage", 1, "rule: replicas divide the optimizer's state and keep all gradients")
+    yield KeyValue("ds.packing_samples", True, "rule: micro-batches are packed")
     full = schedule.recompute is Recompute.FULL
-    yield Setting("actor.gradient_checkpointing_enable", full, "placements.actor_train.schedule.recompute")
+    yield KeyValue("actor.gradient_checkpointing_enable", full, "placements.actor_train.schedule.recompute")
     sleeps = schedule.offload is Offload.OPTIMIZER
-    yield Setting("ds.enable_sleep", sleeps, "placements.actor_train.schedule.offload")
+    yield KeyValue("ds.enable_sleep", sleeps, "placements.actor_train.schedule.offload")
     for model, stage in (("ref", "ref_logprob"), ("reward", "reward_score")):
         waits = plan.placement(stage).schedule.offload is Offload.WEIGHTS
-        yield Setting(f"{model}.offload", waits, f"placements.{stage}.schedule.offload")
+        yield KeyValue(f"{model}.offload", waits, f"placements.{stage}.schedule.offload")
 
 
-def _batches(plan: Plan) -> Iterator[Setting]:
+def _batches(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
-    yield Setting("rollout.batch_size", workload.batch_size, "facts.workload.batch_size")
-    yield Setting("rollout.n_samples_per_prompt", 1, "facts.workload: one response to a prompt")
-    yield Setting("train.batch_size", mini_batch(plan), "facts.workload.num_minibatches")
-    yield Setting("train.max_epochs", workload.num_epochs, "facts.workload.num_epochs")
-    yield Setting("data.max_len", workload.max_tokens, "facts.workload: prompt.max + response.max")
-    yield Setting("rollout.max_new_tokens", workload.response.max, "facts.workload.response.max")
+    yield KeyValue("rollout.batch_size", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("rollout.n_samples_per_prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("train.batch_size", mini_batch(plan), "facts.workload.num_minibatches")
+    yield KeyValue("train.max_epochs", workload.num_epochs, "facts.workload.num_epochs")
+    yield KeyValue("data.max_len", workload.max_tokens, "facts.workload: prompt.max + response.max")
+    yield KeyValue("rollout.max_new_tokens", workload.response.max, "facts.workload.response.max")
     for key, stage in (("train", "actor_train"), ("rollout", "actor_logprob")):
         rows = plan.placement(stage).schedule.micro_batch_size
-        yield Setting(f"{key}.micro_batch_size", rows, f"placements.{stage}.schedule.micro_batch_size")
+        yield KeyValue(f"{key}.micro_batch_size", rows, f"placements.{stage}.schedule.micro_batch_size")
 
 
-def _generation(plan: Plan) -> Iterator[Setting]:
+def _generation(plan: Plan) -> Iterator[KeyValue]:
     layout, ranks = plan.placement(GENERATE).layout, plan.choice(GENERATE, "pool")
     assert isinstance(ranks, Ranks)
-    yield Setting("vllm.num_engines", ranks.num_ranks // layout.tp, "placements.actor_generate.layout.dp")
-    yield Setting("vllm.tensor_parallel_size", layout.tp, "placements.actor_generate.layout.tp")
+    yield KeyValue("vllm.num_engines", ranks.num_ranks // layout.tp, "placements.actor_generate.layout.dp")
+    yield KeyValue("vllm.tensor_parallel_size", layout.tp, "placements.actor_generate.layout.tp")
     share = engine_share(plan)
-    yield Setting("vllm.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
+    yield KeyValue("vllm.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
-def _algorithm(origin: Origin) -> Iterator[Setting]:
+def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     ppo = origin.ppo
     for model in ("actor", "critic", "reward"):
-        yield Setting(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
-    yield Setting("algo.advantage.estimator", "gae", "placements.critic_train")
-    yield Setting("algo.advantage.gamma", ppo.gamma, "job: ppo.gamma")
-    yield Setting("algo.advantage.lambd", ppo.gae_lambda, "job: ppo.gae_lambda")
-    yield Setting("algo.kl.init_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
-    yield Setting("actor.adam.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
-    yield Setting("critic.adam.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
-    yield Setting("actor.eps_clip", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield Setting("critic.value_clip", ppo.value_clip, "job: ppo.value_clip")
-    yield Setting("rollout.temperature", ppo.temperature, "job: ppo.temperature")
-    yield Setting("rollout.top_p", ppo.top_p, "job: ppo.top_p")
+        yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
+    yield KeyValue("algo.advantage.estimator", "gae", "placements.critic_train")
+    yield KeyValue("algo.advantage.gamma", ppo.gamma, "job: ppo.gamma")
+    yield KeyValue("algo.advantage.lambd", ppo.gae_lambda, "job: ppo.gae_lambda")
+    yield KeyValue("algo.kl.init_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
+    yield KeyValue("actor.adam.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
+    yield KeyValue("critic.adam.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
+    yield KeyValue("actor.eps_clip", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("critic.value_clip", ppo.value_clip, "job: ppo.value_clip")
+    yield KeyValue("rollout.temperature", ppo.temperature, "job: ppo.temperature")
+    yield KeyValue("rollout.top_p", ppo.top_p, "job: ppo.top_p")
 
 
-def _files(_origin: Origin, found: Sequence[Setting]) -> Mapping[str, str]:
+def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "OpenRLHF with this plan. Add --data.prompt_dataset, as an argument of this script."
     return {"run.sh": script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(found))}
 
 
-OPENRLHF = Trainer(
+OPENRLHF = OtherTrainer(
     name="openrlhf",
     file="openrlhf",
     engine="vllm",
@@ -170,6 +170,7 @@ OPENRLHF = Trainer(
     files=_files,
     remarks=(
         "--data.prompt_dataset is yours to give.",
+        "weights divided over replicas (ZeRO-3) are no choice of a plan; with them it holds larger models.",
         "an engine's slots cannot be given: it admits what its cache holds.",
     ),
 )

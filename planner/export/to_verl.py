@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
 from meshwright.planner.export.texts import overrides, script
-from meshwright.planner.export.trainer import Origin, Setting, Trainer
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
@@ -59,10 +59,10 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     )
 
 
-def settings(origin: Origin) -> Iterator[Setting]:
+def settings(origin: ExportInput) -> Iterator[KeyValue]:
     """The overrides of verl's own configuration that say a plan."""
     plan = origin.plan
-    yield Setting("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
+    yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
     yield from _batches(plan)
     yield from _pools(plan)
     for stage in _MODELS:
@@ -73,70 +73,70 @@ def settings(origin: Origin) -> Iterator[Setting]:
     yield from _algorithm(origin)
 
 
-def _batches(plan: Plan) -> Iterator[Setting]:
+def _batches(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
-    yield Setting("data.train_batch_size", workload.batch_size, "facts.workload.batch_size")
-    yield Setting("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
-    yield Setting("data.max_response_length", workload.response.max, "facts.workload.response.max")
+    yield KeyValue("data.train_batch_size", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
+    yield KeyValue("data.max_response_length", workload.response.max, "facts.workload.response.max")
     for model in (f"{_A}.actor", "critic"):
-        yield Setting(f"{model}.ppo_mini_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
-        yield Setting(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
+        yield KeyValue(f"{model}.ppo_mini_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
+        yield KeyValue(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
 
 
-def _pools(plan: Plan) -> Iterator[Setting]:
+def _pools(plan: Plan) -> Iterator[KeyValue]:
     nodes, per_node = machines(plan, "actor_train")
-    yield Setting("trainer.nnodes", nodes, "pools, that of actor_train")
-    yield Setting("trainer.n_gpus_per_node", per_node, "pools, that of actor_train")
+    yield KeyValue("trainer.nnodes", nodes, "pools, that of actor_train")
+    yield KeyValue("trainer.n_gpus_per_node", per_node, "pools, that of actor_train")
     if not plan.ahead[GENERATE]:
-        yield Setting("trainer.v1.trainer_mode", "sync", "placements.actor_generate.steps_ahead")
+        yield KeyValue("trainer.v1.trainer_mode", "sync", "placements.actor_generate.steps_ahead")
         return
     nodes, per_node = machines(plan, GENERATE)
     steps = plan.facts.workload.num_minibatches
-    yield Setting("trainer.v1.trainer_mode", "separate_async", "placements.actor_generate.steps_ahead")
-    yield Setting(f"{_A}.hybrid_engine", False, "pools: no engine on the ranks that train")
-    yield Setting(f"{_R}.nnodes", nodes, "pools, that of actor_generate")
-    yield Setting(f"{_R}.n_gpus_per_node", per_node, "pools, that of actor_generate")
-    yield Setting(
+    yield KeyValue("trainer.v1.trainer_mode", "separate_async", "placements.actor_generate.steps_ahead")
+    yield KeyValue(f"{_A}.hybrid_engine", False, "pools: no engine on the ranks that train")
+    yield KeyValue(f"{_R}.nnodes", nodes, "pools, that of actor_generate")
+    yield KeyValue(f"{_R}.n_gpus_per_node", per_node, "pools, that of actor_generate")
+    yield KeyValue(
         "trainer.v1.separate_async.parameter_sync_step", steps, "rule: batch = parameter_sync_step x mini-batch"
     )
-    yield Setting("trainer.v1.sampler.max_off_policy_threshold", plan.ahead[GENERATE] + 1, "staleness")
-    yield Setting(f"{_R}.checkpoint_engine.backend", "nccl", "rule: separate_async excludes naive")
+    yield KeyValue("trainer.v1.sampler.max_off_policy_threshold", plan.ahead[GENERATE] + 1, "staleness")
+    yield KeyValue(f"{_R}.checkpoint_engine.backend", "nccl", "rule: separate_async excludes naive")
 
 
-def _degrees(plan: Plan, stage: str) -> Iterator[Setting]:
+def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
     layout, schedule, prefix = (
         plan.placement(stage).layout,
         plan.placement(stage).schedule,
         f"{_MODELS[stage]}.megatron",
     )
     field = f"placements.{stage}.layout"
-    yield Setting(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
-    yield Setting(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
-    yield Setting(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
-    yield Setting(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
+    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
+    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
+    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
     if plan.facts.models.spec(plan.placement(stage).role).experts:
-        yield Setting(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
-        yield Setting(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
+        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
+        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
     if ends := uneven_ends(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
             key = f"+{prefix}.override_transformer_config.num_layers_in_{name}_pipeline_stage"
-            yield Setting(key, number, f"{field}.pp")
+            yield KeyValue(key, number, f"{field}.pp")
     offloads = {Offload.OPTIMIZER: "optimizer_offload", Offload.WEIGHTS: "param_offload"}
     if schedule.offload in offloads:
-        yield Setting(f"{prefix}.{offloads[schedule.offload]}", True, f"placements.{stage}.schedule.offload")
+        yield KeyValue(f"{prefix}.{offloads[schedule.offload]}", True, f"placements.{stage}.schedule.offload")
     if schedule.recompute is not Recompute.NONE:
         yield from _recompute(prefix, stage, schedule.recompute)
 
 
-def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[Setting]:
+def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyValue]:
     override, field = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule.recompute"
-    yield Setting(f"{override}.recompute_granularity", recompute.value, field)
+    yield KeyValue(f"{override}.recompute_granularity", recompute.value, field)
     if recompute is Recompute.FULL:
-        yield Setting(f"{override}.recompute_method", "uniform", field)
-        yield Setting(f"{override}.recompute_num_layers", 1, field)
+        yield KeyValue(f"{override}.recompute_method", "uniform", field)
+        yield KeyValue(f"{override}.recompute_num_layers", 1, field)
 
 
-def _micro_batches(plan: Plan) -> Iterator[Setting]:
+def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
     """Budgets of tokens. The critic's rows never reach its worker, and its two budgets are one (trainer_base.py)."""
     budgets = {
         f"{_A}.actor.ppo_max_token_len_per_gpu": "actor_train",
@@ -145,67 +145,67 @@ def _micro_batches(plan: Plan) -> Iterator[Setting]:
         "critic.ppo_max_token_len_per_gpu": "critic_train",
         "critic.forward_max_token_len_per_gpu": "critic_train",
     }
-    yield Setting(f"{_A}.actor.use_dynamic_bsz", True, "rule: micro-batches are packed")
-    yield Setting("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
+    yield KeyValue(f"{_A}.actor.use_dynamic_bsz", True, "rule: micro-batches are packed")
+    yield KeyValue("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
     for key, stage in budgets.items():
-        yield Setting(key, token_budget(plan, stage), f"placements.{stage}.schedule.micro_batch_size")
+        yield KeyValue(key, token_budget(plan, stage), f"placements.{stage}.schedule.micro_batch_size")
 
 
-def _generation(plan: Plan) -> Iterator[Setting]:
+def _generation(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement(GENERATE)
     layout, field = placement.layout, "placements.actor_generate.layout"
-    yield Setting(f"{_R}.name", "vllm", "rule: the engine that is assumed")
-    yield Setting(f"{_R}.n", 1, "facts.workload: one response to a prompt")
-    yield Setting(f"{_R}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{_R}.name", "vllm", "rule: the engine that is assumed")
+    yield KeyValue(f"{_R}.n", 1, "facts.workload: one response to a prompt")
+    yield KeyValue(f"{_R}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
     if layout.ep > 1:
-        yield Setting(f"{_R}.data_parallel_size", layout.ep, f"{field}.ep")
-        yield Setting(f"{_R}.expert_parallel_size", layout.ep * layout.tp, "rule: expert = tensor x data of an engine")
+        yield KeyValue(f"{_R}.data_parallel_size", layout.ep, f"{field}.ep")
+        yield KeyValue(f"{_R}.expert_parallel_size", layout.ep * layout.tp, "rule: expert = tensor x data of an engine")
     slots = placement.schedule.generation_slots
-    yield Setting(f"{_R}.max_num_seqs", slots, "placements.actor_generate.schedule.generation_slots")
+    yield KeyValue(f"{_R}.max_num_seqs", slots, "placements.actor_generate.schedule.generation_slots")
     share = engine_share(plan)
-    yield Setting(f"{_R}.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
-    yield Setting(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
+    yield KeyValue(f"{_R}.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
+    yield KeyValue(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
 
 
-def _reward(origin: Origin) -> Iterator[Setting]:
+def _reward(origin: ExportInput) -> Iterator[KeyValue]:
     plan = origin.plan
     score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
-    yield Setting(f"{_REWARD}.enable", True, "placements.reward_score")
-    yield Setting(f"{_REWARD}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
-    yield Setting(f"{_REWARD}.enable_resource_pool", score != train, "pools, that of reward_score")
+    yield KeyValue(f"{_REWARD}.enable", True, "placements.reward_score")
+    yield KeyValue(f"{_REWARD}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_REWARD}.enable_resource_pool", score != train, "pools, that of reward_score")
     if score != train:
         nodes, per_node = machines(plan, "reward_score")
-        yield Setting(f"{_REWARD}.nnodes", nodes, "pools, that of reward_score")
-        yield Setting(f"{_REWARD}.n_gpus_per_node", per_node, "pools, that of reward_score")
-    yield Setting(f"{_REWARD}.rollout.name", "vllm", "rule: the engine that is assumed")
+        yield KeyValue(f"{_REWARD}.nnodes", nodes, "pools, that of reward_score")
+        yield KeyValue(f"{_REWARD}.n_gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_REWARD}.rollout.name", "vllm", "rule: the engine that is assumed")
     layout = plan.placement("reward_score").layout
-    yield Setting(f"{_REWARD}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
+    yield KeyValue(f"{_REWARD}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
 
 
-def _algorithm(origin: Origin) -> Iterator[Setting]:
+def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     ppo = origin.ppo
-    yield Setting(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
-    yield Setting("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
-    yield Setting("critic.enable", True, "placements.critic_train")
-    yield Setting("algorithm.adv_estimator", "gae", "placements.critic_train")
-    yield Setting("algorithm.gamma", ppo.gamma, "job: ppo.gamma")
-    yield Setting("algorithm.lam", ppo.gae_lambda, "job: ppo.gae_lambda")
-    yield Setting("algorithm.use_kl_in_reward", True, "placements.ref_logprob")
-    yield Setting("algorithm.kl_ctrl.kl_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
-    yield Setting(f"{_A}.actor.optim.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
-    yield Setting("critic.optim.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
-    yield Setting(f"{_A}.actor.clip_ratio", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield Setting("critic.cliprange_value", ppo.value_clip, "job: ppo.value_clip")
-    yield Setting(f"{_A}.actor.entropy_coeff", ppo.entropy_coefficient, "job: ppo.entropy_coefficient")
-    yield Setting(f"{_R}.temperature", ppo.temperature, "job: ppo.temperature")
+    yield KeyValue(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
+    yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
+    yield KeyValue("critic.enable", True, "placements.critic_train")
+    yield KeyValue("algorithm.adv_estimator", "gae", "placements.critic_train")
+    yield KeyValue("algorithm.gamma", ppo.gamma, "job: ppo.gamma")
+    yield KeyValue("algorithm.lam", ppo.gae_lambda, "job: ppo.gae_lambda")
+    yield KeyValue("algorithm.use_kl_in_reward", True, "placements.ref_logprob")
+    yield KeyValue("algorithm.kl_ctrl.kl_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
+    yield KeyValue(f"{_A}.actor.optim.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
+    yield KeyValue("critic.optim.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
+    yield KeyValue(f"{_A}.actor.clip_ratio", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("critic.cliprange_value", ppo.value_clip, "job: ppo.value_clip")
+    yield KeyValue(f"{_A}.actor.entropy_coeff", ppo.entropy_coefficient, "job: ppo.entropy_coefficient")
+    yield KeyValue(f"{_R}.temperature", ppo.temperature, "job: ppo.temperature")
 
 
-def _files(_origin: Origin, found: Sequence[Setting]) -> Mapping[str, str]:
+def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "verl with this plan. Add data.train_files and data.val_files, as arguments of this script."
     return {"run.sh": script(head, "python3 -m verl.trainer.main_ppo", overrides(found))}
 
 
-VERL = Trainer(
+VERL = OtherTrainer(
     name="verl",
     file="verl",
     engine="vllm",

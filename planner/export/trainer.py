@@ -19,7 +19,7 @@ Value: TypeAlias = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
-class Setting:
+class KeyValue:
     """One key of a trainer, its value, and the field of the plan or the job, or the rule, that it comes from."""
 
     key: str
@@ -28,7 +28,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class ExportInput:
     """What an export is made of: a plan, and the job where it is given, for settings of the algorithm and for paths,
     which start at `directory`."""
 
@@ -48,7 +48,7 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainer:
+class OtherTrainer:
     """Another trainer. `file` is the stem of its keys in `data/`.
 
     `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
@@ -59,8 +59,8 @@ class Trainer:
     file: str
     engine: str
     ways: Callable[[Facts], Iterator[Way]]
-    settings: Callable[[Origin], Iterator[Setting]]
-    files: Callable[[Origin, Sequence[Setting]], Mapping[str, str]]
+    settings: Callable[[ExportInput], Iterator[KeyValue]]
+    files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
     remarks: tuple[str, ...] = ()
 
     @property

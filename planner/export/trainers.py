@@ -8,6 +8,6 @@ from meshwright.planner.export.to_nemo_rl import NEMO_RL
 from meshwright.planner.export.to_openrlhf import OPENRLHF
 from meshwright.planner.export.to_slime import SLIME
 from meshwright.planner.export.to_verl import VERL
-from meshwright.planner.export.trainer import Trainer
+from meshwright.planner.export.trainer import OtherTrainer
 
-TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (VERL, NEMO_RL, OPENRLHF, SLIME)}
+TRAINERS: Mapping[str, OtherTrainer] = {trainer.name: trainer for trainer in (VERL, NEMO_RL, OPENRLHF, SLIME)}

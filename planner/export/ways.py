@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.pools import pool_violations
+from meshwright.planner.plan.pools import pool_sizes, pool_violations
 from meshwright.planner.plan.steps_ahead import GENERATE, SYNCHRONOUS, StepsAhead, patterns
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.stages import STAGE_BY_NAME, STAGES
@@ -16,11 +16,11 @@ ONE_AHEAD = 1
 """Steps by which generation may work ahead in the trainers that are known here."""
 
 _EIGHTHS = 8
-"""Of a larger cluster, parts are whole eighths."""
+"""No part is smaller than one of these."""
 
 
 @dataclass(frozen=True)
-class Alike:
+class SameChoice:
     """One choice of a stage that has to be that of another one."""
 
     stage: str
@@ -34,7 +34,7 @@ class Way:
 
     name: str
     pins: tuple[str, ...]
-    alike: tuple[Alike, ...] = ()
+    alike: tuple[SameChoice, ...] = ()
     steps_ahead: int = 0
 
     @property
@@ -69,9 +69,9 @@ def fixed(key: str, value: object, stages: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{stage}.{key}={value}" for stage in stages)
 
 
-def alike(key: str, leader: str, stages: Iterable[str]) -> tuple[Alike, ...]:
+def alike(key: str, leader: str, stages: Iterable[str]) -> tuple[SameChoice, ...]:
     """Stages that take a choice of another one."""
-    return tuple(Alike(stage, leader, key) for stage in stages)
+    return tuple(SameChoice(stage, leader, key) for stage in stages)
 
 
 def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
@@ -99,9 +99,9 @@ def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks
         if left and not pool_violations(cluster, first, left):
             yield (Ranks(first, left),)
         return
-    step = max(1, cluster.num_ranks // _EIGHTHS)
-    for size in range(step, left, step):
-        if not pool_violations(cluster, first, size):
+    least = cluster.num_ranks / _EIGHTHS
+    for size in pool_sizes(cluster):
+        if least <= size < left and not pool_violations(cluster, first, size):
             for others in _parts(cluster, first + size, number - 1):
                 yield (Ranks(first, size), *others)
 

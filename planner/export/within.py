@@ -13,7 +13,7 @@ from itertools import islice, product
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.export.trainer import Trainer
+from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.ways import Way
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
@@ -33,7 +33,7 @@ class Within:
 
 
 def within(
-    trainer: Trainer,
+    trainer: OtherTrainer,
     facts: Facts,
     model: CostModel,
     *,
@@ -47,7 +47,7 @@ def within(
     many.
     """
     ways = [way for way in trainer.ways(facts) if way.steps_ahead <= facts.staleness]
-    search = _Search(facts=facts, model=model, limits=limits or Limits(), digests=digests)
+    search = _WaySearch(facts=facts, model=model, limits=limits or Limits(), digests=digests)
     best, bound = None, float("inf")
     for done, way in enumerate(ways):
         if progress:
@@ -65,7 +65,7 @@ def within(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Search:
+class _WaySearch:
     """Searches of one job, each in one way."""
 
     facts: Facts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshwright.planner.export.exported import Exported, exported
-from meshwright.planner.export.trainer import Trainer
+from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.export.within import within
 from meshwright.planner.plan.job import Facts, Job
@@ -62,10 +62,10 @@ def export_plan(
 ) -> Exported | NoPlan:
     """Writes a plan as the configuration of another trainer into a new directory, with what it cannot say.
 
-    Where the trainer cannot say the plan, the best one that it can say is searched and written. The job gives paths of
-    models, which start at `directory`, and settings of the algorithm; the table is the one that the plan was made with. Raises BadInput for a
-    trainer that is not known, a plan that breaks a rule, one that was measured and comes without its table, and an
-    `output` that exists.
+    Where the trainer cannot say the plan, the best one that it can say is searched and written. The job gives settings
+    of the algorithm and paths of models, which start at `directory`; the table is the one that the plan was made with.
+    Raises BadInput for a trainer that is not known, a plan that breaks a rule, one that was measured and comes without
+    its table, and an `output` that exists.
     """
     known, target = _trainer(to), Path(output)
     require_valid(plan)
@@ -86,12 +86,12 @@ def export_plan(
     return found
 
 
-def _trainer(name: str) -> Trainer:
+def _trainer(name: str) -> OtherTrainer:
     if name not in TRAINERS:
         raise BadInput(f"there is no trainer {name!r}; {suggestion(name, TRAINERS)}")
     return TRAINERS[name]
 
 
-def _no_plan(trainer: Trainer) -> NoPlan:
+def _no_plan(trainer: OtherTrainer) -> NoPlan:
     sentence = f"no plan that {trainer.told} can say fits; plan without --for to see what is needed."
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})

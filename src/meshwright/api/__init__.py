@@ -45,6 +45,7 @@ from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.analysis.two_plans import TwoPlans
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.why import Why
+from meshwright.planner.export.exported import Exported
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
@@ -58,6 +59,7 @@ from meshwright.profiles.trace import Run
 from meshwright.runtime.api.checking import prove, verify
 from meshwright.runtime.api.clocks import rehearse, simulate
 from meshwright.runtime.api.drawing import fit_plot, plot, report, timeline
+from meshwright.runtime.api.elsewhere import export_plan, plan_for
 from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
 from meshwright.runtime.api.planning import compare, explain, fit, plan, structures, whatif
@@ -83,6 +85,7 @@ from meshwright.runtime.records.stopped import Stopped
 __all__ = [
     "BadInput",
     "Calibration",
+    "Exported",
     "Facts",
     "Fit",
     "Infeasible",
@@ -109,6 +112,7 @@ __all__ = [
     "compare",
     "explain",
     "export_models",
+    "export_plan",
     "export_scripts",
     "first_job",
     "fit",
@@ -117,6 +121,7 @@ __all__ = [
     "known_hardware",
     "num_missing",
     "plan",
+    "plan_for",
     "plot",
     "profile",
     "prove",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.runtime.command import Call
-from tests.runtime.small_job import edited_job
+from tests.runtime.small_job import TINY, edited_job
 
 
 def test_several_sizes_are_told_and_drawn(call: Call, job: Path, tmp_path: Path) -> None:
@@ -29,14 +29,3 @@ def test_a_job_that_fits_nowhere_ends_with_the_code_of_no_plan(call: Call, job: 
     outcome = call("fit", small)
     assert outcome.code == 3
     assert "no plan fits" in outcome.err
-
-
-TINY = {
-    "name": "tiny",
-    "kind": "cpu",
-    "memory_bytes": 1024,
-    "memory_bytes_per_second": 1e9,
-    "flops_per_second": {"fp32": 1e9, "bf16": 1e9},
-    "launch_seconds": 0.0,
-    "source": "made up for tests",
-}
