@@ -1,16 +1,19 @@
-"""Plans for other trainers: the best one that a trainer can say, and a plan as its configuration."""
+"""Other trainers: the best plan that one can say, a plan as its configuration, and a configuration as a plan."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meshwright.planner.export.exported import Exported, exported
 from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.export.within import within
-from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.imports.costed import Imported, imported
+from meshwright.planner.imports.job_text import JobSource
+from meshwright.planner.imports.readers import READERS
+from meshwright.planner.plan.job import Facts, Job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.search.refusal import Limit, NoPlan
@@ -84,6 +87,34 @@ def export_plan(
         write_atomically(target / name, text)
     (target / "run.sh").chmod(0o755)
     return found
+
+
+def import_configuration(
+    path: Pathname,
+    directory: Pathname = ".",
+    *,
+    trainer: str,
+    device: str,
+    network: str = "ib-hdr-200",
+    shapes: Mapping[str, Path] | None = None,
+    table: Table | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[str, Imported]:
+    """A trainer's configuration as the YAML of a job for `directory`, costed as it is, and what would be faster.
+
+    `shapes` are Hugging Face directories or config.json files by role, or under an empty name for all models that are
+    not where the configuration says. Raises BadInput for what is no configuration of the trainer, a key that has no
+    place in a job, a model that is not here and a device that is not known.
+    """
+    reader = READERS[_trainer(trainer).name]
+    configured = reader.read(Path(path))
+    source = JobSource(
+        path=Path(path), trainer=reader.trainer.told, device=device, network=network, shapes=shapes or {}
+    )
+    facts = resolve(source.job(configured, Path(directory)), Path(directory))
+    found = imported(reader, configured, facts, remodel(table), limits=limits_of(limits), progress=progress)
+    return source.text(configured, Path(directory)), found
 
 
 def _trainer(name: str) -> OtherTrainer:

@@ -36,6 +36,11 @@ LISTED = (
         "init", "starting.init_command", "Write a first job with a comment on every line; it can be planned as it is."
     ),
     Listed(
+        "import",
+        "trainers.import_command",
+        "Read another trainer's configuration: a job, its cost as it is, and what better plans would gain.",
+    ),
+    Listed(
         "devices",
         "starting.devices_command",
         "List the devices and networks that a job may name, with the facts they stand for.",

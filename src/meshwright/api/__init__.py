@@ -46,6 +46,7 @@ from meshwright.planner.analysis.two_plans import TwoPlans
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.why import Why
 from meshwright.planner.export.exported import Exported
+from meshwright.planner.imports.costed import Imported
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
@@ -59,7 +60,7 @@ from meshwright.profiles.trace import Run
 from meshwright.runtime.api.checking import prove, verify
 from meshwright.runtime.api.clocks import rehearse, simulate
 from meshwright.runtime.api.drawing import fit_plot, plot, report, timeline
-from meshwright.runtime.api.elsewhere import export_plan, plan_for
+from meshwright.runtime.api.elsewhere import export_plan, import_configuration, plan_for
 from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
 from meshwright.runtime.api.planning import compare, explain, fit, plan, structures, whatif
@@ -88,6 +89,7 @@ __all__ = [
     "Exported",
     "Facts",
     "Fit",
+    "Imported",
     "Infeasible",
     "Job",
     "Limits",
@@ -117,6 +119,7 @@ __all__ = [
     "first_job",
     "fit",
     "fit_plot",
+    "import_configuration",
     "import_operators",
     "known_hardware",
     "num_missing",
