@@ -53,6 +53,7 @@ def invocations() -> Iterator[tuple[str, ...]]:
     """All of them, in the directory that `prepare` made."""
     yield from _usage()
     yield from _first_steps()
+    yield from _trainers()
     yield from _numbers()
     yield from _outputs()
     yield from _inputs()
@@ -91,6 +92,19 @@ def _first_steps() -> Iterator[tuple[str, ...]]:
     yield (*first[:-1], "in/job.yaml")
     for sizes in ("", "x", "0", "-8", "3", "1000000000000"):
         yield "fit", "in/job.yaml", "--sizes", sizes
+
+
+def _trainers() -> Iterator[tuple[str, ...]]:
+    for trainer in ("verl", "nemo-rl", "openrlhf", "slime"):
+        for wrong in (*_INPUTS, "in/job.yaml", "in/plan.json"):
+            yield "import", wrong, "--from", trainer, "--device", "h100-sxm", "-o", "out.yaml"
+        yield "export", "in/job.yaml", "--to", trainer, "-o", "out"
+        yield "export", _PLAN, "in/jobs/another.yaml", "--to", trainer, "-o", "out"
+        yield "export", _PLAN, "in/job.yaml", "--to", trainer, "-o", "in"
+        yield "export", _PLAN, "in/job.yaml", "--to", trainer, "--ranks", "2", "-o", "out"
+        yield "plan", "in/job.yaml", "--for", trainer, "--pin", "actor_train.pp=1", "-o", "out.json"
+    yield "plan", "in/job.yaml", "--for", "verll", "-o", "out.json"
+    yield "import", "in/job.yaml", "--from", "verl", "--device", "h100-sxm", "-o", "in/job.yaml"
 
 
 def _numbers() -> Iterator[tuple[str, ...]]:

@@ -19,7 +19,7 @@ from tests.planner.jobs import small_facts
 LIMITS = Limits(gap=0.3)
 
 
-@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_exported_costs_the_same_when_it_is_imported(tmp_path: Path, name: str, staleness: int) -> None:
     plan = plan_of(name, staleness)
