@@ -124,5 +124,5 @@ def _trainer(name: str) -> OtherTrainer:
 
 
 def _no_plan(trainer: OtherTrainer) -> NoPlan:
-    sentence = f"no plan that {trainer.told} can say fits; plan without --for to see what is needed."
+    sentence = f"no plan that {trainer.told} can say was found; plan without --for to see what the job needs."
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
