@@ -64,6 +64,8 @@ def imported(
     model, asked = remodel(facts), limits or Limits()
     tell = progress or _silent
     pins, notes = _legal(facts, configured)
+    if "models.reward" not in configured.words:
+        notes.append("the configuration has no reward model; the one that was given is costed with it.")
     tell("costing the configuration", 0, 1)
     plan = _as_configured(facts, model, pins, configured, asked)
     if plan is None:
