@@ -96,6 +96,16 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted(_facts().devices))
 
 
+def network_names() -> tuple[str, ...]:
+    """The names of all fabrics that are known, sorted."""
+    return tuple(sorted(_facts().networks))
+
+
+def network_source(name: str) -> str:
+    """Where the numbers of a known fabric come from."""
+    return _facts().networks[name].source
+
+
 def cpu_device(cores_per_rank: float, memory_bytes: int, *, processor: str = "cpu") -> Device:
     """What one rank computes on when it has this share of a CPU. bf16 is emulated at the fp32 rate."""
     core = _facts().cpu

@@ -1,14 +1,12 @@
 """The command line: every command parses its options, calls what answers and shows the answer.
 
-What computes on a device imports torch when it is called, so that planning starts at once.
+A command is loaded when it is called, and torch by what computes on a device: help comes at once, and so does planning.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -16,33 +14,15 @@ from rich.console import Console
 from rich.markup import escape
 from typer.exceptions import TyperException
 
-from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.documents import Document
 from meshwright.profiles.errors import BadInput, MeshwrightError
-from meshwright.profiles.table import Table
-from meshwright.runtime.commands import (
-    calibrate_command,
-    explain_command,
-    export_command,
-    plan_command,
-    profile_command,
-    rehearse_command,
-    replan_command,
-    report_command,
-    run_command,
-    simulate_command,
-    verify_command,
-    whatif_command,
-)
-from meshwright.runtime.commands.options import SchemaOf
+from meshwright.runtime.commands.listed import Commands
 
 _INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
 
 app = typer.Typer(
+    cls=Commands,
     help="Plans, proves and runs RLHF jobs on Megatron-core.",
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -51,6 +31,8 @@ app = typer.Typer(
 
 def _tell_version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import version
+
         print(f"meshwright {version('meshwright')}")
         raise typer.Exit
 
@@ -62,27 +44,6 @@ def of_all_commands(
     ] = False,
 ) -> None:
     """Options that stand before a command."""
-
-
-@app.command(epilog="Example: meshwright schema job > job.schema.json")
-def schema(document: Annotated[SchemaOf, typer.Argument(help="Which document.")]) -> None:
-    """Print the JSON Schema of a document."""
-    kinds: dict[SchemaOf, type[Document]] = {SchemaOf.JOB: Job, SchemaOf.PLAN: Plan, SchemaOf.TABLE: Table}
-    print(json.dumps(kinds[document].model_json_schema(), indent=2, sort_keys=True))
-
-
-app.command(epilog=profile_command.EXAMPLE)(profile_command.profile)
-app.command(epilog=plan_command.EXAMPLES)(plan_command.plan)
-app.command(epilog=verify_command.EXAMPLES)(verify_command.verify)
-app.command(epilog=explain_command.EXAMPLES)(explain_command.explain)
-app.command(epilog=simulate_command.EXAMPLE)(simulate_command.simulate)
-app.command(epilog=rehearse_command.EXAMPLE)(rehearse_command.rehearse)
-app.command(epilog=whatif_command.EXAMPLE)(whatif_command.whatif)
-app.command(epilog=run_command.EXAMPLE)(run_command.run)
-app.command(epilog=calibrate_command.EXAMPLE)(calibrate_command.calibrate)
-app.command(epilog=replan_command.EXAMPLES)(replan_command.replan)
-app.command(epilog=report_command.EXAMPLE)(report_command.report)
-app.command(epilog=export_command.EXAMPLES)(export_command.export)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import Consequence, Outlook, whatif
@@ -47,6 +47,11 @@ def pareto(
         answers[size] = found.answers[0]
         if progress:
             progress()
+    return size_points(answers)
+
+
+def size_points(answers: Mapping[int, Consequence]) -> tuple[SizePoint, ...]:
+    """The points of the answers on so many ranks each, with the fronts among them."""
     outlooks = {size: answer.outlook for size, answer in answers.items() if answer.outlook}
     gpus = _front({size: (outlook.step_seconds, float(size)) for size, outlook in outlooks.items()})
     money = _front({size: (outlook.step_seconds, outlook.gpu_hours) for size, outlook in outlooks.items()})

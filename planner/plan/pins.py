@@ -1,4 +1,5 @@
-"""What the user fixes or forbids before the search: `actor_generate.layout=tp1,pp2,dp1`, `actor_train.recompute!=full`.
+"""What the user fixes or forbids before the search: `actor_generate.layout=tp1,pp2,dp1`, `actor_train.pp=1`,
+`actor_train.recompute!=full`.
 
 A pin is read here without any facts; whether its value is legal is found out where the choices are enumerated.
 """
@@ -12,7 +13,7 @@ from typing import TypeAlias
 
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import GENERATE, StageGraph
 
 
@@ -30,6 +31,9 @@ class Ranks:
     def ranks(self) -> range:
         return range(self.first_rank, self.first_rank + self.num_ranks)
 
+
+DEGREES = ("tp", "pp", "dp", "ep", "cp", "vpp")
+"""The parts of a layout that may be pinned alone."""
 
 Value: TypeAlias = Layout | Ranks | Recompute | Offload | int
 
@@ -54,6 +58,13 @@ class Pin:
     def allows(self, value: object) -> bool:
         """Whether a choice may have this value under the pin's key."""
         return (value == self.value) is not self.forbids
+
+
+def value_of(layout: Layout, schedule: Schedule, key: str) -> Value:
+    """What a choice has of what a pin is about, its pool apart: its layout, one degree of it, or a field of its
+    schedule."""
+    found: Value = layout if key == "layout" else getattr(layout if key in DEGREES else schedule, key)
+    return found
 
 
 def forbidden(text: str) -> str:
@@ -142,6 +153,7 @@ def _layout(_text: str, value: str) -> Layout:
 
 _READERS: Mapping[str, Callable[[str, str], Value]] = {
     "layout": _layout,
+    **dict.fromkeys(DEGREES, _whole),
     "pool": _ranks,
     "micro_batch_size": _whole,
     "recompute": _recompute,

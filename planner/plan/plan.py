@@ -18,7 +18,7 @@ from pydantic import Field
 from meshwright.cost_models.cost import Cost
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import require_possible
-from meshwright.planner.plan.pins import Ranks, Value
+from meshwright.planner.plan.pins import Ranks, Value, value_of
 from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -154,12 +154,11 @@ class Plan(Document):
         return self.pool(self.placement(stage).pool)
 
     def choice(self, stage: str, key: str) -> Value:
-        """What a stage has of what a pin is about: its pool, its layout, or a field of its schedule."""
+        """What a stage has of what a pin is about: its pool, its layout or a degree of it, or a setting."""
         placement, pool = self.placement(stage), self.pool_of(stage)
         if key == "pool":
             return Ranks(pool.first_rank, pool.num_ranks)
-        found: Value = placement.layout if key == "layout" else getattr(placement.schedule, key)
-        return found
+        return value_of(placement.layout, placement.schedule, key)
 
     def copy_of(self, stage: str) -> str:
         """The stage whose weights this stage uses.

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.pins import Pin, Ranks
+from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
 from meshwright.planner.plan.pools import crossing_violations, first_ranks, pool_sizes, pool_violations
 from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, patterns, plain, scopes
@@ -160,8 +160,8 @@ def agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
     return all(pin.key == "pool" or pin.allows(_value(choice, pin.key)) for pin in pins)
 
 
-def _value(choice: Choice, key: str) -> object:
-    return choice.layout if key == "layout" else getattr(choice.schedule, key)
+def _value(choice: Choice, key: str) -> Value:
+    return value_of(choice.layout, choice.schedule, key)
 
 
 def _distance(value: object, wanted: object) -> tuple[float, str]:

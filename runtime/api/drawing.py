@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.report.contents import Contents
+from meshwright.planner.report.fit_page import fit_page
 from meshwright.planner.report.report import report as drawn
 from meshwright.planner.report.sweep import sweep
 from meshwright.planner.simulation.simulate import Simulation
@@ -47,6 +49,16 @@ def plot(found: WhatIf) -> str:
     4
     """
     return sweep(found)
+
+
+def fit_plot(found: Fit) -> str:
+    """Step time against the number of devices, as the text of an HTML file.
+
+    Raises BadInput where no plan fits on any number.
+    """
+    if found.answers is None or found.least_ranks is None:
+        raise BadInput(f"no plan fits on up to {found.most_ranks} devices, so there is nothing to draw; ask for more.")
+    return fit_page(found.answers, found.least_ranks)
 
 
 def timeline(plan: Plan, *played: Played) -> str:

@@ -12,10 +12,13 @@ from typing import TypeAlias
 from meshwright.planner.analysis.alternatives import alternatives
 from meshwright.planner.analysis.binding import held_back
 from meshwright.planner.analysis.explain import explain as explanation
+from meshwright.planner.analysis.fit import Fit
+from meshwright.planner.analysis.fit import fit as fitted
 from meshwright.planner.analysis.pareto import pareto
 from meshwright.planner.analysis.runners_up import runners_up
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.structures import Ranked, best_structures, ranked
+from meshwright.planner.analysis.two_plans import TwoPlans, two_plans
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.whatif import whatif as answers
 from meshwright.planner.analysis.why import Why
@@ -79,6 +82,38 @@ def plan(
             progress=progress,
             start=begun,
         )
+
+
+def fit(
+    facts: Facts,
+    table: Table | None = None,
+    *,
+    sizes: Sequence[int] = (),
+    price: float | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Fit:
+    """How many ranks a job needs at least, and what the best plan gives on each of several numbers of them.
+
+    `sizes` are the numbers that are planned, by default the least and its doublings; `price` is of a GPU-hour.
+    Raises BadInput for a size that is no number of whole nodes.
+    """
+    require_number("price", price, least=0)
+    with _without_collections():
+        return fitted(facts, remodel(table), sizes=sizes, price=price, limits=limits_of(limits), progress=progress)
+
+
+def compare(one: Plan, other: Plan) -> TwoPlans:
+    """Two plans side by side: their steps, their stages, and what their jobs have otherwise, each by its own costs.
+
+    Raises BadInput for a plan that breaks a rule.
+
+    >>> api.compare(plan, plan).difference.step_seconds
+    0.0
+    """
+    require_valid(one)
+    require_valid(other)
+    return two_plans(one, other)
 
 
 def structures(

@@ -19,7 +19,7 @@ from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
-EXAMPLE = "Example: meshwright calibrate plan.json run --profile table.json -o table2.json"
+EXAMPLES = "Example: meshwright calibrate plan.json run --profile table.json -o table2.json"
 
 
 def calibrate(

@@ -26,6 +26,30 @@ JobPath = Annotated[
     Path, typer.Argument(metavar="JOB.yaml", help="The job: models, cluster, workload, data, settings.")
 ]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan written by `meshwright plan`.")]
+
+
+class TrainerName(StrEnum):
+    """The trainers that a plan may be for."""
+
+    VERL = "verl"
+    NEMO_RL = "nemo-rl"
+    OPENRLHF = "openrlhf"
+    SLIME = "slime"
+
+
+ForTrainer = Annotated[
+    TrainerName | None, typer.Option("--for", help="Plan only what another trainer can say; `export` writes it.")
+]
+PinTexts = Annotated[
+    list[str] | None, typer.Option("--pin", help="Fix a choice, as stage.key=value; may be given several times.")
+]
+ForbidTexts = Annotated[
+    list[str] | None,
+    typer.Option("--forbid", help="Leave a choice out, as stage.key=value; may be given several times."),
+]
+PinsPath = Annotated[
+    Path | None, typer.Option("--pins", help="Pins one to a line, or a plan.json whose choices are all kept.")
+]
 Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Price = Annotated[float | None, typer.Option(min=0, max=1e9, callback=finite, help="Of one GPU-hour, in any currency.")]

@@ -13,6 +13,7 @@ import typer
 
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.proof.document import write_proof
 from meshwright.planner.search.refusal import NoPlan
@@ -26,10 +27,22 @@ from meshwright.runtime.commands import show, show_search
 from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.import_operators import offer
-from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Profile, ProofOut, finite
+from meshwright.runtime.commands.options import (
+    AsJson,
+    ForbidTexts,
+    ForTrainer,
+    Gap,
+    JobPath,
+    PinsPath,
+    PinTexts,
+    Profile,
+    ProofOut,
+    finite,
+)
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.search_shown import search_shown
+from meshwright.runtime.commands.trainers.plan_for_trainer import plan_for_trainer, require_alone
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 _NOISY = 0.5
@@ -45,6 +58,12 @@ TimeLimit = Annotated[
         "count of its own, so that every machine finds the same plan.",
     ),
 ]
+Top = Annotated[
+    int,
+    typer.Option(
+        min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
+    ),
+]
 Start = Annotated[
     Path | None, typer.Option("--from", metavar="PLAN.json", help="A plan of a job that differs little, to start from.")
 ]
@@ -53,9 +72,13 @@ EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.jso
 
 meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
 
+meshwright plan job.yaml --pins pins.txt -o plan.json
+
 meshwright plan other-job.yaml --from plan.json -o other-plan.json
 
 meshwright plan job.yaml --proof proof.json -o plan.json
+
+meshwright plan job.yaml --for verl -o plan.json
 
 meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
 """
@@ -66,18 +89,11 @@ def plan(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
     *,
     profile: Profile = None,
-    pin: Annotated[
-        list[str] | None, typer.Option(help="Fix a choice, as stage.key=value; may be given several times.")
-    ] = None,
-    forbid: Annotated[
-        list[str] | None, typer.Option(help="Leave a choice out, as stage.key=value; may be given several times.")
-    ] = None,
-    top: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
-        ),
-    ] = 1,
+    pin: PinTexts = None,
+    pins: PinsPath = None,
+    forbid: ForbidTexts = None,
+    trainer: ForTrainer = None,
+    top: Top = 1,
     time_limit: TimeLimit = None,
     gap: Gap = None,
     start: Start = None,
@@ -89,15 +105,19 @@ def plan(
     With --json, standard error has a line of JSON for each step of the search.
     """
     began = time.monotonic()
-    require_outputs(*_outputs(output, top, proof), inputs=(job, profile))
+    require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins))
+    limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
+    if trainer:
+        require_alone(trainer, pin=pin, pins=pins, forbid=forbid, top=top > 1, proof=proof, **{"from": start})
+        plan_for_trainer(job, output, trainer, profile=profile, limits=limits, as_json=as_json)
+        return
     document = read_job(job)
     facts, table, first = resolve(document, job.parent), table_in(profile), read_plan(start) if start else None
-    limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
     with within_memory(), asked_to_stop() as stop, search_shown(began, as_json=as_json) as told:
         best = fastest(
             facts,
             table,
-            pins=pin or (),
+            pins=(*(pin or ()), *(read_pins(pins, facts.graph) if pins else ())),
             forbid=forbid or (),
             limits=replace(limits, stop=stop),
             job=document,

@@ -18,7 +18,7 @@ from meshwright.runtime.commands.import_operators import import_table
 from meshwright.runtime.commands.options import finite
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
-EXAMPLE = "Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1"
+EXAMPLES = "Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1"
 
 _KINDS = ("cpu", "cuda")
 

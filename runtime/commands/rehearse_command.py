@@ -31,7 +31,7 @@ from meshwright.runtime.commands.options import (
 )
 from meshwright.runtime.records.outputs import require_directory, require_outputs
 
-EXAMPLE = "Example: meshwright rehearse plan.json --steps 3"
+EXAMPLES = "Example: meshwright rehearse plan.json --steps 3"
 
 
 def rehearse(

@@ -39,7 +39,7 @@ def replan(
     gap: Gap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan anew from what a run has shown: the best plan from here, what moving to it costs, and when that is earned.
+    """Plan anew from what a run has shown: the best plan from here, what moving costs, and when that is earned.
 
     The plan is looked for near the first one, at once; with --gap a search goes on until it is proven.
     """

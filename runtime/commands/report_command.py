@@ -23,7 +23,7 @@ from meshwright.runtime.commands.options import PlanPath, Profile, Seed, Steps, 
 from meshwright.runtime.commands.sizes_option import parse_sizes
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
-EXAMPLE = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
+EXAMPLES = "Example: meshwright report plan.json run -o report.html --sizes 8,16,32 --trace timeline.json"
 
 _KIB = 2**10  # bytes
 

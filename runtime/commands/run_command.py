@@ -15,7 +15,7 @@ from meshwright.runtime.commands.options import JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.stopped import STOPPED, Stopped
 
-EXAMPLE = "Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run"
+EXAMPLES = "Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run"
 
 
 def run(

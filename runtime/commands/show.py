@@ -27,7 +27,7 @@ def plan(found: Plan, path: Path) -> None:
     console = Console()
     cluster = found.facts.cluster
     table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in ("start s", "seconds", "task", "ranks", "layout", "schedule"):
+    for heading in ("start s", "seconds", "task", "pool", "layout", "schedule"):
         table.add_column(heading, no_wrap=heading != "schedule", overflow="fold")
     table.columns[0].justify = table.columns[1].justify = "right"
     for item in sorted(items(found), key=lambda item: item.start_seconds):
@@ -35,8 +35,7 @@ def plan(found: Plan, path: Path) -> None:
         if isinstance(item, Refit):
             table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
             continue
-        ranks = found.pool(item.pool).ranks
-        names = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+        names = str(found.choice(item.stage, "pool"))
         told = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
         table.add_row(*timing, item.stage, names, str(item.layout), told)
     ahead = "; ahead: steps before the training" if any(found.ahead.values()) else ""

@@ -11,12 +11,12 @@ from rich.table import Table
 
 from meshwright.planner.analysis.binding import HeldBack
 from meshwright.planner.analysis.explain import Explanation
-from meshwright.planner.analysis.pareto import SizePoint
 from meshwright.planner.analysis.sensitivity import Sensitivity
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.analysis.why import Why
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.planner.report.words import schedule, search_work, size
+from meshwright.runtime.commands.show_plans import sizes
 
 _MOST_RANKS = 16
 """Rows of the table of ranks, so that it fits a terminal; --json has them all."""
@@ -48,7 +48,7 @@ def why(found: Why) -> None:
     if found.runners_up:
         console.print(_runners_up(found))
     if found.sizes:
-        console.print(_sizes(found.sizes))
+        console.print(sizes(found.sizes))
         for point in found.sizes:
             for sentence in point.broken[:1]:
                 console.print(f"{point.num_ranks} ranks: {sentence}", markup=False, soft_wrap=True)
@@ -115,23 +115,6 @@ def _runners_up(found: Why) -> Table:
         "alone: everything else stays as it is; searched again: the best plan found without the choice; "
         "proven: what every plan without it loses"
     )
-    return table
-
-
-def _sizes(points: Sequence[SizePoint]) -> Table:
-    table = _table("other numbers of GPUs", "GPUs>", "step s>", "tokens/s>", "GPU-hours>", "money>", "fronts")
-    for point in points:
-        outlook = point.outlook
-        if outlook is None:
-            table.add_row(str(point.num_ranks), "-", "-", "-", "-", "no plan")
-            continue
-        fronts = [
-            name for name, on in (("GPUs", point.is_on_front_of_gpus), ("money", point.is_on_front_of_money)) if on
-        ]
-        money = "-" if outlook.money is None else f"{outlook.money:,.2f}"
-        numbers = (f"{outlook.step_seconds:.3f}", f"{outlook.tokens_per_second:,.0f}", f"{outlook.gpu_hours:,.1f}")
-        table.add_row(str(point.num_ranks), *numbers, money, ", ".join(fronts))
-    table.caption = "planned again at each size; GPU-hours and money of 1000 steps; fronts: no size is better in both"
     return table
 
 

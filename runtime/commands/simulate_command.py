@@ -31,7 +31,7 @@ from meshwright.runtime.commands.options import (
 )
 from meshwright.runtime.records.outputs import require_outputs
 
-EXAMPLE = "Example: meshwright simulate plan.json --steps 50 --seed 1 --trace simulated.json"
+EXAMPLES = "Example: meshwright simulate plan.json --steps 50 --seed 1 --trace simulated.json"
 
 
 def simulate(

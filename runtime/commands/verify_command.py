@@ -25,7 +25,7 @@ def verify(
     proof: ProofIn = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every rule of a plan, every cost that it states and a proof, without the solver; say what does not hold."""
+    """Check every rule of a plan, every cost that it states and a proof, without the solver."""
     found, proven = read_plan(plan), read_proof(proof) if proof else None
     sentences = wrong(found, table_in(profile), proven)
     costs_checked = profile is not None or not names_table(found)

@@ -24,7 +24,7 @@ from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Price, Pr
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
-EXAMPLE = "Example: meshwright whatif plan.json --set cluster.nodes=8 --set workload.response.p99=2048,4096"
+EXAMPLES = "Example: meshwright whatif plan.json --set cluster.nodes=8 --set workload.response.p99=2048,4096"
 
 
 def whatif(

@@ -1,6 +1,14 @@
 import pytest
 
-from meshwright.profiles.devices import cpu_device, device_named, device_names, local_cluster, network_named
+from meshwright.profiles.devices import (
+    cpu_device,
+    device_named,
+    device_names,
+    local_cluster,
+    network_named,
+    network_names,
+    network_source,
+)
 from meshwright.profiles.errors import BadInput
 
 WANTED = "a100-40gb a100-80gb a800 h100-sxm h100-pcie h800 h200 h20 l40s l4 rtx-4090 rtx-6000-pro b200 gb200 mi300x"
@@ -60,3 +68,8 @@ def test_more_cores_are_faster_and_half_a_core_launches_at_half_speed() -> None:
     half, two = cpu_device(0.5, 2**30), cpu_device(2, 2**30)
     assert two.flops_per_second["fp32"] == 4 * half.flops_per_second["fp32"]
     assert half.launch_seconds == 2 * two.launch_seconds
+
+
+def test_every_network_has_a_source() -> None:
+    assert "ib-ndr-400" in network_names()
+    assert all(len(network_source(name)) > 10 for name in network_names())

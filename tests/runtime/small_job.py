@@ -20,6 +20,17 @@ from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
 VOCAB_SIZE = 32
 EOS = 1
 
+TINY = {
+    "name": "tiny",
+    "kind": "cpu",
+    "memory_bytes": 1024,
+    "memory_bytes_per_second": 1e9,
+    "flops_per_second": {"fp32": 1e9, "bf16": 1e9},
+    "launch_seconds": 0.0,
+    "source": "made up for tests",
+}
+"""A device on which nothing fits."""
+
 OF_TIME = {"seconds", "tokens_per_second", "overhead"}
 """Metrics that tell how fast a run was, and nothing of what was learned."""
 

@@ -52,6 +52,8 @@ _PLAN = "in/plan.json"
 def invocations() -> Iterator[tuple[str, ...]]:
     """All of them, in the directory that `prepare` made."""
     yield from _usage()
+    yield from _first_steps()
+    yield from _trainers()
     yield from _numbers()
     yield from _outputs()
     yield from _inputs()
@@ -73,6 +75,37 @@ def _usage() -> Iterator[tuple[str, ...]]:
     yield "profile", "in/job.yaml", "-o", "out.json", "--device", "tpu"
     yield "profile", "in/job.yaml", "-o", "out.json", "--from", "hearsay"
     yield "profile", "-o", "out.json"
+
+
+def _first_steps() -> Iterator[tuple[str, ...]]:
+    numbers = ("--batch", "8", "--prompt", "8", "--response", "8")
+    first = ("init", "in/actor", "--device", "h100-sxm", *numbers, "-o", "out.yaml")
+    for option in ("--batch", "--prompt", "--response", "--gpus"):
+        for value in (*_NOT_POSITIVE, "1.5", "100000000000"):
+            yield (*first, option, value)
+    for wrong in (*_INPUTS, "in/job.yaml"):
+        yield "init", wrong, "--device", "h100-sxm", *numbers, "-o", "out.yaml"
+        yield "plan", "in/job.yaml", "-o", "out.json", "--pins", wrong
+        yield "compare", _PLAN, wrong
+        yield from (("fit", wrong),) if wrong in _INPUTS else ()
+    yield (*first, "--device", "h100")
+    yield (*first, "--gpus", "12")
+    yield (*first[:-1], "in/job.yaml")
+    for sizes in ("", "x", "0", "-8", "3", "1000000000000"):
+        yield "fit", "in/job.yaml", "--sizes", sizes
+
+
+def _trainers() -> Iterator[tuple[str, ...]]:
+    for trainer in ("verl", "nemo-rl", "openrlhf", "slime"):
+        for wrong in (*_INPUTS, "in/job.yaml", "in/plan.json"):
+            yield "import", wrong, "--from", trainer, "--device", "h100-sxm", "-o", "out.yaml"
+        yield "export", "in/job.yaml", "--to", trainer, "-o", "out"
+        yield "export", _PLAN, "in/jobs/another.yaml", "--to", trainer, "-o", "out"
+        yield "export", _PLAN, "in/job.yaml", "--to", trainer, "-o", "in"
+        yield "export", _PLAN, "in/job.yaml", "--to", trainer, "--ranks", "2", "-o", "out"
+        yield "plan", "in/job.yaml", "--for", trainer, "--pin", "actor_train.pp=1", "-o", "out.json"
+    yield "plan", "in/job.yaml", "--for", "verll", "-o", "out.json"
+    yield "import", "in/job.yaml", "--from", "verl", "--device", "h100-sxm", "-o", "in/job.yaml"
 
 
 def _numbers() -> Iterator[tuple[str, ...]]:

@@ -39,10 +39,14 @@ In the examples of the functions, `facts` and `plan` are these.
 """
 
 from meshwright.planner.analysis.correct_table import Calibration
+from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.structures import Ranked
+from meshwright.planner.analysis.two_plans import TwoPlans
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.why import Why
+from meshwright.planner.export.exported import Exported
+from meshwright.planner.imports.costed import Imported
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
@@ -55,10 +59,11 @@ from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
 from meshwright.runtime.api.checking import prove, verify
 from meshwright.runtime.api.clocks import rehearse, simulate
-from meshwright.runtime.api.drawing import plot, report, timeline
+from meshwright.runtime.api.drawing import fit_plot, plot, report, timeline
+from meshwright.runtime.api.elsewhere import export_plan, import_configuration, plan_for
 from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
-from meshwright.runtime.api.planning import explain, plan, structures, whatif
+from meshwright.runtime.api.planning import compare, explain, fit, plan, structures, whatif
 from meshwright.runtime.api.reading import (
     read_job,
     read_plan,
@@ -72,6 +77,7 @@ from meshwright.runtime.api.reading import (
 )
 from meshwright.runtime.api.replanning import replan
 from meshwright.runtime.api.running import export_models, export_scripts, run
+from meshwright.runtime.api.starting import first_job, known_hardware
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.rehearsal import Rehearsal
@@ -80,7 +86,10 @@ from meshwright.runtime.records.stopped import Stopped
 __all__ = [
     "BadInput",
     "Calibration",
+    "Exported",
     "Facts",
+    "Fit",
+    "Imported",
     "Infeasible",
     "Job",
     "Limits",
@@ -98,15 +107,24 @@ __all__ = [
     "Simulation",
     "Stopped",
     "Table",
+    "TwoPlans",
     "WhatIf",
     "Why",
     "calibrate",
+    "compare",
     "explain",
     "export_models",
+    "export_plan",
     "export_scripts",
+    "first_job",
+    "fit",
+    "fit_plot",
+    "import_configuration",
     "import_operators",
+    "known_hardware",
     "num_missing",
     "plan",
+    "plan_for",
     "plot",
     "profile",
     "prove",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.pins import Pin, Ranks, forbidden, parse_pin, parse_pins
+from meshwright.planner.plan.pins import Pin, Ranks, forbidden, parse_pin, parse_pins, value_of
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 
 
 def test_a_pin_is_read_and_written_in_one_form() -> None:
@@ -95,3 +95,13 @@ def test_a_pin_allows_its_value_alone_and_a_prohibition_all_but_its_value() -> N
         "pin 'actor_train.micro_batch_size=4'",
         "forbid 'actor_train.micro_batch_size=4'",
     )
+
+
+def test_one_degree_of_a_layout_can_be_fixed_alone() -> None:
+    pin = parse_pin("actor_train.pp = 1", PPO_GRAPH)
+    assert str(pin) == "actor_train.pp=1"
+    layouts = [Layout(tp=2, pp=2, dp=1), Layout(tp=2, pp=1, dp=2)]
+    assert [pin.allows(value_of(layout, Schedule(), pin.key)) for layout in layouts] == [False, True]
+    assert value_of(layouts[0], Schedule(micro_batch_size=4), "micro_batch_size") == 4
+    with pytest.raises(BadInput, match="'0' is not a whole number; use 1 or more"):
+        parse_pin("actor_train.tp=0", PPO_GRAPH)

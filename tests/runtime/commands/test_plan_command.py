@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.planner.plan.pin_files import pins_of
 from meshwright.planner.plan.plan import read_plan
 from tests.runtime.command import Call, exit_code
 from tests.runtime.small_job import edited_job
@@ -123,3 +124,17 @@ def test_more_ranks_than_the_cluster_has_are_refused(call: Call, job: Path) -> N
     assert outcome.code == 2
     assert "8" in outcome.err
     assert "2 ranks" in outcome.err
+
+
+def test_pins_in_a_file_and_the_choices_of_a_plan_are_kept(call: Call, job: Path, plan: Path, tmp_path: Path) -> None:
+    pins = tmp_path / "pins.txt"
+    pins.write_text("actor_train.layout=tp2  # as before\nref_logprob.pool=0:2\n")
+    written = tmp_path / "plan.json"
+    assert call("plan", job, "--pins", pins, "--gap", 0.5, "-o", written).code == 0
+    found = read_plan(written)
+    assert (str(found.choice("actor_train", "layout")), str(found.choice("ref_logprob", "pool"))) == (
+        "tp2,pp1,dp1",
+        "0:2",
+    )
+    assert call("plan", job, "--pins", plan, "--gap", 0.5, "-o", written).code == 0
+    assert read_plan(written).pins == tuple(sorted(pins_of(read_plan(plan))))

@@ -65,8 +65,8 @@ def test_a_size_without_a_plan_says_why(capsys: pytest.CaptureFixture[str]) -> N
         num_ranks=3, outlook=None, is_on_front_of_gpus=False, is_on_front_of_money=False, broken=("no whole node.",)
     )
     text = shown(capsys, replace(why(), sizes=(there, missing)))
-    assert "8 2.000 1,000 4.4 - GPUs" in text
-    assert "3 - - - - no plan" in text
+    assert "8 2.000 1,000 0.0 4.4 - GPUs" in text
+    assert "3 - - - - - no plan" in text
     assert "3 ranks: no whole node." in text
 
 

@@ -1,0 +1,49 @@
+"""Numbers of a plan in the units of other trainers: machines of a pool, token budgets, an engine's share of memory."""
+
+from __future__ import annotations
+
+import math
+
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.layout import layers_of_stages
+from meshwright.profiles.stages import GENERATE
+
+_LEAST_SHARE, _MOST_SHARE = 0.1, 0.95
+
+
+def machines(plan: Plan, stage: str) -> tuple[int, int]:
+    """Nodes of the pool of a stage, and ranks on each of them."""
+    ranks, per_node = plan.choice(stage, "pool"), plan.facts.cluster.ranks_per_node
+    assert isinstance(ranks, Ranks)
+    nodes = max(1, ranks.num_ranks // per_node)
+    return nodes, ranks.num_ranks // nodes
+
+
+def token_budget(plan: Plan, stage: str) -> int:
+    """Tokens of a micro-batch on one rank: its rows of mean length, and no less than one row of the longest."""
+    placement, workload = plan.placement(stage), plan.facts.workload
+    rows = placement.schedule.micro_batch_size
+    return math.ceil(max(workload.max_tokens, rows * workload.mean_tokens) / placement.layout.cp)
+
+
+def engine_share(plan: Plan) -> float:
+    """The part of a device's memory that weights and cache of the generation take, in hundredths, rounded up."""
+    placement = plan.placement(GENERATE)
+    device = plan.facts.cluster.parts[plan.part_of(GENERATE)].device
+    weights = next((term.amount for term in placement.resident.terms if term.name == "weights"), 0.0)
+    share = math.ceil(100 * (weights + placement.transient.total) / device.memory_bytes) / 100
+    return min(max(share, _LEAST_SHARE), _MOST_SHARE)
+
+
+def uneven_ends(plan: Plan, stage: str) -> tuple[int, int] | None:
+    """Layers of the first and the last pipeline stage, where they are not those of every stage."""
+    layout, role = plan.placement(stage).layout, PPO_GRAPH.by_name[stage].role
+    counts = layers_of_stages(plan.facts.models.spec(role), layout.pp)
+    return None if len(set(counts)) == 1 else (counts[0], counts[-1])
+
+
+def mini_batch(plan: Plan) -> int:
+    """Prompts of one update."""
+    return plan.facts.workload.batch_size // plan.facts.workload.num_minibatches

@@ -1,0 +1,200 @@
+"""Plans for NeMo-RL: Megatron-core trains policy and value, vLLM generates, a PyTorch worker scores.
+
+Reference and log-probabilities have the policy's degrees, values those of the value model; both models share the ranks
+that train. Generation takes turns with them or has ranks of its own, whole nodes where there are several; a batch ahead
+it must have its own, with the engine's asynchronous mode and the importance correction (examples/configs/
+ppo_math_1B.yaml). A reward model is an environment on ranks of its own, cut by tensor parallelism alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from meshwright.planner.export.shares import engine_share, machines, mini_batch, uneven_ends
+from meshwright.planner.export.texts import nested, script
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, names, no_overlap, on, parts
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.stages import GENERATE, Role
+
+_G = "policy.generation"
+_REWARD = "env.reward_model"
+_MODELS = {"actor_train": "policy", "critic_train": "value"}
+
+
+def ways(facts: Facts) -> Iterator[Way]:
+    """Generation on the ranks that train, or on its own and a batch ahead; rewards always on their own."""
+    trained = tuple(name for name in names() if name != "reward_score")
+    for train, score in parts(facts.cluster, 2):
+        yield _way("colocated", (*on(train, (GENERATE, *trained)), *on(score, ("reward_score",))))
+    for train, generate, score in parts(facts.cluster, 3):
+        placed = (*on(train, trained), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _way(f"async_ppo, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+
+
+def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+    return Way(
+        name=name,
+        pins=(
+            *placed,
+            *no_overlap(),
+            f"{GENERATE}.cp=1",
+            "reward_score.pp=1",
+            "reward_score.cp=1",
+            *(f"{stage}.{key}" for stage in names(trains=True) for key in ("vpp=1", "recompute!=selective")),
+            "reward_score.offload=none",
+            "ref_logprob.offload=none",
+            "critic_train.offload=none",
+        ),
+        alike=(
+            *alike("layout", "actor_train", ("actor_logprob", "ref_logprob")),
+            *alike("layout", "critic_train", ("critic_value",)),
+            *alike("micro_batch_size", "actor_logprob", ("ref_logprob",)),
+            *alike("micro_batch_size", "critic_train", ("critic_value",)),
+        ),
+        steps_ahead=steps_ahead,
+    )
+
+
+def settings(origin: ExportInput) -> Iterator[KeyValue]:
+    """The keys of NeMo-RL's configuration that say a plan."""
+    plan = origin.plan
+    yield from _batches(plan)
+    for stage in _MODELS:
+        yield from _degrees(plan, stage)
+    yield from _micro_batches(plan)
+    yield from _generation(plan)
+    yield from _ahead(plan)
+    yield from _reward(origin)
+    yield from _algorithm(origin)
+    cluster = plan.facts.cluster
+    yield KeyValue("cluster.num_nodes", cluster.nodes, "facts.cluster.nodes")
+    yield KeyValue("cluster.gpus_per_node", cluster.ranks_per_node, "facts.cluster.ranks_per_node")
+
+
+def _batches(plan: Plan) -> Iterator[KeyValue]:
+    workload = plan.facts.workload
+    yield KeyValue("ppo.num_prompts_per_step", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("ppo.num_generations_per_prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("ppo.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
+    yield KeyValue("policy.train_global_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
+    yield KeyValue("policy.max_total_sequence_length", workload.max_tokens, "facts.workload: prompt.max + response.max")
+    yield KeyValue("data.max_input_seq_length", workload.prompt.max, "facts.workload.prompt.max")
+    yield KeyValue(f"{_G}.max_new_tokens", workload.response.max, "facts.workload.response.max")
+
+
+def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
+    placement, prefix, field = plan.placement(stage), f"{_MODELS[stage]}.megatron_cfg", f"placements.{stage}.layout"
+    layout = placement.layout
+    yield KeyValue(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
+    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
+    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
+    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
+    if plan.facts.models.spec(plan.graph.by_name[stage].role).experts:
+        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
+        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
+    if ends := uneven_ends(plan, stage):
+        for name, number in zip(("first", "last"), ends, strict=True):
+            yield KeyValue(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")
+    full = placement.schedule.recompute is Recompute.FULL
+    yield KeyValue(f"{prefix}.activation_checkpointing", full, f"placements.{stage}.schedule.recompute")
+    if layout.cp > 1 and stage == "critic_train":
+        yield KeyValue("value.sequence_packing.enabled", True, "rule: context parallelism of the value model packs")
+
+
+def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
+    rows = {
+        "policy.train_micro_batch_size": "actor_train",
+        "policy.logprob_batch_size": "actor_logprob",
+        "value.train_micro_batch_size": "critic_train",
+    }
+    for key, stage in rows.items():
+        schedule = plan.placement(stage).schedule
+        yield KeyValue(key, schedule.micro_batch_size, f"placements.{stage}.schedule.micro_batch_size")
+    offloads = plan.placement("actor_train").schedule.offload is Offload.OPTIMIZER
+    yield KeyValue("policy.offload_optimizer_for_logprob", offloads, "placements.actor_train.schedule.offload")
+
+
+def _generation(plan: Plan) -> Iterator[KeyValue]:
+    layout, field = plan.placement(GENERATE).layout, "placements.actor_generate.layout"
+    yield KeyValue(f"{_G}.vllm_cfg.tensor_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{_G}.vllm_cfg.pipeline_parallel_size", layout.pp, f"{field}.pp")
+    if layout.ep > 1:
+        yield KeyValue(f"{_G}.vllm_cfg.expert_parallel_size", layout.ep * layout.tp, "rule: a multiple of tensor's")
+    share = engine_share(plan)
+    yield KeyValue(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
+
+
+def _ahead(plan: Plan) -> Iterator[KeyValue]:
+    ahead = plan.ahead[GENERATE]
+    yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools, that of actor_generate")
+    yield KeyValue("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
+    if ahead:
+        nodes, per_node = machines(plan, GENERATE)
+        yield KeyValue("ppo.async_ppo.max_trajectory_age_steps", ahead, "placements.actor_generate.steps_ahead")
+        yield KeyValue(f"{_G}.colocated.resources.num_nodes", nodes, "pools, that of actor_generate")
+        yield KeyValue(f"{_G}.colocated.resources.gpus_per_node", per_node, "pools, that of actor_generate")
+        yield KeyValue(f"{_G}.vllm_cfg.async_engine", True, "rule: async_ppo needs it")
+        yield KeyValue("loss_fn.use_importance_sampling_correction", True, "rule: async_ppo needs it")
+
+
+def _reward(origin: ExportInput) -> Iterator[KeyValue]:
+    nodes, per_node = machines(origin.plan, "reward_score")
+    layout, schedule = origin.plan.placement("reward_score").layout, origin.plan.placement("reward_score").schedule
+    field = "placements.reward_score"
+    yield KeyValue("data.default.env_name", "reward_model", field)
+    yield KeyValue(f"{_REWARD}.enabled", True, field)
+    yield KeyValue(f"{_REWARD}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_REWARD}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
+    yield KeyValue(f"{_REWARD}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
+    yield KeyValue(f"{_REWARD}.resources.num_nodes", nodes, "pools, that of reward_score")
+    yield KeyValue(f"{_REWARD}.resources.gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_REWARD}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
+
+
+def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+    ppo = origin.ppo
+    yield KeyValue("policy.model_name", origin.path(Role.ACTOR), "job: models.actor.path")
+    yield KeyValue("value.model_name", origin.path(Role.CRITIC), "job: models.critic.path")
+    yield KeyValue("policy.megatron_cfg.optimizer.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
+    yield KeyValue("value.megatron_cfg.optimizer.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
+    yield KeyValue("ppo.adv_estimator.gae_lambda", ppo.gae_lambda, "job: ppo.gae_lambda")
+    yield KeyValue("ppo.adv_estimator.gae_gamma", ppo.gamma, "job: ppo.gamma")
+    yield KeyValue("ppo.skip_reference_policy_logprobs_calculation", False, "placements.ref_logprob")
+    yield KeyValue("ppo.reward_shaping.enabled", False, "rule: async_ppo excludes it, and no stage of the plan does it")
+    yield KeyValue("ppo.reward_scaling.enabled", False, "job: ppo.reward_scale")
+    yield KeyValue("loss_fn.reference_policy_kl_penalty", ppo.kl_coefficient, "job: ppo.kl_coefficient")
+    yield KeyValue("loss_fn.use_kl_in_reward", True, "placements.ref_logprob")
+    yield KeyValue("loss_fn.ratio_clip_min", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("loss_fn.ratio_clip_max", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("value_loss_fn.cliprange", ppo.value_clip, "job: ppo.value_clip")
+    yield KeyValue(f"{_G}.temperature", ppo.temperature, "job: ppo.temperature")
+
+
+def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+    head = (
+        "NeMo-RL with this plan, from the root of its repository: copy config.yaml into examples/configs first,\n"
+        "where the configuration that it builds on lies."
+    )
+    command = "uv run examples/run_ppo.py --config examples/configs/config.yaml"
+    return {
+        "run.sh": script(head, command, ()),
+        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested(found),
+    }
+
+
+NEMO_RL = OtherTrainer(
+    name="nemo-rl",
+    file="nemo_rl",
+    engine="vllm",
+    ways=ways,
+    settings=settings,
+    files=_files,
+    remarks=(
+        "the data set is that of ppo_math_1B_megatron.yaml; data.train and data.validation are yours to give.",
+        "a dense clip of ratio_clip_c stays that of the configuration it builds on.",
+    ),
+)

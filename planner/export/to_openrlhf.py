@@ -1,0 +1,176 @@
+"""Plans for OpenRLHF: DeepSpeed trains and scores, vLLM generates.
+
+All four models have one degree of tensor parallelism and one of ring attention, and no pipeline. They lie together on
+all ranks (`--train.colocate_all`), taking turns with the engines, or, with generation a batch ahead on ranks of its
+own, actor with reference and critic with reward on ranks of theirs. Micro-batches of training are one number, and so
+are those of scoring (cli/train_ppo_ray.py). Activations are recomputed whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from meshwright.planner.export.shares import engine_share, machines, mini_batch
+from meshwright.planner.export.texts import flags, script
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.stages import GENERATE, Role
+
+_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
+_SCORES = names(trains=False)
+_TRAINS = names(trains=True)
+_MODELS = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
+
+
+def ways(facts: Facts) -> Iterator[Way]:
+    """Every degree of the models, together on all ranks; or in groups, with generation a batch ahead."""
+    everything = all_ranks(facts.cluster)
+    actors = (*names(role="actor"), *names(role="ref"))
+    critics = (*names(role="critic"), *names(role="reward"))
+    for tp, cp in _DEGREES:
+        layout = Layout(tp=tp, cp=cp)
+        yield from _way(facts, {everything: (*actors, *critics)}, everything, layout)
+        for train, generate in parts(facts.cluster, 2):
+            yield from _way(facts, {train: (*actors, *critics)}, generate, layout, ONE_AHEAD)
+        for one, other, generate in parts(facts.cluster, 3):
+            yield from _way(facts, {one: actors, other: critics}, generate, layout, ONE_AHEAD)
+
+
+def _way(
+    facts: Facts, groups: Mapping[Ranks, tuple[str, ...]], engines: Ranks, degrees: Layout, steps_ahead: int = 0
+) -> Iterator[Way]:
+    """None where the degrees do not divide a group's ranks, or a model's heads."""
+    each = degrees.num_ranks
+    heads = [facts.models.spec(PPO_GRAPH.by_name[stage].role).num_kv_heads for stage in _TRAINS]
+    if any(ranks.num_ranks % each for ranks in groups) or any(number % degrees.tp for number in heads):
+        return
+    layouts = {
+        stage: replace(degrees, dp=ranks.num_ranks // each) for ranks, stages in groups.items() for stage in stages
+    }
+    mode = "colocate_all" if steps_ahead == 0 else "async, in groups" if len(groups) > 1 else "async, models together"
+    yield Way(
+        name=f"{mode}, tp{degrees.tp}, ring{degrees.cp}",
+        pins=(
+            *(pin for ranks, stages in groups.items() for pin in on(ranks, stages)),
+            *on(engines, (GENERATE,)),
+            *(f"{stage}.layout={layout}" for stage, layout in layouts.items()),
+            *no_overlap(),
+            *fixed("pp", 1, (GENERATE,)),
+            *fixed("cp", 1, (GENERATE,)),
+            *fixed("ep", 1, (GENERATE,)),
+            *(f"{stage}.recompute!=selective" for stage in _TRAINS),
+            *(fixed("offload", "none", _TRAINS) if steps_ahead else ()),
+        ),
+        alike=(
+            *alike("recompute", "actor_train", ("critic_train",)),
+            *alike("offload", "actor_train", ("critic_train",)),
+            *alike("micro_batch_size", "actor_train", ("critic_train",)),
+            *alike("micro_batch_size", "actor_logprob", tuple(s for s in _SCORES if s != "actor_logprob")),
+        ),
+        steps_ahead=steps_ahead,
+    )
+
+
+def settings(origin: ExportInput) -> Iterator[KeyValue]:
+    """The flags of `train_ppo_ray` that say a plan."""
+    plan = origin.plan
+    yield from _degrees(plan)
+    yield from _pools(plan)
+    yield from _batches(plan)
+    yield from _generation(plan)
+    yield from _algorithm(origin)
+
+
+def _pools(plan: Plan) -> Iterator[KeyValue]:
+    for model, stage in _MODELS.items():
+        nodes, per_node = machines(plan, stage)
+        yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
+        yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
+    together = plan.choice("critic_train", "pool") == plan.choice("actor_train", "pool")
+    yield KeyValue("train.colocate_all", together, "pools: all models on one")
+    yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
+    yield KeyValue("train.colocate_critic_reward", not together, "pools, that of critic_train and reward_score")
+    ahead = bool(plan.ahead[GENERATE])
+    yield KeyValue("train.async_enable", ahead, "placements.actor_generate.steps_ahead")
+    yield KeyValue("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
+
+
+def _degrees(plan: Plan) -> Iterator[KeyValue]:
+    placement = plan.placement("actor_train")
+    layout, schedule = placement.layout, placement.schedule
+    yield KeyValue("ds.tensor_parallel_size", layout.tp, "placements.actor_train.layout.tp")
+    yield KeyValue("ds.ring_attn_size", layout.cp, "placements.actor_train.layout.cp")
+    yield KeyValue("ds.zero_stage", 1, "rule: replicas divide the optimizer's state and keep all gradients")
+    yield KeyValue("ds.packing_samples", True, "rule: micro-batches are packed")
+    full = schedule.recompute is Recompute.FULL
+    yield KeyValue("actor.gradient_checkpointing_enable", full, "placements.actor_train.schedule.recompute")
+    sleeps = schedule.offload is Offload.OPTIMIZER
+    yield KeyValue("ds.enable_sleep", sleeps, "placements.actor_train.schedule.offload")
+    for model, stage in (("ref", "ref_logprob"), ("reward", "reward_score")):
+        waits = plan.placement(stage).schedule.offload is Offload.WEIGHTS
+        yield KeyValue(f"{model}.offload", waits, f"placements.{stage}.schedule.offload")
+
+
+def _batches(plan: Plan) -> Iterator[KeyValue]:
+    workload = plan.facts.workload
+    yield KeyValue("rollout.batch_size", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("rollout.n_samples_per_prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("train.batch_size", mini_batch(plan), "facts.workload.num_minibatches")
+    yield KeyValue("train.max_epochs", workload.num_epochs, "facts.workload.num_epochs")
+    yield KeyValue("data.max_len", workload.max_tokens, "facts.workload: prompt.max + response.max")
+    yield KeyValue("rollout.max_new_tokens", workload.response.max, "facts.workload.response.max")
+    for key, stage in (("train", "actor_train"), ("rollout", "actor_logprob")):
+        rows = plan.placement(stage).schedule.micro_batch_size
+        yield KeyValue(f"{key}.micro_batch_size", rows, f"placements.{stage}.schedule.micro_batch_size")
+
+
+def _generation(plan: Plan) -> Iterator[KeyValue]:
+    layout, ranks = plan.placement(GENERATE).layout, plan.choice(GENERATE, "pool")
+    assert isinstance(ranks, Ranks)
+    yield KeyValue("vllm.num_engines", ranks.num_ranks // layout.tp, "placements.actor_generate.layout.dp")
+    yield KeyValue("vllm.tensor_parallel_size", layout.tp, "placements.actor_generate.layout.tp")
+    share = engine_share(plan)
+    yield KeyValue("vllm.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
+
+
+def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+    ppo = origin.ppo
+    for model in ("actor", "critic", "reward"):
+        yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
+    yield KeyValue("algo.advantage.estimator", "gae", "placements.critic_train")
+    yield KeyValue("algo.advantage.gamma", ppo.gamma, "job: ppo.gamma")
+    yield KeyValue("algo.advantage.lambd", ppo.gae_lambda, "job: ppo.gae_lambda")
+    yield KeyValue("algo.kl.init_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
+    yield KeyValue("actor.adam.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
+    yield KeyValue("critic.adam.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
+    yield KeyValue("actor.eps_clip", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("critic.value_clip", ppo.value_clip, "job: ppo.value_clip")
+    yield KeyValue("rollout.temperature", ppo.temperature, "job: ppo.temperature")
+    yield KeyValue("rollout.top_p", ppo.top_p, "job: ppo.top_p")
+
+
+def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+    head = "OpenRLHF with this plan. Add --data.prompt_dataset, as an argument of this script."
+    return {"run.sh": script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(found))}
+
+
+OPENRLHF = OtherTrainer(
+    name="openrlhf",
+    file="openrlhf",
+    engine="vllm",
+    ways=ways,
+    settings=settings,
+    files=_files,
+    remarks=(
+        "--data.prompt_dataset is yours to give.",
+        "weights divided over replicas (ZeRO-3) are no choice of a plan; with them it holds larger models.",
+        "an engine's slots cannot be given: it admits what its cache holds.",
+    ),
+)

@@ -1,0 +1,187 @@
+"""Plans for slime: Megatron-core trains, SGLang generates and scores.
+
+All that trains or computes log-probabilities has the actor's ranks and degrees (slime/utils/arguments.py sets the
+critic's to the actor's). Engines take turns with it (`--colocate`) or have ranks of their own; `train_async.py`
+generates a batch ahead, which excludes `--colocate`. A reward model is served beside the actor (`--sglang-config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
+from meshwright.planner.export.texts import flags, script
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.stages import GENERATE, Role
+
+_SERVED = (GENERATE, "reward_score")
+_FIELD = "placements.actor_train.layout"
+
+
+def ways(facts: Facts) -> Iterator[Way]:
+    """Engines on the trainer's ranks, or on ranks of their own and a batch ahead; the reward model's beside them."""
+    trained = tuple(name for name in names() if name != "reward_score")
+    for generate, score in parts(facts.cluster, 2):
+        engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _way(f"colocate, rewards on {score}", (*on(all_ranks(facts.cluster), trained), *engines), trained)
+    for train, generate, score in parts(facts.cluster, 3):
+        engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _way(f"async, {generate} generates", (*on(train, trained), *engines), trained, steps_ahead=ONE_AHEAD)
+
+
+def _way(name: str, placed: tuple[str, ...], trained: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+    followers = tuple(stage for stage in trained if stage != "actor_train")
+    forward = tuple(stage for stage in followers if stage in names(trains=False) and stage != "actor_logprob")
+    return Way(
+        name=name,
+        pins=(
+            *placed,
+            *no_overlap(),
+            *fixed("pp", 1, _SERVED),
+            "reward_score.cp=1",
+            *fixed("vpp", 1, names(trains=True)),
+            "reward_score.offload=none",
+        ),
+        alike=(
+            *alike("layout", "actor_train", followers),
+            *alike("micro_batch_size", "actor_logprob", forward),
+            *alike("micro_batch_size", "actor_train", ("critic_train",)),
+            *alike("recompute", "actor_train", ("critic_train",)),
+        ),
+        steps_ahead=steps_ahead,
+    )
+
+
+def settings(origin: ExportInput) -> Iterator[KeyValue]:
+    """The flags of `train.py` or `train_async.py` that say a plan."""
+    plan = origin.plan
+    yield from _pools(plan)
+    yield from _degrees(plan)
+    yield from _batches(plan)
+    yield from _algorithm(origin)
+
+
+def _pools(plan: Plan) -> Iterator[KeyValue]:
+    nodes, per_node = machines(plan, "actor_train")
+    yield KeyValue("actor-num-nodes", nodes, "pools, that of actor_train")
+    yield KeyValue("actor-num-gpus-per-node", per_node, "pools, that of actor_train")
+    yield KeyValue("num-gpus-per-node", plan.facts.cluster.ranks_per_node, "facts.cluster.ranks_per_node")
+    yield KeyValue("colocate", not plan.ahead[GENERATE], "rule: generation a batch ahead excludes it")
+    engines = sum(_ranks(plan, stage).num_ranks for stage in _SERVED)
+    yield KeyValue("rollout-num-gpus", engines, "pools, those of actor_generate and reward_score")
+    yield KeyValue(
+        "rollout-num-gpus-per-engine", plan.placement(GENERATE).layout.tp, "placements.actor_generate.layout.tp"
+    )
+    yield KeyValue("sglang-config", "sglang.yaml", "pools, those of actor_generate and reward_score")
+    yield KeyValue("sglang-mem-fraction-static", engine_share(plan), "placements.actor_generate: its weights and cache")
+    slots = plan.placement(GENERATE).schedule.generation_slots
+    yield KeyValue("sglang-max-running-requests", slots, "placements.actor_generate.schedule.generation_slots")
+
+
+def _degrees(plan: Plan) -> Iterator[KeyValue]:
+    placement = plan.placement("actor_train")
+    layout, recompute = placement.layout, placement.schedule.recompute
+    yield KeyValue("tensor-model-parallel-size", layout.tp, f"{_FIELD}.tp")
+    yield KeyValue("pipeline-model-parallel-size", layout.pp, f"{_FIELD}.pp")
+    yield KeyValue("context-parallel-size", layout.cp, f"{_FIELD}.cp")
+    yield KeyValue("sequence-parallel", layout.sp, f"{_FIELD}.sp")
+    yield KeyValue("use-distributed-optimizer", True, "rule: optimizer state is divided over the replicas")
+    if plan.facts.models.actor.experts:
+        yield KeyValue("expert-model-parallel-size", layout.ep, f"{_FIELD}.ep")
+        yield KeyValue("expert-tensor-parallel-size", layout.tp, f"{_FIELD}.tp")
+    if ends := uneven_ends(plan, "actor_train"):
+        for name, number in zip(("first", "last"), ends, strict=True):
+            yield KeyValue(f"decoder-{name}-pipeline-num-layers", number, f"{_FIELD}.pp")
+    if recompute is not Recompute.NONE:
+        field = "placements.actor_train.schedule.recompute"
+        yield KeyValue("recompute-granularity", recompute.value, field)
+        if recompute is Recompute.FULL:
+            yield KeyValue("recompute-method", "uniform", field)
+            yield KeyValue("recompute-num-layers", 1, field)
+
+
+def _batches(plan: Plan) -> Iterator[KeyValue]:
+    workload = plan.facts.workload
+    yield KeyValue("rollout-batch-size", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("n-samples-per-prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("global-batch-size", mini_batch(plan), "facts.workload.num_minibatches")
+    yield KeyValue("rollout-max-prompt-len", workload.prompt.max, "facts.workload.prompt.max")
+    yield KeyValue("rollout-max-response-len", workload.response.max, "facts.workload.response.max")
+    yield KeyValue("use-dynamic-batch-size", True, "rule: micro-batches are packed")
+    for key, stage in (("max-tokens-per-gpu", "actor_train"), ("log-probs-max-tokens-per-gpu", "actor_logprob")):
+        yield KeyValue(key, token_budget(plan, stage), f"placements.{stage}.schedule.micro_batch_size")
+
+
+def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+    ppo = origin.ppo
+    yield KeyValue("hf-checkpoint", origin.path(Role.ACTOR), "job: models.actor.path")
+    yield KeyValue("ref-load", f"{origin.path(Role.REF)}_torch_dist", "job: models.ref.path, converted")
+    yield KeyValue("advantage-estimator", "ppo", "placements.critic_train")
+    yield KeyValue("gamma", ppo.gamma, "job: ppo.gamma")
+    yield KeyValue("lambd", ppo.gae_lambda, "job: ppo.gae_lambda")
+    yield KeyValue("kl-coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
+    yield KeyValue("lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
+    yield KeyValue("eps-clip", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("value-clip", ppo.value_clip, "job: ppo.value_clip")
+    yield KeyValue("rollout-temperature", ppo.temperature, "job: ppo.temperature")
+    yield KeyValue("normalize-advantages", ppo.whiten_advantages, "job: ppo.whiten_advantages")
+    yield KeyValue("megatron-config-path", "megatron.yaml", "job: ppo.critic_learning_rate")
+    yield KeyValue("use-tis", bool(origin.plan.ahead[GENERATE]), "staleness")
+
+
+def _ranks(plan: Plan, stage: str) -> Ranks:
+    found = plan.choice(stage, "pool")
+    assert isinstance(found, Ranks)
+    return found
+
+
+def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+    plan = origin.plan
+    program = "train_async.py" if plan.ahead[GENERATE] else "train.py"
+    head = (
+        "slime with this plan, from the root of its repository. Source its scripts/models/ file of the model first,\n"
+        "and add ${MODEL_ARGS[@]}, --prompt-data, --num-rollout and --custom-rm-path as arguments of this script."
+    )
+    return {
+        "run.sh": script(head, f"python3 {program}", flags(found)),
+        "sglang.yaml": "".join(_engines(origin)),
+        "megatron.yaml": _critic(origin),
+    }
+
+
+def _engines(origin: ExportInput) -> Iterator[str]:
+    """The groups of engines: those that generate, and those that serve the reward model."""
+    yield "sglang:\n"
+    for role, stage in ((Role.ACTOR, GENERATE), (Role.REWARD, "reward_score")):
+        layout, field = origin.plan.placement(stage).layout, f"placements.{stage}.layout"
+        learns = str(role is Role.ACTOR).lower()
+        yield f"- name: {role}\n  model_path: {origin.path(role)}\n  update_weights: {learns}\n"
+        yield f"  server_groups:\n  - worker_type: regular\n    num_gpus: {_ranks(origin.plan, stage).num_ranks}\n"
+        yield f"    num_gpus_per_engine: {layout.tp}  # {field}.tp\n"
+        if layout.ep > 1:
+            yield f"    overrides: {{ep_size: {layout.tp}}}  # {field}.ep: within an engine\n"
+
+
+def _critic(origin: ExportInput) -> str:
+    rate = origin.ppo.critic_learning_rate
+    return f"megatron:\n- name: critic\n  role: critic\n  overrides:\n    lr: {rate}  # job: ppo.critic_learning_rate\n"
+
+
+SLIME = OtherTrainer(
+    name="slime",
+    file="slime",
+    engine="sglang",
+    ways=ways,
+    settings=settings,
+    files=_files,
+    remarks=(
+        "the shapes of the model are flags of Megatron-core: source slime's scripts/models/ file.",
+        "the reward model is served; the function that asks it for scores is yours (--custom-rm-path).",
+        "a critic has slime offload the training state between steps, whatever the plan says.",
+    ),
+)

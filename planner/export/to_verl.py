@@ -1,0 +1,218 @@
+"""Plans for verl: Megatron-core trains, vLLM generates and scores.
+
+Actor, reference and critic share all ranks of the trainer, each with degrees of its own; log-probabilities and values
+are computed where the model trains, with its degrees. Generation takes turns with them on the same ranks (`sync`) or
+has a pool of its own and works a batch ahead (`separate_async`, trainer/ppo/v1/trainer_separate_async.py). An engine
+has no pipeline (workers/config/rollout.py). A reward model may have its pool, and has to beside `separate_async`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
+from meshwright.planner.export.texts import overrides, script
+from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
+from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.stages import GENERATE, Role
+
+_A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
+_REWARD = "reward.reward_model"
+_MODELS = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
+"""The stage that a model's degrees are taken from, and where verl has them."""
+
+
+def ways(facts: Facts) -> Iterator[Way]:
+    """Synchronous on all ranks, with the reward model apart or not; generation a batch ahead on a pool of its own."""
+    everything, rest = all_ranks(facts.cluster), names()
+    others = tuple(name for name in rest if name != "reward_score")
+    yield _way("sync", on(everything, (GENERATE, *rest)))
+    for train, score in parts(facts.cluster, 2):
+        yield _way(f"sync, rewards on {score}", (*on(train, (GENERATE, *others)), *on(score, ("reward_score",))))
+    for train, generate, score in parts(facts.cluster, 3):
+        placed = (*on(train, others), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _way(f"separate_async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+
+
+def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+    engines = (GENERATE, "reward_score")
+    return Way(
+        name=name,
+        pins=(
+            *placed,
+            *no_overlap(),
+            *fixed("pp", 1, engines),
+            "reward_score.cp=1",
+            *fixed("vpp", 1, names(trains=True)),
+            "reward_score.offload=none",
+        ),
+        alike=(
+            *alike("layout", "actor_train", ("actor_logprob",)),
+            *alike("layout", "critic_train", ("critic_value",)),
+            *alike("micro_batch_size", "critic_train", ("critic_value",)),
+        ),
+        steps_ahead=steps_ahead,
+    )
+
+
+def settings(origin: ExportInput) -> Iterator[KeyValue]:
+    """The overrides of verl's own configuration that say a plan."""
+    plan = origin.plan
+    yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
+    yield from _batches(plan)
+    yield from _pools(plan)
+    for stage in _MODELS:
+        yield from _degrees(plan, stage)
+    yield from _micro_batches(plan)
+    yield from _generation(plan)
+    yield from _reward(origin)
+    yield from _algorithm(origin)
+
+
+def _batches(plan: Plan) -> Iterator[KeyValue]:
+    workload = plan.facts.workload
+    yield KeyValue("data.train_batch_size", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
+    yield KeyValue("data.max_response_length", workload.response.max, "facts.workload.response.max")
+    for model in (f"{_A}.actor", "critic"):
+        yield KeyValue(f"{model}.ppo_mini_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
+        yield KeyValue(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
+
+
+def _pools(plan: Plan) -> Iterator[KeyValue]:
+    nodes, per_node = machines(plan, "actor_train")
+    yield KeyValue("trainer.nnodes", nodes, "pools, that of actor_train")
+    yield KeyValue("trainer.n_gpus_per_node", per_node, "pools, that of actor_train")
+    if not plan.ahead[GENERATE]:
+        yield KeyValue("trainer.v1.trainer_mode", "sync", "placements.actor_generate.steps_ahead")
+        return
+    nodes, per_node = machines(plan, GENERATE)
+    steps = plan.facts.workload.num_minibatches
+    yield KeyValue("trainer.v1.trainer_mode", "separate_async", "placements.actor_generate.steps_ahead")
+    yield KeyValue(f"{_A}.hybrid_engine", False, "pools: no engine on the ranks that train")
+    yield KeyValue(f"{_R}.nnodes", nodes, "pools, that of actor_generate")
+    yield KeyValue(f"{_R}.n_gpus_per_node", per_node, "pools, that of actor_generate")
+    yield KeyValue(
+        "trainer.v1.separate_async.parameter_sync_step", steps, "rule: batch = parameter_sync_step x mini-batch"
+    )
+    yield KeyValue("trainer.v1.sampler.max_off_policy_threshold", plan.ahead[GENERATE] + 1, "staleness")
+    yield KeyValue(f"{_R}.checkpoint_engine.backend", "nccl", "rule: separate_async excludes naive")
+
+
+def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
+    layout, schedule, prefix = (
+        plan.placement(stage).layout,
+        plan.placement(stage).schedule,
+        f"{_MODELS[stage]}.megatron",
+    )
+    field = f"placements.{stage}.layout"
+    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
+    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
+    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
+    if plan.facts.models.spec(plan.graph.by_name[stage].role).experts:
+        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
+        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
+    if ends := uneven_ends(plan, stage):
+        for name, number in zip(("first", "last"), ends, strict=True):
+            key = f"+{prefix}.override_transformer_config.num_layers_in_{name}_pipeline_stage"
+            yield KeyValue(key, number, f"{field}.pp")
+    offloads = {Offload.OPTIMIZER: "optimizer_offload", Offload.WEIGHTS: "param_offload"}
+    if schedule.offload in offloads:
+        yield KeyValue(f"{prefix}.{offloads[schedule.offload]}", True, f"placements.{stage}.schedule.offload")
+    if schedule.recompute is not Recompute.NONE:
+        yield from _recompute(prefix, stage, schedule.recompute)
+
+
+def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyValue]:
+    override, field = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule.recompute"
+    yield KeyValue(f"{override}.recompute_granularity", recompute.value, field)
+    if recompute is Recompute.FULL:
+        yield KeyValue(f"{override}.recompute_method", "uniform", field)
+        yield KeyValue(f"{override}.recompute_num_layers", 1, field)
+
+
+def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
+    """Budgets of tokens. The critic's rows never reach its worker, and its two budgets are one (trainer_base.py)."""
+    budgets = {
+        f"{_A}.actor.ppo_max_token_len_per_gpu": "actor_train",
+        f"{_R}.log_prob_max_token_len_per_gpu": "actor_logprob",
+        f"{_A}.ref.log_prob_max_token_len_per_gpu": "ref_logprob",
+        "critic.ppo_max_token_len_per_gpu": "critic_train",
+        "critic.forward_max_token_len_per_gpu": "critic_train",
+    }
+    yield KeyValue(f"{_A}.actor.use_dynamic_bsz", True, "rule: micro-batches are packed")
+    yield KeyValue("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
+    for key, stage in budgets.items():
+        yield KeyValue(key, token_budget(plan, stage), f"placements.{stage}.schedule.micro_batch_size")
+
+
+def _generation(plan: Plan) -> Iterator[KeyValue]:
+    placement = plan.placement(GENERATE)
+    layout, field = placement.layout, "placements.actor_generate.layout"
+    yield KeyValue(f"{_R}.name", "vllm", "rule: the engine that is assumed")
+    yield KeyValue(f"{_R}.n", 1, "facts.workload: one response to a prompt")
+    yield KeyValue(f"{_R}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
+    if layout.ep > 1:
+        yield KeyValue(f"{_R}.data_parallel_size", layout.ep, f"{field}.ep")
+        yield KeyValue(f"{_R}.expert_parallel_size", layout.ep * layout.tp, "rule: expert = tensor x data of an engine")
+    slots = placement.schedule.generation_slots
+    yield KeyValue(f"{_R}.max_num_seqs", slots, "placements.actor_generate.schedule.generation_slots")
+    share = engine_share(plan)
+    yield KeyValue(f"{_R}.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
+    yield KeyValue(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
+
+
+def _reward(origin: ExportInput) -> Iterator[KeyValue]:
+    plan = origin.plan
+    score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
+    yield KeyValue(f"{_REWARD}.enable", True, "placements.reward_score")
+    yield KeyValue(f"{_REWARD}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_REWARD}.enable_resource_pool", score != train, "pools, that of reward_score")
+    if score != train:
+        nodes, per_node = machines(plan, "reward_score")
+        yield KeyValue(f"{_REWARD}.nnodes", nodes, "pools, that of reward_score")
+        yield KeyValue(f"{_REWARD}.n_gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_REWARD}.rollout.name", "vllm", "rule: the engine that is assumed")
+    layout = plan.placement("reward_score").layout
+    yield KeyValue(f"{_REWARD}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
+
+
+def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+    ppo = origin.ppo
+    yield KeyValue(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
+    yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
+    yield KeyValue("critic.enable", True, "placements.critic_train")
+    yield KeyValue("algorithm.adv_estimator", "gae", "placements.critic_train")
+    yield KeyValue("algorithm.gamma", ppo.gamma, "job: ppo.gamma")
+    yield KeyValue("algorithm.lam", ppo.gae_lambda, "job: ppo.gae_lambda")
+    yield KeyValue("algorithm.use_kl_in_reward", True, "placements.ref_logprob")
+    yield KeyValue("algorithm.kl_ctrl.kl_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
+    yield KeyValue(f"{_A}.actor.optim.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
+    yield KeyValue("critic.optim.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
+    yield KeyValue(f"{_A}.actor.clip_ratio", ppo.clip_ratio, "job: ppo.clip_ratio")
+    yield KeyValue("critic.cliprange_value", ppo.value_clip, "job: ppo.value_clip")
+    yield KeyValue(f"{_A}.actor.entropy_coeff", ppo.entropy_coefficient, "job: ppo.entropy_coefficient")
+    yield KeyValue(f"{_R}.temperature", ppo.temperature, "job: ppo.temperature")
+
+
+def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+    head = "verl with this plan. Add data.train_files and data.val_files, as arguments of this script."
+    return {"run.sh": script(head, "python3 -m verl.trainer.main_ppo", overrides(found))}
+
+
+VERL = OtherTrainer(
+    name="verl",
+    file="verl",
+    engine="vllm",
+    ways=ways,
+    settings=settings,
+    files=_files,
+    remarks=(
+        "data.train_files and data.val_files are yours to give.",
+        "log-probabilities and values are computed with the degrees of their model's training.",
+    ),
+)

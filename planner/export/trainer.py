@@ -1,0 +1,73 @@
+"""What there is to know of another trainer: how it may be set up, and how a plan is written for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from meshwright.planner.export.known_keys import KnownKeys, known_keys
+from meshwright.planner.export.ways import Way
+from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.stages import Role
+
+Value: TypeAlias = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """One key of a trainer, its value, and the field of the plan or the job, or the rule, that it comes from."""
+
+    key: str
+    value: Value
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportInput:
+    """What an export is made of: a plan, and the job where it is given, for settings of the algorithm and for paths,
+    which start at `directory`."""
+
+    plan: Plan
+    job: Job | None = None
+    directory: Path | None = None
+
+    @property
+    def ppo(self) -> PPO:
+        return self.job.ppo if self.job else PPO()
+
+    def path(self, role: Role) -> str:
+        """Where a model is, from everywhere; by its name where no job says so."""
+        if self.job is None:
+            return f"models/{self.plan.facts.models.spec(role).name}"
+        return os.path.abspath((self.directory or Path()) / self.job.models.source(role).path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherTrainer:
+    """Another trainer. `file` is the stem of its keys in `data/`.
+
+    `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
+    `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add.
+    """
+
+    name: str
+    file: str
+    engine: str
+    ways: Callable[[Facts], Iterator[Way]]
+    settings: Callable[[ExportInput], Iterator[KeyValue]]
+    files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> KnownKeys:
+        return known_keys(self.file)
+
+    @property
+    def told(self) -> str:
+        """Its name and the version whose keys are known."""
+        return f"{self.name} {self.keys.version}"

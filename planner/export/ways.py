@@ -1,0 +1,119 @@
+"""The ways in which a trainer may place and run the stages of a job, each as pins and as choices that must be alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from meshwright.planner.plan.pins import Ranks, parse_pin
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.pools import pool_sizes, pool_violations
+from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.cluster import AnyCluster
+from meshwright.profiles.stages import GENERATE
+
+ONE_AHEAD = 1
+"""Steps by which generation may work ahead in the trainers that are known here."""
+
+_EIGHTHS = 8
+"""No part is smaller than one of these."""
+
+
+@dataclass(frozen=True)
+class SameChoice:
+    """One choice of a stage that has to be that of another one."""
+
+    stage: str
+    leader: str
+    key: str = "layout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What a trainer fixes when it is set up in one of its modes; everything else is free."""
+
+    name: str
+    pins: tuple[str, ...]
+    alike: tuple[SameChoice, ...] = ()
+    steps_ahead: int = 0
+
+    @property
+    def ahead(self) -> StepsAhead:
+        """Of every stage."""
+        return next(
+            pattern for pattern in patterns(PPO_GRAPH, self.steps_ahead) if pattern[GENERATE] == self.steps_ahead
+        )
+
+    def broken(self, plan: Plan) -> Iterator[str]:
+        """One clause for each choice of a plan that this way cannot say."""
+        for text in self.pins:
+            pin = parse_pin(text, plan.graph)
+            has = plan.choice(pin.stage, pin.key)
+            if not pin.allows(has):
+                wants = f"anything but {pin.value}" if pin.forbids else f"{pin.value}"
+                yield f"{pin.stage} has {pin.key}={has}, and it takes {wants}"
+        for one in self.alike:
+            mine, leaders = plan.choice(one.stage, one.key), plan.choice(one.leader, one.key)
+            if mine != leaders:
+                yield f"{one.stage} has {one.key}={mine}, and it takes that of {one.leader}, {leaders}"
+        for stage, steps in plan.ahead.items():
+            if steps != self.ahead[stage]:
+                yield f"{stage} works {steps} steps ahead, and it takes {self.ahead[stage]}"
+
+
+def on(ranks: Ranks, stages: Iterable[str]) -> tuple[str, ...]:
+    """The pins that put stages on a pool."""
+    return tuple(f"{stage}.pool={ranks}" for stage in stages)
+
+
+def fixed(key: str, value: object, stages: Iterable[str]) -> tuple[str, ...]:
+    """The pins that give stages one value."""
+    return tuple(f"{stage}.{key}={value}" for stage in stages)
+
+
+def alike(key: str, leader: str, stages: Iterable[str]) -> tuple[SameChoice, ...]:
+    """Stages that take a choice of another one."""
+    return tuple(SameChoice(stage, leader, key) for stage in stages)
+
+
+def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
+    """The stages that do not generate, of a role or of all, those that train or those that do not."""
+    return tuple(
+        stage.name
+        for stage in PPO_GRAPH.stages
+        if not stage.generates and trains in (None, stage.trains) and role in (None, stage.role.value)
+    )
+
+
+def all_ranks(cluster: AnyCluster) -> Ranks:
+    """The pool of every rank."""
+    return Ranks(0, cluster.num_ranks)
+
+
+def parts(cluster: AnyCluster, number: int) -> Iterator[tuple[Ranks, ...]]:
+    """The ways to divide all ranks into so many pools that follow each other."""
+    return _parts(cluster, 0, number)
+
+
+def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks, ...]]:
+    left = cluster.num_ranks - first
+    if number == 1:
+        if left and not pool_violations(cluster, first, left):
+            yield (Ranks(first, left),)
+        return
+    least = cluster.num_ranks / _EIGHTHS
+    for size in pool_sizes(cluster):
+        if least <= size < left and not pool_violations(cluster, first, size):
+            for others in _parts(cluster, first + size, number - 1):
+                yield (Ranks(first, size), *others)
+
+
+def no_overlap() -> tuple[str, ...]:
+    """The pins of a trainer that neither streams responses nor keeps sequences of a batch for the next one."""
+    reads = names(trains=False)
+    return (
+        *fixed("chunk_tokens", 0, reads),
+        f"{GENERATE}.batches_in_flight=1",
+        f"{GENERATE}.overcommit=0",
+    )

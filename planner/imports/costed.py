@@ -1,0 +1,156 @@
+"""A configuration as a job and as a plan with its cost, and what better plans would gain.
+
+A pin that no legal choice keeps is told and left out; a number of rows or slots is first read as the next smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.compile import best_plan, compile_plan
+from meshwright.planner.export.trainer import OtherTrainer
+from meshwright.planner.export.within import within
+from meshwright.planner.imports.said import Configured, Said
+from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.pins import Pin, parse_pin
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.search.space import check_pins
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import GENERATE
+
+_COUNTS = ("micro_batch_size", "generation_slots")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """How the configurations of a trainer are read."""
+
+    trainer: OtherTrainer
+    read: Callable[[Path], Configured]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """A configuration as a plan, and what would be faster.
+
+    `plan` is the configuration as it is, by our costs; None where it does not fit. `within` and `best` are the best
+    plans that the trainer can say and of all, None where there is none. `notes` say what could not be read.
+    """
+
+    plan: Plan | None
+    within: Plan | None
+    best: Plan | None
+    deciding: tuple[Said, ...]
+    notes: tuple[str, ...]
+
+
+def imported(
+    reader: Reader,
+    configured: Configured,
+    facts: Facts,
+    remodel: Remodel,
+    *,
+    limits: Limits | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Imported:
+    """The configuration costed as it is, and what is best within the trainer and without."""
+    model, asked = remodel(facts), limits or Limits()
+    tell = progress or _silent
+    pins, notes = _legal(facts, configured)
+    if "models.reward" not in configured.words:
+        notes.append("the configuration has no reward model; the one that was given is costed with it.")
+    tell("costing the configuration", 0, 1)
+    plan = _as_configured(facts, model, pins, configured, asked)
+    if plan is None:
+        notes.append(_why_not(facts, model, pins, asked))
+    found = within(
+        reader.trainer,
+        facts,
+        model,
+        limits=asked,
+        progress=lambda done, total: tell(f"searching what {reader.trainer.name} can say", done, total),
+    )
+    tell("searching all plans", 0, 1)
+    best = best_plan(facts, model, limits=asked)
+    return Imported(
+        plan=plan,
+        within=found.plan if found else None,
+        best=best if isinstance(best, Plan) else None,
+        deciding=tuple(one for one in configured.said if not one.what.startswith("ppo.")),
+        notes=(*configured.notes, *notes),
+    )
+
+
+def _as_configured(
+    facts: Facts, model: CostModel, pins: tuple[Pin, ...], configured: Configured, limits: Limits
+) -> Plan | None:
+    ahead = next(
+        pattern for pattern in patterns(facts.graph, facts.staleness) if pattern[GENERATE] == configured.steps_ahead
+    )
+    found = best_plan(facts, model, pins=pins, ahead=(ahead,), limits=limits)
+    return found if isinstance(found, Plan) else None
+
+
+def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limits) -> str:
+    """What binds where nothing of the configuration fits."""
+    answer = compile_plan(facts, model, pins=tuple(map(str, pins)), limits=limits)
+    reasons = " ".join(limit.sentence for limit in answer.limits) if isinstance(answer, NoPlan) else ""
+    return f"by our costs the configuration fits into no memory as it is: {reasons}"
+
+
+def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[str]]:
+    """The pins that legal choices keep together, and what was said otherwise."""
+    kept: list[Pin] = []
+    notes: list[str] = []
+    for one in configured.said:
+        stage = one.what.partition(".")[0]
+        if stage not in PPO_GRAPH.by_name:
+            continue
+        mine = [pin for pin in kept if pin.stage == stage]
+        found, problem = _first_legal(facts, mine, one)
+        if found:
+            kept.append(found)
+        if problem:
+            notes.append(f"{', '.join(one.keys)}: {problem}")
+    plain = [parse_pin(f"{GENERATE}.{key}", facts.graph) for key in ("batches_in_flight=1", "overcommit=0")]
+    whole = [
+        parse_pin(f"{name}.chunk_tokens=0", facts.graph)
+        for name, stage in PPO_GRAPH.by_name.items()
+        if not (stage.generates or stage.trains)
+    ]
+    return (*kept, *plain, *whole), notes
+
+
+def _first_legal(facts: Facts, kept: list[Pin], one: Said) -> tuple[Pin | None, str]:
+    """The pin of what is said, or of the next smaller number that is legal; and what is wrong with the first."""
+    problem = ""
+    for value in _read_as(one):
+        try:
+            pin = parse_pin(f"{one.what}={value}", facts.graph)
+            check_pins(facts, (*kept, pin))
+        except BadInput as error:
+            problem = problem or str(error)
+            continue
+        return pin, f"{one.what}={one.value} is read as {value}" if problem else ""
+    return None, f"{problem} It is left free."
+
+
+def _read_as(one: Said) -> Iterator[object]:
+    """The value, and for a count the powers of two below it."""
+    yield one.value
+    if one.what.partition(".")[2] in _COUNTS:
+        number = 1 << (int(one.value).bit_length() - 1)
+        while number:
+            yield number
+            number //= 2
+
+
+def _silent(_what: str, _done: int, _total: int) -> None: ...

@@ -1,0 +1,130 @@
+"""What a configuration of slime says: the flags of `train.py` or `train_async.py` in a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.given_keys import GivenKeys, read_flags
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
+
+_TRAINED = ("actor_train", "actor_logprob", "ref_logprob", "critic_train", "critic_value")
+_DEGREES = {
+    "tp": "tensor-model-parallel-size",
+    "pp": "pipeline-model-parallel-size",
+    "cp": "context-parallel-size",
+    "ep": "expert-model-parallel-size",
+}
+
+
+def read_slime(path: Path) -> Configured:
+    """The configuration in a script. Raises BadInput naming the flag that has no place in a job."""
+    given = read_flags(path, known_keys("slime"))
+    if (estimator := given.value("advantage-estimator")) != "ppo":
+        raise BadInput(
+            f"--advantage-estimator {estimator}: a job here trains a critic, and this configuration has none; only ppo "
+            "is imported."
+        )
+    served = _served(given, path)
+    notes = []
+    if (samples := given.whole("n-samples-per-prompt")) > 1:
+        notes.append(f"--n-samples-per-prompt {samples}: prompts that are shared are planned as many.")
+    is_async = "train_async.py" in read_text(path, "configuration", MOST_YAML_BYTES)
+    said = [*_workload(given), *_models(given, served), *_algorithm(given), *_placed(given, served), *_training(given)]
+    return Configured(said=tuple(said), steps_ahead=int(is_async), notes=tuple(notes))
+
+
+def _served(given: GivenKeys, path: Path) -> dict[str, Any] | None:
+    """The reward model and its engines, where a configuration of SGLang beside the script has one."""
+    name = given.value("sglang-config")
+    file = path.parent / str(name)
+    if name is None or not file.exists():
+        return None
+    found = yaml_value(read_text(file, "configuration", MOST_YAML_BYTES), f"configuration {file}")
+    models = found.get("sglang", []) if isinstance(found, dict) else []
+    return next((model for model in models if model.get("name") == "reward"), None)
+
+
+def _workload(given: GivenKeys) -> Iterator[Said]:
+    batch = given.whole("rollout-batch-size") * given.whole("n-samples-per-prompt")
+    yield Said("workload.batch_size", batch, ("rollout-batch-size", "n-samples-per-prompt"))
+    response = given.whole("rollout-max-response-len")
+    prompt = given.value("rollout-max-prompt-len") or response
+    yield Said("workload.prompt", int(prompt), ("rollout-max-prompt-len",))
+    yield Said("workload.response", response, ("rollout-max-response-len",))
+    updates = given.value("num-steps-per-rollout") or max(1, batch // int(given.value("global-batch-size") or batch))
+    yield Said("workload.num_minibatches", int(updates), ("global-batch-size", "num-steps-per-rollout"))
+
+
+def _models(given: GivenKeys, served: dict[str, Any] | None) -> Iterator[Said]:
+    for role in ("actor", "ref", "critic"):
+        yield Said(f"models.{role}", str(given.value("hf-checkpoint")), ("hf-checkpoint",))
+    if served:
+        yield Said("models.reward", str(served.get("model_path")), ("sglang-config",))
+
+
+def _algorithm(given: GivenKeys) -> Iterator[Said]:
+    fields = {
+        "gamma": "gamma",
+        "gae_lambda": "lambd",
+        "kl_coefficient": "kl-coef",
+        "actor_learning_rate": "lr",
+        "clip_ratio": "eps-clip",
+        "value_clip": "value-clip",
+        "temperature": "rollout-temperature",
+    }
+    yield from (Said(f"ppo.{field}", given.number(key), (key,)) for field, key in fields.items())
+
+
+def _placed(given: GivenKeys, served: dict[str, Any] | None) -> Iterator[Said]:
+    nodes, ranks = given.whole("actor-num-nodes"), given.whole("actor-num-gpus-per-node")
+    train = nodes * ranks
+    colocated = bool(given.value("colocate"))
+    engines = int(given.value("rollout-num-gpus") or (train if colocated else 0))
+    groups = served["server_groups"] if served else []
+    scoring = sum(int(group["num_gpus"]) for group in groups)
+    shares = [("train", 0 if colocated else train), ("generate", engines - scoring), ("score", scoring)]
+    pools = dict(pools_in_a_row((name, size) for name, size in shares if size))
+    if engines <= scoring:
+        raise BadInput(f"--rollout-num-gpus {engines} leaves no rank to generate; give it more.")
+    apart = {} if colocated else {"generate": (-(-engines // ranks), ranks) if engines % ranks == 0 else (1, engines)}
+    total_nodes, per_node = cluster_of({"train": (nodes, ranks), **apart})
+    yield Said("cluster.nodes", total_nodes, ("actor-num-nodes", "rollout-num-gpus"))
+    yield Said("cluster.ranks_per_node", per_node, ("actor-num-gpus-per-node",))
+    for stage in _TRAINED:
+        yield Said(f"{stage}.pool", f"0:{train}", ("actor-num-nodes", "actor-num-gpus-per-node"))
+    yield Said("actor_generate.pool", pools["generate"], ("rollout-num-gpus", "colocate"))
+    key = "rollout-num-gpus-per-engine"
+    yield Said("actor_generate.tp", given.whole(key), (key,))
+    yield Said("actor_generate.pp", 1, (key,))
+    if groups:
+        yield Said("reward_score.pool", pools["score"], ("sglang-config",))
+        yield Said("reward_score.tp", int(groups[0]["num_gpus_per_engine"]), ("sglang-config",))
+        yield Said("reward_score.pp", 1, ("sglang-config",))
+
+
+def _training(given: GivenKeys) -> Iterator[Said]:
+    train = given.whole("actor-num-nodes") * given.whole("actor-num-gpus-per-node")
+    degrees = {axis: given.whole(name) for axis, name in _DEGREES.items()}
+    layout = layout_of(degrees, train, sp=bool(given.value("sequence-parallel")))
+    for stage in _TRAINED:
+        yield Said(f"{stage}.layout", str(layout), tuple(_DEGREES.values()))
+        yield _rows(given, stage, layout.cp)
+        if stage.endswith("train"):
+            recompute = given.value("recompute-granularity") or "none"
+            yield Said(f"{stage}.recompute", recompute, ("recompute-granularity",))
+
+
+def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
+    if not given.value("use-dynamic-batch-size"):
+        return Said(f"{stage}.micro_batch_size", given.whole("micro-batch-size"), ("micro-batch-size",))
+    key = "max-tokens-per-gpu"
+    if not stage.endswith("train") and given.value("log-probs-max-tokens-per-gpu"):
+        key = "log-probs-max-tokens-per-gpu"
+    response = given.whole("rollout-max-response-len")
+    longest = int(given.value("rollout-max-prompt-len") or response) + response
+    return Said(f"{stage}.micro_batch_size", rows_of(given.whole(key), cp, longest), (key,))

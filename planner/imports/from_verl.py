@@ -1,0 +1,178 @@
+"""What a configuration of verl says: hydra overrides in a script, or a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+
+_A, _R, _RM = "actor_rollout_ref", "actor_rollout_ref.rollout", "reward.reward_model"
+_ENGINES = {f"{_A}.actor": ("actor_logprob", "actor_train"), "critic": ("critic_value", "critic_train")}
+_DEGREES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+}
+
+
+def read_verl(path: Path) -> Configured:
+    """The configuration in a file. Raises BadInput naming the key that has no place in a job."""
+    given = read_overrides(path, known_keys("verl"))
+    _require_ppo(given)
+    is_megatron = given.value("model_engine") == "megatron" or any(".megatron." in key for key in given.given)
+    notes = [f"{key} is no key of verl {given.known.version} and says nothing here." for key in given.unknown]
+    if not is_megatron:
+        notes.append("model_engine is not megatron: how FSDP divides a model is no layout of ours, so it stays free.")
+    if given.value("trainer.v1.trainer_mode") == "colocate_async":
+        notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not known here.")
+    if given.whole(f"{_R}.n") > 1:
+        notes.append(f"{_R}.n={given.whole(f'{_R}.n')}: prompts that are shared by responses are planned as many.")
+    said = [*_workload(given), *_models(given), *_algorithm(given), *_pools(given), *_generation(given)]
+    if is_megatron:
+        said += [*_training(given), *_reference(given)]
+    ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
+    return Configured(said=tuple(said), steps_ahead=ahead, notes=tuple(notes))
+
+
+def _require_ppo(given: GivenKeys) -> None:
+    estimator = given.value("algorithm.adv_estimator")
+    if estimator != "gae" or given.value("critic.enable") is False:
+        raise BadInput(
+            f"algorithm.adv_estimator={estimator}: a job here trains a critic, and this configuration has none; only "
+            "gae is imported."
+        )
+
+
+def _workload(given: GivenKeys) -> Iterator[Said]:
+    batch, samples = given.whole("data.train_batch_size"), given.whole(f"{_R}.n")
+    yield Said("workload.batch_size", batch * samples, ("data.train_batch_size", f"{_R}.n"))
+    yield Said("workload.prompt", given.whole("data.max_prompt_length"), ("data.max_prompt_length",))
+    yield Said("workload.response", given.whole("data.max_response_length"), ("data.max_response_length",))
+    key = f"{_A}.actor.ppo_mini_batch_size"
+    yield Said("workload.num_minibatches", max(1, batch // given.whole(key)), (key,))
+    key = f"{_A}.actor.ppo_epochs"
+    yield Said("workload.num_epochs", given.whole(key), (key,))
+
+
+def _models(given: GivenKeys) -> Iterator[Said]:
+    for role, key in (("actor", f"{_A}.model.path"), ("ref", f"{_A}.model.path"), ("critic", "critic.model.path")):
+        yield Said(f"models.{role}", str(given.value(key)), (key,))
+    if _has_reward_model(given):
+        key = f"{_RM}.model_path" if given.value(f"{_RM}.model_path") else "reward_model.model.path"
+        yield Said("models.reward", str(given.value(key)), (key,))
+
+
+def _algorithm(given: GivenKeys) -> Iterator[Said]:
+    fields = {
+        "gamma": "algorithm.gamma",
+        "gae_lambda": "algorithm.lam",
+        "kl_coefficient": "algorithm.kl_ctrl.kl_coef",
+        "actor_learning_rate": f"{_A}.actor.optim.lr",
+        "critic_learning_rate": "critic.optim.lr",
+        "clip_ratio": f"{_A}.actor.clip_ratio",
+        "value_clip": "critic.cliprange_value",
+        "entropy_coefficient": f"{_A}.actor.entropy_coeff",
+        "temperature": f"{_R}.temperature",
+    }
+    yield from (Said(f"ppo.{field}", given.number(key), (key,)) for field, key in fields.items())
+
+
+def _has_reward_model(given: GivenKeys) -> bool:
+    """By its own key or the one that it had before."""
+    return bool(given.value(f"{_RM}.enable") or given.value("reward_model.enable"))
+
+
+def _shares(given: GivenKeys) -> dict[str, tuple[int, int]]:
+    """The pools by name: their nodes, and ranks on each."""
+    found = {"train": (given.whole("trainer.nnodes"), given.whole("trainer.n_gpus_per_node"))}
+    if given.value("trainer.v1.trainer_mode") == "separate_async":
+        found["generate"] = (given.whole(f"{_R}.nnodes"), given.whole(f"{_R}.n_gpus_per_node"))
+    if _has_reward_model(given) and given.value(f"{_RM}.enable_resource_pool"):
+        found["score"] = (given.whole(f"{_RM}.nnodes"), given.whole(f"{_RM}.n_gpus_per_node"))
+    return found
+
+
+def _pools(given: GivenKeys) -> Iterator[Said]:
+    shares = _shares(given)
+    keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
+    nodes, per_node = cluster_of(shares)
+    yield Said("cluster.nodes", nodes, keys)
+    yield Said("cluster.ranks_per_node", per_node, keys)
+    pools = dict(pools_in_a_row((name, nodes * ranks) for name, (nodes, ranks) in shares.items()))
+    where = {"actor_generate": "generate", "reward_score": "score"}
+    for stage in ("actor_generate", "reward_score", "ref_logprob", *_ENGINES[f"{_A}.actor"], *_ENGINES["critic"]):
+        pool = pools.get(where.get(stage, "train"), pools["train"])
+        yield Said(f"{stage}.pool", pool, keys)
+
+
+def _generation(given: GivenKeys) -> Iterator[Said]:
+    shares = _shares(given)
+    nodes, ranks = shares.get("generate", shares["train"])
+    tp, key = given.whole(f"{_R}.tensor_model_parallel_size"), f"{_R}.tensor_model_parallel_size"
+    layout = layout_of({"tp": tp}, nodes * ranks)
+    yield Said("actor_generate.tp", tp, (key,))
+    yield Said("actor_generate.pp", 1, (f"{_R}.pipeline_model_parallel_size",))
+    rows = -(-given.whole("data.train_batch_size") * given.whole(f"{_R}.n") // layout.dp)
+    yield Said("actor_generate.generation_slots", min(given.whole(f"{_R}.max_num_seqs"), rows), (f"{_R}.max_num_seqs",))
+    if _has_reward_model(given):
+        key = f"{_RM}.rollout.tensor_model_parallel_size"
+        yield Said("reward_score.tp", given.whole(key), (key,))
+        yield Said("reward_score.pp", 1, (f"{_RM}.rollout.pipeline_model_parallel_size",))
+
+
+def _layout(given: GivenKeys, engine: str) -> Layout:
+    nodes, ranks = _shares(given)["train"]
+    degrees = {axis: given.value(f"{engine}.megatron.{name}") or 1 for axis, name in _DEGREES.items()}
+    return layout_of(degrees, nodes * ranks, sp=bool(given.value(f"{engine}.megatron.sequence_parallel")))
+
+
+def _training(given: GivenKeys) -> Iterator[Said]:
+    for engine, stages in _ENGINES.items():
+        layout, prefix = _layout(given, engine), f"{engine}.megatron"
+        keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
+        for stage, key in zip(stages, _budgets(given, engine), strict=True):
+            plain = layout if stage.endswith("train") else Layout(**{**vars(layout), "vpp": 1})
+            yield Said(f"{stage}.layout", str(plain), keys)
+            yield Said(f"{stage}.micro_batch_size", _rows(given, key, layout.cp), (key,))
+        key = f"{prefix}.override_transformer_config.recompute_granularity"
+        yield Said(f"{stages[1]}.recompute", given.value(key) or "none", (key,))
+        key = f"{prefix}.optimizer_offload"
+        yield Said(f"{stages[1]}.offload", "optimizer" if given.value(key) else "none", (key,))
+
+
+def _reference(given: GivenKeys) -> Iterator[Said]:
+    layout, prefix = _layout(given, f"{_A}.ref"), f"{_A}.ref.megatron"
+    keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
+    yield Said("ref_logprob.layout", str(Layout(**{**vars(layout), "vpp": 1})), keys)
+    key = f"{_A}.ref.log_prob_{_budget(given.value(f'{_A}.ref.log_prob_use_dynamic_bsz'))}"
+    yield Said("ref_logprob.micro_batch_size", _rows(given, key, layout.cp), (key,))
+    key = f"{prefix}.param_offload"
+    yield Said("ref_logprob.offload", "weights" if given.value(key) else "none", (key,))
+
+
+def _budgets(given: GivenKeys, engine: str) -> tuple[str, str]:
+    """The keys of the rows, or tokens, of the forward pass and of the training."""
+    name = _budget(given.value(f"{engine}.use_dynamic_bsz"))
+    if engine == "critic":
+        forward = "forward_max_token_len_per_gpu" if given.value("critic.use_dynamic_bsz") else f"ppo_{name}"
+        return f"critic.{forward}", f"critic.ppo_{name}"
+    forward = _budget(given.value(f"{_R}.log_prob_use_dynamic_bsz"))
+    return f"{_R}.log_prob_{forward}", f"{engine}.ppo_{name}"
+
+
+def _budget(is_dynamic: object) -> str:
+    return "max_token_len_per_gpu" if is_dynamic else "micro_batch_size_per_gpu"
+
+
+def _rows(given: GivenKeys, key: str, cp: int) -> int:
+    if "token" not in key:
+        return given.whole(key)
+    longest = given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
+    return rows_of(given.whole(key), cp, longest)

@@ -1,0 +1,145 @@
+"""What a configuration gives, by the trainer's own keys, above the defaults that it has otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshwright.planner.export.known_keys import KnownKeys
+from meshwright.planner.imports.scripts import words
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
+
+_OVERRIDE = re.compile(r"^[+~]{0,2}([A-Za-z_][\w.]*)=(.*)$", re.S)
+_REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}$")
+_PRODUCT = re.compile(r"^\$\{mul:(.+?),\s*(.+)\}$")
+_MOST_FILES = 8
+_DEEPEST = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenKeys:
+    """`given` are the keys of the configuration; `known` has the others' defaults. A key asked for is filled in."""
+
+    known: KnownKeys
+    given: Mapping[str, Any]
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Keys of the configuration that the trainer's known version does not have."""
+        return tuple(key for key in self.given if not (self.known.knows(key) or self.known.knows(f"+{key}")))
+
+    def has(self, key: str) -> bool:
+        """Whether the configuration gives the key itself."""
+        return key in self.given
+
+    def value(self, key: str) -> Any:
+        """The value of a key, from the configuration or by default, references followed."""
+        return self._followed(self.given.get(key, self.known.keys.get(key)), key, 0)
+
+    def whole(self, key: str) -> int:
+        """A whole number; raises BadInput naming the key where it is none."""
+        found = self.value(key)
+        if isinstance(found, float) and found.is_integer():
+            found = int(found)
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise BadInput(f"{key}={found!r} is no whole number; give it one, the plan depends on it.")
+        return found
+
+    def number(self, key: str) -> float:
+        """A number; raises BadInput naming the key where it is none."""
+        found = self.value(key)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise BadInput(f"{key}={found!r} is no number; give it one.")
+        return float(found)
+
+    def _followed(self, value: Any, key: str, depth: int) -> Any:
+        if not isinstance(value, str) or depth > _DEEPEST:
+            return value
+        if product := _PRODUCT.match(value):
+            one, other = (self._followed(_plain(part.strip()), key, depth + 1) for part in product.groups())
+            return one * other if isinstance(one, int) and isinstance(other, int) else None
+        reference = _REFERENCE.match(value)
+        if reference is None:
+            return value
+        target, default = reference.groups()
+        if target.startswith("."):
+            target = f"{key.rpartition('.')[0]}{target}"
+        found = self.given.get(target, self.known.keys.get(target))
+        if found is None and default is not None:
+            found = _plain(default.strip())
+        return self._followed(found, target, depth + 1)
+
+
+def read_overrides(path: Path, known: KnownKeys) -> GivenKeys:
+    """A YAML file, or a script that gives a command `key=value`. Raises BadInput for what is neither."""
+    if path.suffix in (".yaml", ".yml"):
+        return GivenKeys(known=known, given=_flat(path))
+    found = {}
+    for word in words(read_text(path, "configuration", MOST_YAML_BYTES)):
+        match = _OVERRIDE.match(word)
+        if match and (match[1] in known.keys or "." in match[1]):
+            found[match[1]] = _plain(match[2])
+    return _required(path, GivenKeys(known=known, given=found))
+
+
+def read_flags(path: Path, known: KnownKeys) -> GivenKeys:
+    """A script that gives a command `--key value`. Raises BadInput for one without such."""
+    found: dict[str, Any] = {}
+    key: str | None = None
+    for word in words(read_text(path, "configuration", MOST_YAML_BYTES)):
+        if word.startswith("--"):
+            key, equals, value = word.removeprefix("--").partition("=")
+            found[key] = _plain(value) if equals else True
+            key = None if equals else key
+        elif key is not None:
+            found[key] = _plain(word) if found[key] is True else found[key]
+            key = None
+    return _required(path, GivenKeys(known=known, given=found))
+
+
+def _required(path: Path, found: GivenKeys) -> GivenKeys:
+    if not any(found.known.knows(key) for key in found.given):
+        raise BadInput(
+            f"configuration {path} has no key of {found.known.trainer} {found.known.version}; give the file that "
+            "starts a run of it."
+        )
+    return found
+
+
+def _flat(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The leaves of a YAML file over those of the files that its `defaults` name beside it."""
+    tree = yaml_value(read_text(path, "configuration", MOST_YAML_BYTES), f"configuration {path}")
+    if not isinstance(tree, dict):
+        raise BadInput(f"configuration {path} is no mapping of keys; give the file that configures a run.")
+    defaults = tree.pop("defaults", None)
+    found: dict[str, Any] = {}
+    for name in [defaults] if isinstance(defaults, str) else defaults or []:
+        base = path.parent / str(name) if isinstance(name, str) else None
+        if base is not None and base.exists() and depth < _MOST_FILES:
+            found |= _flat(base, depth + 1)
+    return found | dict(_leaves(tree))
+
+
+def _leaves(tree: Mapping[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, *keys, str(key))
+        else:
+            yield ".".join((*keys, str(key))), value
+
+
+def _plain(text: str) -> Any:
+    """The value that YAML makes of one word; the word where it makes none."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str) and re.fullmatch(r"[0-9.]+e-?[0-9]+", value):  # YAML 1.1 wants a dot
+        return float(value)
+    return text if isinstance(value, dict | list) else value

@@ -1,0 +1,89 @@
+"""The job of a configuration, as YAML: what the configuration says, and on what it is to run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshwright.planner.imports.said import Configured
+from meshwright.planner.plan.job import Job
+from meshwright.profiles.documents import parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import Role
+
+_HEAD = """\
+# From {source}, a configuration of {trainer}.
+# Its lengths are the longest that it allows, each of them: give median and p99 in place of fixed where they are known.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSource:
+    """What a job is made of beside the configuration: the file that it is in, the devices, and shapes of models by
+    role, or under an empty name for all that are not there."""
+
+    path: Path
+    trainer: str
+    device: str
+    network: str = "ib-hdr-200"
+    shapes: Mapping[str, Path] = field(default_factory=dict)
+
+    def job(self, configured: Configured, directory: Path) -> Job:
+        """The job, whose paths start at `directory`. Raises BadInput for a model that is not there."""
+        return parse(Job, json.dumps(self._tree(configured, directory)), f"configuration {self.path}")
+
+    def text(self, configured: Configured, directory: Path) -> str:
+        """The YAML of the job. Raises BadInput for a model that is not there."""
+        tree = self._tree(configured, directory)
+        return _HEAD.format(source=self.path, trainer=self.trainer) + yaml.safe_dump(tree, sort_keys=False)
+
+    def _tree(self, configured: Configured, directory: Path) -> dict[str, Any]:
+        words = configured.words
+        prompt, response = int(words["workload.prompt"]), int(words["workload.response"])
+        return {
+            "models": {
+                role.value: {"path": os.path.relpath(self._model(role, configured), directory)} for role in Role
+            },
+            "cluster": {
+                "device": self.device,
+                "nodes": words["cluster.nodes"],
+                "ranks_per_node": words["cluster.ranks_per_node"],
+                "network": self.network,
+            },
+            "precision": "bf16",
+            "workload": {
+                "batch_size": words["workload.batch_size"],
+                "prompt": {"max": prompt, "fixed": prompt},
+                "response": {"max": response, "fixed": response},
+                "num_minibatches": words["workload.num_minibatches"],
+                "num_epochs": words.get("workload.num_epochs", 1),
+            },
+            "staleness": configured.steps_ahead,
+            "ppo": {what.removeprefix("ppo."): value for what, value in words.items() if what.startswith("ppo.")},
+        }
+
+    def _model(self, role: Role, configured: Configured) -> Path:
+        """Where the shapes of a model are: as told, where the configuration says, or as told for all others."""
+        if role.value in self.shapes:
+            return self.shapes[role.value]
+        named = configured.words.get(f"models.{role}")
+        here = self.path.parent / str(named) if named else None
+        if here is not None and here.exists():
+            return here
+        if "" in self.shapes and named is not None:
+            return self.shapes[""]
+        if named is None:
+            raise BadInput(
+                f"configuration {self.path} has no {role} model, and a job has one; give the shapes of one, as "
+                f"--model {role}=PATH of a Hugging Face directory or a config.json."
+            )
+        raise BadInput(
+            f"the {role} model {named} of configuration {self.path} is not here, and nothing is fetched; give its "
+            "directory or its config.json as --model PATH."
+        )

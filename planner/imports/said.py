@@ -1,0 +1,74 @@
+"""What a configuration says in the words of a job and of pins, each with the keys that say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+
+Word: TypeAlias = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Said:
+    """A field of the job (`workload.batch_size`) or a pin (`actor_train.layout`), its value, and the keys behind it."""
+
+    what: str
+    value: Word
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """All that a configuration says, and sentences on what has no word of ours. `steps_ahead` is of the generation."""
+
+    said: tuple[Said, ...]
+    steps_ahead: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> Mapping[str, Word]:
+        """Every value by what it is of."""
+        return {one.what: one.value for one in self.said}
+
+
+def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
+    """The layout on so many ranks whose replicas have these degrees.
+
+    Raises BadInput where they do not divide the ranks.
+    """
+    each = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1)
+    if each < 1 or num_ranks % each:
+        told = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if axis in ("tp", "pp", "cp"))
+        raise BadInput(f"{told} does not divide the {num_ranks} ranks that it is for; give degrees that do.")
+    return Layout(**degrees, dp=num_ranks // each, sp=sp and degrees.get("tp", 1) > 1)
+
+
+def rows_of(budget: int, cp: int, mean_tokens: float) -> int:
+    """Sequences of mean length that a budget of tokens on each of `cp` ranks holds, one at least."""
+    return max(1, int(budget * cp / mean_tokens + 1e-9))
+
+
+def pools_in_a_row(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+    """Pools that follow each other, as names and pins' values."""
+    first = 0
+    for name, size in sizes:
+        yield name, f"{first}:{size}"
+        first += size
+
+
+def cluster_of(pools: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Nodes and ranks of each, of pools of so many nodes with so many ranks each that have nothing in common.
+
+    Raises BadInput for pools that are neither whole nodes nor parts of one.
+    """
+    per_node = {ranks for _, ranks in pools.values()}
+    if len(per_node) == 1:
+        return sum(nodes for nodes, _ in pools.values()), per_node.pop()
+    if all(nodes == 1 for nodes, _ in pools.values()):
+        return 1, sum(ranks for _, ranks in pools.values())
+    told = ", ".join(f"{name} {nodes} x {ranks}" for name, (nodes, ranks) in pools.items())
+    raise BadInput(f"pools of several nodes with different numbers of ranks ({told}) are not planned; use whole nodes.")

@@ -1,0 +1,98 @@
+"""The words that a shell script gives its commands, with variables, arrays and arithmetic filled in.
+
+Nothing is run. What a script computes otherwise, by a command or a loop, stays as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+
+from meshwright.profiles.errors import BadInput
+
+_ASSIGNMENT = re.compile(r"^(?:export |local |readonly )?\s*([A-Za-z_]\w*)=(.*)$")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
+_ARRAY = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+
+_MOST_TIMES = 20
+"""Variables in the values of variables are followed so deep."""
+
+
+def words(text: str) -> list[str]:
+    """All words of a script in their order; raises BadInput where quotes do not end."""
+    variables: dict[str, str] = {}
+    arrays: dict[str, list[str]] = {}
+    found: list[str] = []
+    for line in _lines(text):
+        array = re.match(r"^([A-Za-z_]\w*)=\((.*)\)\s*$", line, re.S)
+        assignment = _ASSIGNMENT.match(line)
+        if array:
+            arrays[array[1]] = _split(_filled(array[2], variables, arrays))
+        elif assignment and "\n" not in line and len(_split(_filled(assignment[2], variables, arrays))) <= 1:
+            variables[assignment[1]] = "".join(_split(_filled(assignment[2], variables, arrays)))
+        else:
+            found += _split(_filled(line, variables, arrays))
+    return found
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Logical lines: joined where one goes on behind a backslash or inside brackets of an array, without comments."""
+    whole = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        bare = re.sub(r"(^|\s)#.*$", "", line)
+        whole = f"{whole} {bare}" if whole else bare
+        if re.match(r"^\s*[A-Za-z_]\w*=\((?!\()", whole) and not re.search(r"\)\s*$", whole):
+            continue
+        if whole.strip():
+            yield whole.strip()
+        whole = ""
+    if whole.strip():
+        yield whole.strip()
+
+
+def _filled(text: str, variables: dict[str, str], arrays: dict[str, list[str]]) -> str:
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
+
+    def computed(match: re.Match[str]) -> str:
+        named = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), match[1])
+        return _computed(named) or match[0]
+
+    text = _ARRAY.sub(lambda match: shlex.join(arrays[match[1]]) if match[1] in arrays else "", text)
+    for _ in range(_MOST_TIMES):
+        filled = _ARITHMETIC.sub(computed, _VARIABLE.sub(value, text))
+        if filled == text:
+            break
+        text = filled
+    return text
+
+
+def _computed(expression: str) -> str | None:
+    """The number that an arithmetic expression comes to; None where it is none."""
+    try:
+        return str(_number(ast.parse(expression.strip().replace("/", "//"), mode="eval").body))
+    except (SyntaxError, ZeroDivisionError, TypeError):
+        return None
+
+
+def _number(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        one, other = _number(node.left), _number(node.right)
+        for kind, result in ((ast.Add, one + other), (ast.Sub, one - other), (ast.Mult, one * other)):
+            if isinstance(node.op, kind):
+                return result
+        if isinstance(node.op, ast.FloorDiv):
+            return one // other
+    raise TypeError(ast.dump(node))
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=False)
+    except ValueError as error:
+        raise BadInput(f"the script has a line that does not end: {error}; close its quotes.") from None

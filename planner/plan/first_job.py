@@ -1,0 +1,75 @@
+"""The text of a first job: one model's shapes, a device by name and three numbers, each line with what it means."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.planner.plan.job import Job, resolve
+from meshwright.profiles.documents import parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import yaml_value
+
+_RANKS_PER_NODE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstJob:
+    """What a first job is made of. `model` is a Hugging Face directory or a config.json, for all four roles; lengths
+    are the longest, in tokens."""
+
+    model: Path
+    device: str
+    num_ranks: int = _RANKS_PER_NODE
+    network: str = "ib-hdr-200"
+    batch_size: int
+    prompt: int
+    response: int
+
+    def text(self, directory: Path) -> str:
+        """The YAML of the job, whose paths start at `directory`.
+
+        Raises BadInput for a model or a device that is not known, a number that is none of the kind, and ranks that are
+        neither whole nodes of 8 nor a part of one.
+        """
+        text = self._text(directory)
+        job = parse(Job, json.dumps(yaml_value(text, "job")), "job")
+        resolve(job, directory)
+        return text
+
+    def _text(self, directory: Path) -> str:
+        path = json.dumps(os.path.relpath(self.model, directory))
+        nodes, ranks_per_node = self._nodes()
+        fabric = f"\n  network: {json.dumps(self.network)}  # between nodes; `meshwright devices` lists them"
+        return f"""\
+# A PPO-RLHF job. `meshwright fit` says how many devices it needs, `meshwright plan` finds its fastest plan, and
+# `meshwright schema job` has every key.
+models:  # each a Hugging Face directory or, when only planning, a config.json
+  actor: {{path: {path}}}
+  critic: {{path: {path}}}  # with a value head; often the reward model's directory
+  ref: {{path: {path}}}
+  reward: {{path: {path}}}
+cluster:
+  device: {json.dumps(self.device)}  # `meshwright devices` lists them; local is this machine
+  nodes: {nodes}
+  ranks_per_node: {ranks_per_node}{fabric if nodes > 1 else ""}
+precision: {"fp32" if self.device == "local" else "bf16"}
+workload:
+  batch_size: {self.batch_size}  # prompts in a step, with one response each
+  prompt: {{max: {self.prompt}, fixed: {self.prompt}}}  # tokens
+  response: {{max: {self.response}, fixed: {self.response}}}  # all as long as the longest: give median and p99 instead
+  num_minibatches: 1  # updates in a pass over the batch
+  num_epochs: 1  # passes over the batch
+staleness: 0  # updates that a token may be old; 1 or more lets generation work ahead of the training
+# ppo: learning rates, clipping, sampling; the defaults stand in the schema
+# data: {{prompts: prompts.jsonl, tokenizer: tokenizer}}  # needed by `meshwright run`
+"""
+
+    def _nodes(self) -> tuple[int, int]:
+        nodes, rest = divmod(self.num_ranks, _RANKS_PER_NODE)
+        if nodes and rest:
+            near = f"{nodes * _RANKS_PER_NODE} or {(nodes + 1) * _RANKS_PER_NODE}"
+            raise BadInput(f"{self.num_ranks} devices are not whole nodes of {_RANKS_PER_NODE}; use {near}.")
+        return (nodes, _RANKS_PER_NODE) if nodes else (1, self.num_ranks)

@@ -1,0 +1,64 @@
+"""What there is before a plan: the hardware that is known, and a first job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.planner.plan.first_job import FirstJob
+from meshwright.profiles.devices import device_named, device_names, network_named, network_names, network_source
+from meshwright.runtime.api.given import Pathname, require_number
+
+
+def known_hardware() -> dict[str, list[dict[str, object]]]:
+    """The devices and the networks that a job may name, with the facts that they stand for, as plain data.
+
+    >>> [network["name"] for network in api.known_hardware()["networks"]][0]
+    'efa-3200-per-node'
+    """
+    return {"devices": [_device(name) for name in device_names()], "networks": [_network(n) for n in network_names()]}
+
+
+def _device(name: str) -> dict[str, object]:
+    device, intra_node, host = device_named(name)
+    links = {"intra_node": intra_node.model_dump(mode="json"), "host": host.model_dump(mode="json")}
+    return {**device.model_dump(mode="json"), **links}
+
+
+def _network(name: str) -> dict[str, object]:
+    return {"name": name, **network_named(name).model_dump(mode="json"), "source": network_source(name)}
+
+
+def first_job(
+    model: Pathname,
+    directory: Pathname = ".",
+    *,
+    device: str,
+    batch_size: int,
+    prompt: int,
+    response: int,
+    num_ranks: int = 8,
+    network: str = "ib-hdr-200",
+) -> str:
+    """The YAML of a first job with a comment on every line, for a file in `directory`.
+
+    `model` is a Hugging Face directory or a config.json, for all four roles; `prompt` and `response` are the longest,
+    in tokens. Raises BadInput for a model, a device or a network that is not known, and for ranks that are neither
+    whole nodes of 8 nor a part of one.
+
+    >>> text = api.first_job("examples/models/llama-2-7b", device="h100-sxm", batch_size=8, prompt=64, response=64)
+    >>> text.splitlines()[8]
+    '  device: "h100-sxm"  # `meshwright devices` lists them; local is this machine'
+    """
+    for name, value in (("batch_size", batch_size), ("prompt", prompt), ("response", response)):
+        require_number(name, value, least=1)
+    require_number("num_ranks", num_ranks, least=1)
+    asked = FirstJob(
+        model=Path(model),
+        device=device,
+        num_ranks=num_ranks,
+        network=network,
+        batch_size=batch_size,
+        prompt=prompt,
+        response=response,
+    )
+    return asked.text(Path(directory))

@@ -1,0 +1,30 @@
+"""The command that lays two plans side by side: reads them, compares them, shows the answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.plan.plan import read_plan
+from meshwright.runtime.api.planning import compare as compared
+from meshwright.runtime.commands import show_plans
+from meshwright.runtime.commands.options import AsJson, PlanPath
+
+EXAMPLES = "Example: meshwright compare plan.json other-plan.json"
+
+
+def compare(
+    plan: PlanPath,
+    other: Annotated[Path, typer.Argument(metavar="OTHER.json", help="The plan that it is compared with.")],
+    as_json: AsJson = False,
+) -> None:
+    """Lay two plans side by side: steps, stages, and what their jobs have otherwise."""
+    found = compared(read_plan(plan), read_plan(other))
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        show_plans.both(found, plan.stem, other.stem)

@@ -1,0 +1,153 @@
+"""The commands by name and first sentence, each loaded when it is called: help and completion need no planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from keyword import iskeyword
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A command: its name, the module under `commands` that has it, and the first sentence of its help."""
+
+    name: str
+    module: str
+    sentence: str
+
+    def load(self) -> TyperCommand:
+        """The command itself, with its options."""
+        module = import_module(f"meshwright.runtime.commands.{self.module}")
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+        function = getattr(module, f"{self.name}_" if iskeyword(self.name) else self.name)
+        alone.command(self.name, epilog=module.EXAMPLES)(function)
+        found = typer.main.get_command(alone)
+        assert isinstance(found, TyperCommand)
+        return found
+
+
+LISTED = (
+    Listed(
+        "init", "starting.init_command", "Write a first job with a comment on every line; it can be planned as it is."
+    ),
+    Listed(
+        "import",
+        "trainers.import_command",
+        "Read another trainer's configuration: a job, its cost as it is, and what better plans would gain.",
+    ),
+    Listed(
+        "devices",
+        "starting.devices_command",
+        "List the devices and networks that a job may name, with the facts they stand for.",
+    ),
+    Listed(
+        "fit",
+        "starting.fit_command",
+        "Say how many devices a job needs at least, and what the best plan gives on several numbers of them.",
+    ),
+    Listed(
+        "profile",
+        "profile_command",
+        "Time the job's stage bodies and collectives on this machine; a call that was cut off is continued.",
+    ),
+    Listed(
+        "plan",
+        "plan_command",
+        "Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.",
+    ),
+    Listed(
+        "verify",
+        "verify_command",
+        "Check every rule of a plan, every cost that it states and a proof, without the solver.",
+    ),
+    Listed(
+        "explain",
+        "explain_command",
+        "Say why a plan is as it is: what its turn waits for, what binds, what matters, what each choice buys.",
+    ),
+    Listed(
+        "compare",
+        "compare_command",
+        "Lay two plans side by side: steps, stages, and what their jobs have otherwise.",
+    ),
+    Listed(
+        "simulate",
+        "simulate_command",
+        "Run the plan's program in virtual time: how long steps take, and what every rank waits for.",
+    ),
+    Listed(
+        "rehearse",
+        "rehearse_command",
+        "Follow the plan with real processes and messages, waiting where a device would compute.",
+    ),
+    Listed(
+        "whatif",
+        "whatif_command",
+        "Say what would change if the models, the cluster, the workload or the precision were others.",
+    ),
+    Listed("run", "run_command", "Train with PPO as the plan says, and compare measured with predicted times."),
+    Listed(
+        "calibrate",
+        "calibrate_command",
+        "Correct a table by what a run measured; the measurements stay, the corrections and their origin are added.",
+    ),
+    Listed(
+        "replan",
+        "replan_command",
+        "Plan anew from what a run has shown: the best plan from here, what moving costs, and when that is earned.",
+    ),
+    Listed(
+        "export",
+        "export_command",
+        "Write the models that a run trained, the scripts that start a plan, or its configuration for another trainer.",
+    ),
+    Listed(
+        "report", "report_command", "Draw a plan, its simulation and its runs as one HTML file that needs no network."
+    ),
+    Listed("schema", "starting.schema_command", "Print the JSON Schema of a document."),
+)
+"""In the order of a first job."""
+
+_BY_NAME = {one.name: one for one in LISTED}
+
+
+class Commands(TyperGroup):
+    """All commands. A listing shows their sentences; the one that is called is loaded."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": {}})
+        self.commands = _Loaded()  # type: ignore[assignment]  # nothing is added to them
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of a first job."""
+        del ctx
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """The command as it is listed: its name and sentence."""
+        del ctx
+        found = _BY_NAME.get(cmd_name)
+        return TyperCommand(found.name, help=found.sentence) if found else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that is called, loaded, and its arguments."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, self.commands[name] if name and command else None, rest
+
+
+class _Loaded(Mapping[str, TyperCommand]):
+    """Each command by name, loaded when it is asked for."""
+
+    def __getitem__(self, name: str) -> TyperCommand:
+        return _BY_NAME[name].load()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_BY_NAME)
+
+    def __len__(self) -> int:
+        return len(_BY_NAME)

@@ -1,0 +1,56 @@
+"""The command that says how many devices a job needs, and what several numbers of them give."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import write_atomically
+from meshwright.runtime.api.drawing import fit_plot
+from meshwright.runtime.api.planning import fit as fitted
+from meshwright.runtime.commands import show_plans
+from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Price, Profile
+from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.progress_bars import progress_bars
+from meshwright.runtime.commands.sizes_option import parse_sizes
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
+
+EXAMPLES = """Example: meshwright fit job.yaml
+
+meshwright fit job.yaml --sizes 8,16,32,64 --price 2.5 --plot sizes.html
+"""
+
+
+def fit(
+    job: JobPath,
+    *,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Numbers of devices to plan on, as 8,16,32; by default the least and its doublings."),
+    ] = None,
+    price: Price = None,
+    gap: Gap = None,
+    profile: Profile = None,
+    plot: Annotated[Path | None, typer.Option(help="An HTML page of step time against the number of devices.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how many devices a job needs at least, and what the best plan gives on several numbers of them."""
+    require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(job, profile))
+    facts, asked = resolve(read_job(job), job.parent), parse_sizes(sizes)
+    with within_memory(), progress_bars() as progress:
+        found = fitted(facts, table_in(profile), sizes=asked, price=price, limits=Limits(gap=gap), progress=progress)
+    if plot and found.answers:
+        write_atomically(plot, fit_plot(found))
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        show_plans.fit(found, plot)
+    if found.least_ranks is None:
+        raise typer.Exit(3)

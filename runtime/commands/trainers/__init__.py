@@ -1,0 +1,1 @@
+"""What the command line says of other trainers: plans taken there, configurations brought from there."""

@@ -1,0 +1,42 @@
+"""The part of `export` that takes a plan to another trainer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from meshwright.planner.plan.job import read_job, require_job
+from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.search.refusal import NoPlan
+from meshwright.runtime.api.elsewhere import export_plan
+from meshwright.runtime.commands import show
+from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.progress_bars import progress_bars
+from meshwright.runtime.commands.trainers import show_trainers
+
+
+def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile: Path | None, as_json: bool) -> None:
+    """Writes the configuration and says what is in it. Raises typer.Exit where no plan fits."""
+    plan, document = read_plan(source), read_job(job) if job else None
+    if job and document:
+        require_job(plan.facts, document, job.parent)
+    with progress_bars() as progress:
+        found = export_plan(
+            plan,
+            output,
+            to=to,
+            job=document,
+            directory=job.parent if job else Path(),
+            table=table_in(profile),
+            progress=lambda done, total: progress(f"searching what {to} can say", done, total),
+        )
+    if isinstance(found, NoPlan):
+        typer.echo(json.dumps(asdict(found), indent=2)) if as_json else show.no_plan(found)
+        raise typer.Exit(3)
+    if as_json:
+        typer.echo(found.told())
+    else:
+        show_trainers.export(found, output)

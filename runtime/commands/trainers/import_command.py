@@ -1,0 +1,98 @@
+"""The command that reads another trainer's configuration: writes the job, costs it, says what would be faster."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.planner.imports.costed import Imported
+from meshwright.planner.plan.plan import write_plan
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.stages import Role
+from meshwright.runtime.api.elsewhere import import_configuration
+from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.options import AsJson, Gap, Profile, TrainerName
+from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.progress_bars import progress_bars
+from meshwright.runtime.commands.trainers import show_trainers
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
+
+EXAMPLES = """Example: meshwright import run_ppo.sh --from verl --device h100-sxm --model models/Qwen2.5-7B -o job.yaml
+
+meshwright import config.yaml --from nemo-rl --device h100-sxm --model actor=A --model reward=R --plan plan.json
+"""
+
+
+def import_(
+    configuration: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="A script or a YAML file that configures it.")
+    ],
+    *,
+    trainer: Annotated[TrainerName, typer.Option("--from", help="Whose configuration it is.")],
+    device: Annotated[str, typer.Option(help="A device of `meshwright devices`.")],
+    network: Annotated[str, typer.Option(help="What joins nodes, of `meshwright devices`.")] = "ib-hdr-200",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Where models are that are not here: PATH, or role=PATH; may be given several times."),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the job goes; a new file.")] = Path("job.yaml"),
+    plan: Annotated[Path | None, typer.Option("--plan", help="Where the plan of the configuration goes.")] = None,
+    profile: Profile = None,
+    gap: Gap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read another trainer's configuration: a job, its cost as it is, and what better plans would gain.
+
+    Nothing is fetched: models are directories or config.json files that are here.
+    """
+    if os.path.lexists(output):
+        raise BadInput(f"{output} exists, and an import overwrites no job; name a new file with -o.")
+    require_outputs(Output("--plan", plan, OutputKind.PLAN) if plan else None, inputs=(configuration, profile))
+    with within_memory(), progress_bars() as progress:
+        text, found = import_configuration(
+            configuration,
+            output.parent,
+            trainer=trainer,
+            device=device,
+            network=network,
+            shapes=_shapes(model or ()),
+            table=table_in(profile),
+            limits=Limits(gap=gap),
+            progress=progress,
+        )
+    write_atomically(output, text)
+    if plan and found.plan:
+        write_plan(plan, found.plan)
+    if as_json:
+        typer.echo(json.dumps(_told(found), indent=2))
+    else:
+        show_trainers.configuration(found, trainer)
+        typer.echo(f"{output}{f' and {plan}' if plan and found.plan else ''}")
+
+
+def _shapes(texts: Sequence[str]) -> dict[str, Path]:
+    """Paths by role; one without a role under an empty name."""
+    found = {}
+    for text in texts:
+        role, equals, path = text.rpartition("=")
+        if equals and role not in set(Role):
+            raise BadInput(
+                f"--model {text}: there is no role {role!r}; {suggestion(role, [one.value for one in Role])}"
+            )
+        found[role] = Path(path)
+    return found
+
+
+def _told(found: Imported) -> dict[str, object]:
+    """The answer as plain data."""
+    plans = {"step_seconds": found.plan, "within_seconds": found.within, "best_seconds": found.best}
+    seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
+    return {**seconds, "deciding": [asdict(one) for one in found.deciding], "notes": found.notes}

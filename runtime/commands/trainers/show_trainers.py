@@ -1,0 +1,69 @@
+"""How other trainers' configurations look on a terminal. Nothing is computed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from meshwright.planner.analysis.whatif import outlook
+from meshwright.planner.export.exported import Exported
+from meshwright.planner.imports.costed import Imported
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.report.words import difference, percent
+from meshwright.profiles.stages import GENERATE
+
+_MOST_CLAUSES = 12
+"""Of what a trainer cannot say; export.json has them all."""
+
+
+def export(found: Exported, output: Path) -> None:
+    """What was written, what could not be said, and what that costs."""
+    console = Console(soft_wrap=True, highlight=False)
+    step = found.plan.period_seconds
+    console.print(f"{found.trainer}, {found.way}: step {step:.3f} s, predicted", markup=False)
+    if found.unsaid:
+        before = step - found.lost_seconds
+        console.print(
+            f"it cannot say {len(found.unsaid)} of the plan's choices; the best plan that it can say is written, "
+            f"with a step {difference(found.lost_seconds / before)} that of the plan ({before:.3f} s):"
+        )
+        for clause in found.unsaid[:_MOST_CLAUSES]:
+            console.print(f"- {clause}", markup=False)
+        if len(found.unsaid) > _MOST_CLAUSES:
+            console.print(f"- and {len(found.unsaid) - _MOST_CLAUSES} more; export.json has them all")
+    for remark in found.remarks:
+        console.print(f"note: {remark}", markup=False)
+    for name in (*found.files, "export.json"):
+        console.print(str(output / name), markup=False)
+
+
+def configuration(found: Imported, trainer: str) -> None:
+    """The keys that decide the plan, the step as configured, and the steps of better plans."""
+    console = Console(soft_wrap=True, highlight=False)
+    console.print("what decides the plan:")
+    for one in found.deciding:
+        others = f" and {len(one.keys) - 1} more" if len(one.keys) > 1 else ""
+        console.print(f"  {one.what} = {one.value}  ({one.keys[0]}{others})", markup=False)
+    steps = _table("predicted", "", "step s", "against", "generation", "idle")
+    plans = {"as configured": found.plan, f"best that {trainer} can say": found.within, "best of all": found.best}
+    for name, plan in plans.items():
+        steps.add_row(name, *(_numbers(plan, found.plan) if plan else ("no plan fits", "", "", "")))
+    console.print(steps)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def _numbers(plan: Plan, before: Plan | None) -> tuple[str, ...]:
+    generation = plan.placement(GENERATE).cost.total / plan.period_seconds
+    against = difference(plan.period_seconds / before.period_seconds - 1) if before else ""
+    return f"{plan.period_seconds:.3f}", against, percent(generation), percent(outlook(plan).idle_share)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

@@ -1,0 +1,41 @@
+"""The settings of plans that a trainer can say, as mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+from meshwright.planner.export.trainer import ExportInput, OtherTrainer, Value
+from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.export.ways import Way
+from meshwright.planner.export.within import within
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.solver.result import Limits
+from tests.planner.drawn import model_of
+from tests.planner.export.plans import best, facts_of
+
+
+def configuration(name: str, plan: Plan | None = None) -> dict[str, Value]:
+    """Of a plan, by default the best one of a synchronous job; every key is one that the trainer knows."""
+    trainer, origin = TRAINERS[name], ExportInput(plan=plan or best(name).plan)
+    settings = list(trainer.settings(origin))
+    assert [one.key for one in settings if not trainer.keys.knows(one.key)] == []
+    return {one.key: one.value for one in settings}
+
+
+@cache
+def plan_ahead(name: str) -> Plan:
+    """The best plan in which generation works a step ahead of the training."""
+    facts = facts_of(staleness=1)
+    found = within(_ahead(TRAINERS[name]), facts, model_of(facts), limits=Limits(gap=0.3))
+    assert found is not None
+    return found.plan
+
+
+def _ahead(trainer: OtherTrainer) -> OtherTrainer:
+    def ways(facts: Facts) -> Iterator[Way]:
+        return (way for way in trainer.ways(facts) if way.steps_ahead)
+
+    return replace(trainer, ways=ways)

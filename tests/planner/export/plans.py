@@ -1,0 +1,29 @@
+"""Small jobs, and the best plans of them that a trainer can say."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.export.within import Within, within
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.solver.result import Limits
+from tests.planner.drawn import model_of
+from tests.planner.jobs import small_facts
+
+NAMES = tuple(TRAINERS)
+
+
+def facts_of(*, staleness: int = 0, ranks_per_node: int = 4) -> Facts:
+    """Four tiny models on a few ranks with two updates a step."""
+    facts = small_facts(ranks_per_node=ranks_per_node, memory_bytes=2**34, num_minibatches=2)
+    return facts.model_copy(update={"staleness": staleness})
+
+
+@cache
+def best(name: str, staleness: int = 0) -> Within:
+    """The best plan of such a job that a trainer can say."""
+    facts = facts_of(staleness=staleness)
+    found = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.3))
+    assert found is not None
+    return found

@@ -1,0 +1,64 @@
+"""An export: what can be said is written as it is, and what cannot has a clause and a price."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.export.exported import exported
+from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import parse
+from tests.planner.drawn import model_of
+from tests.planner.export.plans import NAMES, best, facts_of
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+
+def no_model(_facts: Facts) -> CostModel:
+    raise AssertionError("nothing has to be searched")
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -> None:
+    plan = best(name, staleness).plan
+    found = exported(TRAINERS[name], plan, no_model)
+    assert found is not None
+    assert found.plan == plan
+    assert (found.unsaid, found.lost_seconds) == ((), 0.0)
+    assert parse(Plan, found.files["plan.json"], "plan") == plan
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_cannot_say_is_listed_and_priced(name: str) -> None:
+    facts = facts_of()
+    plan = random_plan(3, facts, model_of(facts))
+    found = exported(TRAINERS[name], plan, model_of, limits=Limits(gap=0.3))
+    assert found is not None
+    assert found.unsaid
+    assert found.lost_seconds == found.plan.period_seconds - plan.period_seconds
+    again = exported(TRAINERS[name], found.plan, no_model)
+    assert again is not None
+    assert again.unsaid == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_has_an_origin_and_stands_once(name: str) -> None:
+    found = exported(TRAINERS[name], best(name).plan, no_model)
+    assert found is not None
+    told = json.loads(found.told())
+    keys = [setting["key"] for setting in told["settings"]]
+    assert len(set(keys)) == len(keys) > 30
+    assert all(setting["origin"] for setting in told["settings"])
+    assert told["trainer"] == TRAINERS[name].told
+
+
+def test_a_job_that_it_cannot_hold_has_no_export() -> None:
+    facts = small_facts(memory_bytes=2**10)
+    plan = random_plan(0, facts, model_of(facts))
+    assert exported(TRAINERS["openrlhf"], plan, model_of) is None

@@ -1,0 +1,48 @@
+"""Numbers of a plan in the units of other trainers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.schedule import Schedule
+from tests.planner.drawn import model_of
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+
+def plan_on(nodes: int, ranks_per_node: int) -> Plan:
+    facts = small_facts(nodes=nodes, ranks_per_node=ranks_per_node, memory_bytes=2**34, num_minibatches=4)
+    return random_plan(0, facts, model_of(facts))
+
+
+def test_machines_are_whole_nodes_or_a_part_of_one() -> None:
+    for plan in (plan_on(1, 8), plan_on(4, 2)):
+        for placement in plan.placements:
+            nodes, per_node = machines(plan, placement.stage)
+            assert nodes * per_node == plan.pool_of(placement.stage).num_ranks
+            assert per_node <= plan.facts.cluster.ranks_per_node
+
+
+def test_a_token_budget_holds_the_longest_sequence_and_the_rows() -> None:
+    plan = plan_on(1, 4)
+    placements = tuple(
+        replacement.model_copy(update={"schedule": Schedule(micro_batch_size=4), "layout": replace(replacement.layout)})
+        if replacement.stage == "ref_logprob"
+        else replacement
+        for replacement in plan.placements
+    )
+    four = plan.model_copy(update={"placements": placements})
+    cp = four.placement("ref_logprob").layout.cp
+    assert token_budget(four, "ref_logprob") == 4 * plan.facts.workload.max_tokens / cp
+    assert mini_batch(four) == 4
+
+
+def test_an_engine_has_a_share_of_the_device_between_a_tenth_and_nearly_all() -> None:
+    assert 0.1 <= engine_share(plan_on(1, 4)) <= 0.95
+
+
+def test_even_stages_have_no_ends_of_their_own() -> None:
+    plan = plan_on(1, 4)
+    assert all(uneven_ends(plan, placement.stage) is None for placement in plan.placements)

@@ -1,0 +1,31 @@
+"""NeMo-RL's own rules hold in what is written for it."""
+
+from __future__ import annotations
+
+from tests.planner.export.configurations import configuration, plan_ahead
+from tests.planner.export.plans import best
+
+
+def test_reference_and_log_probabilities_have_the_degrees_of_the_policy() -> None:
+    found, plan = configuration("nemo-rl"), best("nemo-rl").plan
+    layouts = {plan.placement(stage).layout for stage in ("actor_train", "actor_logprob", "ref_logprob")}
+    assert len(layouts) == 1
+    assert found["policy.megatron_cfg.tensor_model_parallel_size"] == next(iter(layouts)).tp
+
+
+def test_rewards_have_ranks_of_their_own_and_no_pipeline() -> None:
+    plan = best("nemo-rl").plan
+    assert plan.choice("reward_score", "pool") != plan.choice("actor_train", "pool")
+    assert plan.placement("reward_score").layout.pp == 1
+    found = configuration("nemo-rl")
+    assert found["data.default.env_name"] == "reward_model"
+
+
+def test_generation_ahead_is_apart_asynchronous_and_corrected() -> None:
+    found = configuration("nemo-rl", plan_ahead("nemo-rl"))
+    assert found["ppo.async_ppo.enabled"] is True
+    assert found["policy.generation.colocated.enabled"] is False
+    assert found["policy.generation.vllm_cfg.async_engine"] is True
+    assert found["loss_fn.use_importance_sampling_correction"] is True
+    assert found["ppo.reward_shaping.enabled"] is False
+    assert configuration("nemo-rl")["policy.generation.colocated.enabled"] is True

@@ -1,0 +1,41 @@
+"""verl's own rules hold in what is written for it."""
+
+from __future__ import annotations
+
+from tests.planner.export.configurations import configuration, plan_ahead
+from tests.planner.export.plans import best
+
+A, R = "actor_rollout_ref", "actor_rollout_ref.rollout"
+
+
+def test_degrees_are_those_of_the_training_stages_and_divide_the_trainers_ranks() -> None:
+    found, plan = configuration("verl"), best("verl").plan
+    for model, stage in ((f"{A}.actor", "actor_train"), ("critic", "critic_train"), (f"{A}.ref", "ref_logprob")):
+        layout = plan.placement(stage).layout
+        assert found[f"{model}.megatron.tensor_model_parallel_size"] == layout.tp
+        assert found[f"{model}.megatron.pipeline_model_parallel_size"] == layout.pp
+        assert layout.num_ranks == found["trainer.nnodes"] * found["trainer.n_gpus_per_node"]  # type: ignore[operator]
+
+
+def test_an_engine_has_no_pipeline_and_both_budgets_of_the_critic_are_one() -> None:
+    for plan in (best("verl").plan, plan_ahead("verl")):
+        found = configuration("verl", plan)
+        assert plan.placement("actor_generate").layout.pp == 1
+        assert plan.placement("reward_score").layout.pp == 1
+        assert found["critic.ppo_max_token_len_per_gpu"] == found["critic.forward_max_token_len_per_gpu"]
+
+
+def test_generation_on_the_trainers_ranks_is_synchronous() -> None:
+    found = configuration("verl")
+    assert found["trainer.v1.trainer_mode"] == "sync"
+    assert f"{R}.nnodes" not in found
+
+
+def test_generation_ahead_has_its_ranks_its_backend_and_updates_that_make_up_a_batch() -> None:
+    found = configuration("verl", plan_ahead("verl"))
+    assert found["trainer.v1.trainer_mode"] == "separate_async"
+    steps = found["trainer.v1.separate_async.parameter_sync_step"]
+    assert found["data.train_batch_size"] == steps * found[f"{A}.actor.ppo_mini_batch_size"]  # type: ignore[operator]
+    assert found[f"{R}.checkpoint_engine.backend"] != "naive"
+    assert found[f"{R}.nnodes"] > 0  # type: ignore[operator]
+    assert found["reward.reward_model.enable_resource_pool"] is True

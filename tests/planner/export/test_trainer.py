@@ -1,0 +1,29 @@
+"""What an export is made of: paths lead to the models from everywhere, and settings are the job's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.planner.export.trainer import ExportInput
+from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.plan.job import read_job
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.stages import Role
+from tests.planner.plans import random_plan
+
+JOB = Path(__file__).parents[3] / "examples/7b-8xa100-80gb/job.yaml"
+
+
+def test_paths_are_those_of_the_job_or_names() -> None:
+    plan = random_plan(0)
+    given = ExportInput(plan=plan, job=read_job(JOB), directory=JOB.parent)
+    assert Path(given.path(Role.ACTOR)).is_dir()
+    assert Path(given.path(Role.ACTOR)).is_absolute()
+    alone = ExportInput(plan=plan)
+    assert alone.path(Role.CRITIC) == "models/critic"
+    assert alone.ppo == PPO()
+
+
+def test_a_trainer_is_told_with_the_version_that_is_known() -> None:
+    assert TRAINERS["verl"].told == "verl 0.9.1"
+    assert [trainer.name for trainer in TRAINERS.values()] == list(TRAINERS)

@@ -1,0 +1,51 @@
+"""Ways of a trainer: parts cover the cluster, and a plan breaks what it says otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.export.ways import SameChoice, Way, no_overlap, parts
+from meshwright.planner.plan.pins import Ranks
+from meshwright.planner.plan.pools import pool_violations
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 4), (1, 8), (2, 4), (8, 8), (3, 8)])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_parts_are_pools_that_follow_each_other_and_have_all_ranks(
+    nodes: int, ranks_per_node: int, number: int
+) -> None:
+    cluster = small_facts(nodes=nodes, ranks_per_node=ranks_per_node).cluster
+    found = list(parts(cluster, number))
+    assert len(set(found)) == len(found) > 0
+    for pools in found:
+        assert [rank for pool in pools for rank in pool.ranks] == list(range(cluster.num_ranks))
+        assert not any(pool_violations(cluster, pool.first_rank, pool.num_ranks) for pool in pools)
+
+
+def test_a_way_is_broken_by_pins_by_what_is_not_alike_and_by_working_ahead() -> None:
+    plan = random_plan(0)
+    pool = plan.choice("actor_train", "pool")
+    assert isinstance(pool, Ranks)
+    kept = Way(name="kept", pins=(f"actor_train.pool={pool}",), alike=(SameChoice("actor_train", "actor_train"),))
+    assert list(kept.broken(plan)) == []
+    broken = Way(
+        name="broken",
+        pins=(f"actor_train.pool!={pool}", "actor_generate.batches_in_flight=2"),
+        alike=(SameChoice("critic_value", "critic_train", "pool"),),
+        steps_ahead=1,
+    )
+    found = list(broken.broken(plan))
+    assert f"actor_train has pool={pool}, and it takes anything but {pool}" in found
+    assert "actor_generate has batches_in_flight=1, and it takes 2" in found
+    assert "actor_generate works 0 steps ahead, and it takes 1" in found
+    same = plan.choice("critic_value", "pool") == plan.choice("critic_train", "pool")
+    assert any("takes that of critic_train" in clause for clause in found) is not same
+
+
+def test_without_overlap_nothing_streams_and_no_sequence_runs_on() -> None:
+    pins = no_overlap()
+    assert "actor_generate.overcommit=0" in pins
+    assert "ref_logprob.chunk_tokens=0" in pins
+    assert not any(pin.startswith("actor_train.") for pin in pins)

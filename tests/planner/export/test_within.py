@@ -1,0 +1,49 @@
+"""The best plan of a trainer: it is one that the trainer can say, valid, and no better than the best of all."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.compile import best_plan
+from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.export.within import within
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.stages import GENERATE
+from tests.planner.drawn import model_of
+from tests.planner.export.plans import NAMES, best, facts_of
+from tests.planner.jobs import small_facts
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(name: str, staleness: int) -> None:
+    found = best(name, staleness)
+    assert verify(found.plan) == ()
+    assert list(found.way.broken(found.plan)) == []
+    assert found.plan.solver.bound_seconds <= found.plan.period_seconds
+    assert found.plan.ahead[GENERATE] <= staleness
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
+    facts = facts_of()
+    free = best_plan(facts, model_of(facts), limits=Limits(gap=0.0))
+    assert isinstance(free, Plan)
+    assert best(name).plan.period_seconds >= free.period_seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_bound_holds_for_other_plans_that_it_can_say(name: str) -> None:
+    facts = facts_of()
+    exact = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.0))
+    assert exact is not None
+    assert best(name).plan.solver.bound_seconds <= exact.plan.period_seconds * (1 + 1e-9)
+
+
+def test_a_job_that_no_way_fits_has_no_plan_and_every_way_is_told() -> None:
+    facts = small_facts(memory_bytes=2**10)
+    told: list[tuple[int, int]] = []
+    assert within(TRAINERS["verl"], facts, model_of(facts), progress=lambda *one: told.append(one)) is None
+    assert [done for done, _ in told] == list(range(told[0][1]))

@@ -1,0 +1,62 @@
+"""A configuration that was written for a plan has the plan's cost, and nothing better is overlooked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.imports.costed import imported
+from meshwright.planner.imports.readers import READERS
+from meshwright.planner.imports.said import Said
+from meshwright.planner.solver.result import Limits
+from tests.planner.drawn import model_of
+from tests.planner.export.plans import NAMES, facts_of
+from tests.planner.imports.written import plan_of, written
+from tests.planner.jobs import small_facts
+
+LIMITS = Limits(gap=0.3)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_exported_costs_the_same_when_it_is_imported(tmp_path: Path, name: str, staleness: int) -> None:
+    plan = plan_of(name, staleness)
+    reader = READERS[name]
+    configured = reader.read(written(name, plan, tmp_path))
+    found = imported(reader, configured, plan.facts, model_of, limits=Limits(gap=0.05))
+    assert found.plan is not None
+    assert found.plan.period_seconds == pytest.approx(plan.period_seconds, rel=0.01)
+    assert found.within is not None
+    assert found.best is not None
+    assert found.best.period_seconds <= found.within.period_seconds * (1 + 1e-9)
+
+
+def test_a_number_that_is_not_legal_is_read_as_a_smaller_one_and_what_cannot_be_is_left_free(tmp_path: Path) -> None:
+    plan = plan_of("verl", 0)
+    configured = READERS["verl"].read(written("verl", plan, tmp_path))
+    said = [one for one in configured.said if not one.what.startswith("ref_logprob.")]
+    said += [Said("ref_logprob.micro_batch_size", 3, ("a.b",)), Said("ref_logprob.layout", "tp3", ("c.d",))]
+    found = imported(READERS["verl"], replace(configured, said=tuple(said)), facts_of(), model_of, limits=LIMITS)
+    assert found.plan is not None
+    assert found.plan.placement("ref_logprob").schedule.micro_batch_size == 2
+    assert "a.b: ref_logprob.micro_batch_size=3 is read as 2" in found.notes
+    assert any(note.startswith("c.d: pin 'ref_logprob.layout=tp3") and "left free" in note for note in found.notes)
+
+
+def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> None:
+    plan = plan_of("openrlhf", 0)
+    configured = READERS["openrlhf"].read(written("openrlhf", plan, tmp_path))
+    told: list[str] = []
+    found = imported(
+        READERS["openrlhf"],
+        configured,
+        small_facts(memory_bytes=2**10, num_minibatches=2),
+        model_of,
+        limits=LIMITS,
+        progress=lambda what, _done, _total: told.append(what),
+    )
+    assert (found.plan, found.within, found.best) == (None, None, None)
+    assert any("fits into no memory as it is" in note for note in found.notes)
+    assert "searching what openrlhf can say" in told

@@ -1,0 +1,62 @@
+"""Keys of a configuration above the defaults, with references followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.given_keys import GivenKeys, read_flags, read_overrides
+from meshwright.profiles.errors import BadInput
+
+VERL, NEMO = known_keys("verl"), known_keys("nemo_rl")
+A = "actor_rollout_ref"
+
+
+def test_what_is_given_is_above_the_default_and_references_lead_there() -> None:
+    given = GivenKeys(known=VERL, given={f"{A}.actor.use_dynamic_bsz": True, "trainer.n_gpus_per_node": 4})
+    assert given.value(f"{A}.rollout.log_prob_use_dynamic_bsz") is True
+    assert given.whole(f"{A}.rollout.n_gpus_per_node") == 4
+    assert given.value("critic.forward_max_token_len_per_gpu") == 32768
+    assert given.value("critic.ppo_mini_batch_size") == 256
+    assert not given.has("critic.ppo_mini_batch_size")
+
+
+def test_products_of_references_are_computed() -> None:
+    given = GivenKeys(known=NEMO, given={"policy.max_total_sequence_length": 100})
+    assert given.value("policy.sequence_packing.train_mb_tokens") == 400
+
+
+def test_a_key_that_is_no_number_is_named() -> None:
+    given = GivenKeys(known=VERL, given={"trainer.nnodes": "$NODES", "algorithm.gamma": "high"})
+    with pytest.raises(BadInput, match=r"trainer.nnodes='\$NODES' is no whole number"):
+        given.whole("trainer.nnodes")
+    with pytest.raises(BadInput, match=r"algorithm.gamma='high' is no number"):
+        given.number("algorithm.gamma")
+    assert GivenKeys(known=VERL, given={"trainer.nnodes": 2.0}).whole("trainer.nnodes") == 2
+
+
+def test_overrides_and_flags_are_read_from_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo trainer.nnodes=2 +a.b=1e-6 model_engine=megatron FOO=1\n")
+    given = read_overrides(script, VERL)
+    assert dict(given.given) == {"trainer.nnodes": 2, "a.b": 1e-6, "model_engine": "megatron"}
+    assert given.unknown == ("a.b",)
+    script.write_text("python3 train.py --colocate --lr 1e-6 --rollout-batch-size=8 --betas 0.9 0.95\n")
+    flags = read_flags(script, known_keys("slime")).given
+    assert (flags["colocate"], flags["lr"], flags["rollout-batch-size"], flags["betas"]) == (True, 1e-6, 8, 0.9)
+
+
+def test_a_yaml_file_stands_over_those_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("policy: {train_micro_batch_size: 2, precision: bfloat16}\n")
+    (tmp_path / "run.yaml").write_text("defaults: base.yaml\npolicy: {train_micro_batch_size: 8}\n")
+    given = read_overrides(tmp_path / "run.yaml", NEMO)
+    assert dict(given.given) == {"policy.train_micro_batch_size": 8, "policy.precision": "bfloat16"}
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.sh", "echo hello\n"), ("run.yaml", "- 1\n")])
+def test_what_is_no_configuration_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadInput, match="configuration"):
+        read_overrides(tmp_path / name, VERL)

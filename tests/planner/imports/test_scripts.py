@@ -1,0 +1,51 @@
+"""Words of a script as a shell would give them to a command."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from meshwright.planner.imports.scripts import words
+from meshwright.profiles.errors import BadInput
+
+SCRIPT = """\
+#!/usr/bin/env bash
+set -x
+SIZE=${SIZE:-8}  # ranks
+export HALF=$((SIZE / 2))
+PATH_OF='models/it is'
+ARGS=(
+  --tp $HALF  # half
+  --path "$PATH_OF"
+  # --off 1
+)
+MORE=(a.b=${SIZE} c="d e")
+run "${ARGS[@]}" \\
+    ${MORE[@]} last=$((2 * (SIZE + 1)))
+"""
+
+
+def test_words_are_those_of_the_shell() -> None:
+    found = words(SCRIPT)
+    shell = subprocess.run(
+        ["bash", "-c", SCRIPT.replace("set -x", "run() { printf '%s\\n' run \"$@\"; }")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    quoted = ["a.b=8", "c=d e"]
+    assert found[found.index("run") :][:5] == shell[:5] == ["run", "--tp", "4", "--path", "models/it is"]
+    assert [word for word in found if word in quoted] == quoted
+    assert found[-1] == shell[-1] == "last=18"
+    assert "--off" not in found
+
+
+def test_what_is_not_known_stays_as_it_is_written() -> None:
+    assert words("run $HOME/x ${OTHER} $(date) $((1 / 0))")[1:3] == ["$HOME/x", "${OTHER}"]
+    assert words("A=$A\nrun $A") == ["run", "$A"]
+
+
+def test_a_quote_that_does_not_end_is_refused() -> None:
+    with pytest.raises(BadInput, match="close its quotes"):
+        words("run 'x")

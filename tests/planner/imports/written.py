@@ -1,0 +1,44 @@
+"""Configurations that were written for a plan, to be read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from meshwright.planner.export.exported import exported
+from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.plan.plan import Plan
+from tests.planner.drawn import model_of
+from tests.planner.export.configurations import plan_ahead
+from tests.planner.export.plans import best
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+FILES = {"verl": "run.sh", "nemo-rl": "config.yaml", "openrlhf": "run.sh", "slime": "run.sh"}
+
+
+def plan_of(name: str, staleness: int) -> Plan:
+    """The best plan that a trainer can say; with a staleness, one in which generation works ahead."""
+    return plan_ahead(name) if staleness else best(name).plan
+
+
+def written(name: str, plan: Plan, directory: Path) -> Path:
+    """The configuration of a plan in a directory, with the shapes of its models beside it."""
+    found = exported(TRAINERS[name], plan, model_of)
+    assert found is not None
+    for file, text in found.files.items():
+        (directory / file).write_text(text)
+    for role in ("actor", "critic", "ref", "reward"):
+        (directory / "models" / role).mkdir(parents=True)
+        (directory / "models" / role / "config.json").write_text(json.dumps(CONFIG))
+    return directory / FILES[name]

@@ -1,0 +1,20 @@
+"""The devices command: all that a job may name, with where it comes from."""
+
+from __future__ import annotations
+
+import json
+
+from meshwright.profiles.devices import device_names, network_names
+from tests.runtime.command import Call
+
+
+def test_every_device_and_network_is_listed(call: Call) -> None:
+    told = call("devices").out
+    assert [name for name in (*device_names(), *network_names()) if name not in told] == []
+
+
+def test_the_facts_are_told_as_data_with_their_sources(call: Call) -> None:
+    found = json.loads(call("devices", "--json").out)
+    assert tuple(device["name"] for device in found["devices"]) == device_names()
+    assert tuple(network["name"] for network in found["networks"]) == network_names()
+    assert all(one["source"] for kind in found.values() for one in kind)

@@ -1,0 +1,33 @@
+"""The init command: a job that can be planned as it is, in a new file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.runtime.command import Call
+
+MODEL = Path(__file__).parents[4] / "examples/models/llama-2-7b"
+NUMBERS = ("--device", "h100-sxm", "--batch", 64, "--prompt", 128, "--response", 128)
+
+
+def test_a_first_job_is_planned_as_it_is(call: Call, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    outcome = call("init", MODEL, *NUMBERS, "-o", job)
+    assert outcome.code == 0
+    assert f"meshwright plan {job}" in outcome.out
+    assert call("plan", job, "--gap", 0.5, "-o", tmp_path / "plan.json").code == 0
+
+
+def test_nothing_is_overwritten(call: Call, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("mine")
+    outcome = call("init", MODEL, *NUMBERS, "-o", job)
+    assert (outcome.code, job.read_text()) == (2, "mine")
+    assert "overwrites nothing" in outcome.err
+
+
+def test_a_job_that_cannot_be_is_not_written(call: Call, tmp_path: Path) -> None:
+    outcome = call("init", MODEL, *NUMBERS, "--gpus", 12, "-o", tmp_path / "job.yaml")
+    assert outcome.code == 2
+    assert "12 devices are not whole nodes of 8" in outcome.err
+    assert list(tmp_path.iterdir()) == []

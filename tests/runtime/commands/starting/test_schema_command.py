@@ -1,0 +1,19 @@
+"""The schema command: each document's schema, and no other's."""
+
+from __future__ import annotations
+
+import json
+
+from tests.runtime.command import Call
+
+
+def test_the_schema_of_each_document_is_json(call: Call) -> None:
+    for document in ("job", "plan", "table"):
+        outcome = call("schema", document)
+        assert json.loads(outcome.out)["type"] == "object"
+
+
+def test_a_document_that_is_not_known_is_refused_with_those_that_are(call: Call) -> None:
+    outcome = call("schema", "jobs")
+    assert outcome.code == 2
+    assert "'job', 'plan', 'table'" in outcome.err

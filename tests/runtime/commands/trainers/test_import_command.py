@@ -1,0 +1,52 @@
+"""The import command: a job that can be planned, the plan as configured, and what would be faster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.plan.plan import read_plan
+from tests.planner.imports.written import plan_of, written
+from tests.runtime.command import Call
+
+ASKED = ("--from", "openrlhf", "--device", "l4", "--gap", 0.5)
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    return written("openrlhf", plan_of("openrlhf", 0), tmp_path)
+
+
+def test_a_configuration_becomes_a_job_and_a_plan(call: Call, configuration: Path, tmp_path: Path) -> None:
+    job, plan = tmp_path / "job.yaml", tmp_path / "configured.json"
+    outcome = call("import", configuration, *ASKED, "-o", job, "--plan", plan)
+    assert outcome.code == 0
+    for told in ("ds.tensor_parallel_size", "as configured", "best that openrlhf can say", "best of all"):
+        assert told in outcome.out
+    assert call("verify", plan).code == 0
+    assert call("plan", job, "--pins", plan, "--gap", 0.5, "-o", tmp_path / "again.json").code == 0
+    assert read_plan(tmp_path / "again.json").period_seconds == pytest.approx(read_plan(plan).period_seconds, rel=1e-6)
+
+
+def test_the_answer_is_data_too(call: Call, configuration: Path, tmp_path: Path) -> None:
+    outcome = call("import", configuration, *ASKED, "-o", tmp_path / "job.yaml", "--json")
+    found = json.loads(outcome.out)
+    assert 0 < found["best_seconds"] <= found["step_seconds"]
+    assert {"workload.batch_size", "actor_train.layout"} <= {one["what"] for one in found["deciding"]}
+
+
+def test_mistakes_are_told_in_a_sentence(call: Call, configuration: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("mine")
+    for arguments, sentence in (
+        (("-o", tmp_path / "mine.yaml"), "overwrites no job"),
+        (("-o", tmp_path / "job.yaml", "--model", "judge=x"), "there is no role 'judge'"),
+        (("-o", tmp_path / "job.yaml", "--device", "l400"), "device 'l400' is not known"),
+    ):
+        outcome = call("import", configuration, *ASKED, *arguments)
+        assert outcome.code == 2
+        assert sentence in outcome.err
+    outcome = call("import", tmp_path / "models/actor/config.json", *ASKED, "-o", tmp_path / "job.yaml")
+    assert outcome.code == 2
+    assert "has no key of openrlhf" in outcome.err
