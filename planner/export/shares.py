@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+from meshwright.planner.export.trainer import KeyValue
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -42,6 +44,18 @@ def uneven_ends(plan: Plan, stage: str) -> tuple[int, int] | None:
     layout, role = plan.placement(stage).layout, PPO_GRAPH.by_name[stage].role
     counts = layers_of_stages(plan.facts.models.spec(role), layout.pp)
     return None if len(set(counts)) == 1 else (counts[0], counts[-1])
+
+
+def megatron_degrees(plan: Plan, stage: str, prefix: str) -> Iterator[KeyValue]:
+    """The degrees of a stage under Megatron's own names, behind a prefix."""
+    layout, field = plan.placement(stage).layout, f"placements.{stage}.layout"
+    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
+    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
+    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
+    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
+    if plan.facts.models.spec(plan.graph.by_name[stage].role).experts:
+        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
+        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
 
 
 def mini_batch(plan: Plan) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.planner.export.shares import engine_share, machines, mini_batch, uneven_ends
+from meshwright.planner.export.shares import engine_share, machines, megatron_degrees, mini_batch, uneven_ends
 from meshwright.planner.export.texts import nested, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, names, no_overlap, on, parts
@@ -89,13 +89,7 @@ def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
     placement, prefix, field = plan.placement(stage), f"{_MODELS[stage]}.megatron_cfg", f"placements.{stage}.layout"
     layout = placement.layout
     yield KeyValue(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
-    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
-    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
-    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
-    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
-    if plan.facts.models.spec(plan.graph.by_name[stage].role).experts:
-        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
-        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
+    yield from megatron_degrees(plan, stage, prefix)
     if ends := uneven_ends(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
             yield KeyValue(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
+from meshwright.planner.export.shares import (
+    engine_share,
+    machines,
+    megatron_degrees,
+    mini_batch,
+    token_budget,
+    uneven_ends,
+)
 from meshwright.planner.export.texts import overrides, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
@@ -103,19 +110,9 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
 
 
 def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
-    layout, schedule, prefix = (
-        plan.placement(stage).layout,
-        plan.placement(stage).schedule,
-        f"{_MODELS[stage]}.megatron",
-    )
+    schedule, prefix = plan.placement(stage).schedule, f"{_MODELS[stage]}.megatron"
     field = f"placements.{stage}.layout"
-    yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
-    yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
-    yield KeyValue(f"{prefix}.context_parallel_size", layout.cp, f"{field}.cp")
-    yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
-    if plan.facts.models.spec(plan.graph.by_name[stage].role).experts:
-        yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
-        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
+    yield from megatron_degrees(plan, stage, prefix)
     if ends := uneven_ends(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
             key = f"+{prefix}.override_transformer_config.num_layers_in_{name}_pipeline_stage"

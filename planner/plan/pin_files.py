@@ -17,8 +17,8 @@ _MOST_BYTES = 2**20
 def read_pins(path: Path, graph: StageGraph) -> tuple[str, ...]:
     """The pins in a file, of stages of a graph: those of a plan where it is one (`.json`), else its lines.
 
-    A line is `stage.key=value`, or `stage.key!=value` for what is left out, and may end in a comment (`#`). Raises BadInput naming the line, and
-    for a file without any.
+    A line is `stage.key=value`, or `stage.key!=value` for what is left out, and may end in a comment (`#`). Raises
+    BadInput naming the line, and for a file without any.
     """
     if path.suffix == ".json":
         return pins_of(read_plan(path))
