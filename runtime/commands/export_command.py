@@ -63,7 +63,7 @@ def export(
 ) -> None:
     """Write the models that a run trained, the scripts that start a plan, or its configuration for another trainer.
 
-    hf: actor and critic of the run's newest checkpoint as Hugging Face directories, with tokenizer and chat template.
+    hf: the trained models of the run's newest checkpoint as Hugging Face directories, with tokenizer and chat template.
 
     torchrun, slurm: scripts, one per node or one for Slurm. The i-th script is the plan's node i. Plan and job are
     named by their absolute paths, which every machine must have.

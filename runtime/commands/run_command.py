@@ -37,7 +37,7 @@ def run(
     export_every: Annotated[
         int,
         typer.Option(
-            min=0, max=10**9, help="Steps between Hugging Face directories of actor and critic, also at the end."
+            min=0, max=10**9, help="Steps between Hugging Face directories of what is trained, also at the end."
         ),
     ] = 0,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
@@ -74,4 +74,4 @@ def run(
     if summary is not None:
         show.run_summary(summary, out)
         if export_every:
-            typer.echo(f"actor and critic are in {out / 'models'} as Hugging Face directories")
+            typer.echo(f"the trained models are in {out / 'models'} as Hugging Face directories")

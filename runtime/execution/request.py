@@ -42,7 +42,7 @@ class RunRequest:
     keep: int = 2
     """Checkpoints that stay, beside the best by held-out reward."""
     export_every: int = 0
-    """Steps between Hugging Face directories of actor and critic; 0 is none."""
+    """Steps between Hugging Face directories of the trained models; 0 is none."""
 
     def asked(self, data: PromptData) -> RunFile:
         """What is kept of it in the directory of the run, given its prompts."""

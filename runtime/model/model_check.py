@@ -27,7 +27,7 @@ def require_weights(plan: Plan, job: Job, directory: Path) -> None:
 
     `directory` is where the job's relative paths start.
     """
-    for role in plan.graph.roles:
+    for role in job.models.roles:
         path = directory / job.models.source(role).path
         require_none(weight_violations(plan.facts.models.spec(role), path), role.value)
 

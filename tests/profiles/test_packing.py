@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.profiles.packing import deal, deal_to_replicas, rows_of_replicas
+from meshwright.profiles.packing import deal, deal_to_replicas, rows_of_replicas, rows_per_prompt, share_in_order
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 9))
@@ -49,3 +49,24 @@ def test_every_row_is_dealt_to_one_replica_and_each_has_its_number(lengths: list
 def test_uneven_replicas_have_nearly_as_many_tokens() -> None:
     # 90 and 50 begin; 40 and 30 join 50, which is full then, and 90 takes what is left.
     assert deal_to_replicas([10, 30, 40, 90, 50], 2) == ((3, 1, 0), (4, 2))
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 7))
+def test_every_row_is_generated_once_and_groups_stay_together_where_they_come_out_even(
+    num_prompts: int, group_size: int, num_replicas: int
+) -> None:
+    num_rows = num_prompts * group_size
+    shares = [share_in_order(num_rows, group_size, replica, num_replicas) for replica in range(num_replicas)]
+    assert sorted(row for share in shares for row in share) == list(range(num_rows))
+    size = rows_per_prompt(num_rows, group_size, num_replicas)
+    assert size in (1, group_size)
+    if num_prompts % num_replicas == 0:
+        assert size == group_size
+        assert [len(share) for share in shares] == list(rows_of_replicas(num_rows, num_replicas))
+    for share in shares:
+        groups = [share[first : first + size] for first in range(0, len(share), size)]
+        assert all(len({row // size for row in group}) == 1 for group in groups)
+
+
+def test_single_rows_are_shared_one_by_one() -> None:
+    assert [share_in_order(5, 1, replica, 2) for replica in range(2)] == [(0, 2, 4), (1, 3)]

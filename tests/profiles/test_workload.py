@@ -37,3 +37,21 @@ def test_a_step_of_nothing_is_refused(field: str) -> None:
     document = {"batch_size": 2, "prompt": lengths, "response": lengths, field: 0}
     with pytest.raises(BadInput, match=f"workload: {field} is 0: input should be greater than 0"):
         parse(Workload, json.dumps(document), "workload")
+
+
+def test_a_group_has_one_prompt_and_a_workload_without_groups_is_written_as_before_there_were_any() -> None:
+    lengths = LengthSpec(max=4, fixed=4)
+    alone = Workload(batch_size=8, prompt=lengths, response=lengths)
+    assert alone.num_prompts == 8
+    assert "group_size" not in json.loads(alone.model_dump_json())
+    grouped = Workload(batch_size=8, group_size=4, prompt=lengths, response=lengths)
+    assert grouped.num_prompts == 2
+    assert parse(Workload, grouped.model_dump_json(), "workload") == grouped
+
+
+@pytest.mark.parametrize(("batch_size", "near"), [(10, "8 or 12"), (3, "4")])
+def test_a_batch_of_broken_groups_is_refused(batch_size: int, near: str) -> None:
+    lengths = {"max": 4, "fixed": 4}
+    document = {"batch_size": batch_size, "group_size": 4, "prompt": lengths, "response": lengths}
+    with pytest.raises(BadInput, match=f"workload: batch_size={batch_size} is not a multiple of .* use {near}"):
+        parse(Workload, json.dumps(document), "workload")

@@ -63,3 +63,17 @@ def test_the_counts_do_not_depend_on_who_costs_what(monkeypatch: pytest.MonkeyPa
     assert shared.weighed > 0
     assert shared.models > 0
     assert shared.too_slow > 0
+
+
+@pytest.mark.slow
+def test_an_algorithm_with_fewer_stages_takes_fewer_questions() -> None:
+    path = JOB.parents[1] / "grpo-7b-8xh100" / "job.yaml"
+    facts = resolve(read_job(path), path.parent)
+    assert isinstance(facts.cluster, Cluster)
+    plan = best_plan(facts, AnalyticModel(facts.cluster, facts.workload, facts.precision))
+    assert isinstance(plan, Plan)
+    assert [placement.stage for placement in plan.placements] == list(facts.graph.names)
+    assert len(plan.placements) == 5
+    assert plan.solver.work.timed <= 3_800
+    assert plan.solver.work.weighed <= 3_600
+    assert plan.solver.work.models <= 8

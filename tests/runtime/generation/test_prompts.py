@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,12 @@ def test_a_prompt_that_is_too_long_is_left_out_cut_or_refused_as_the_job_says(jo
 def longer(job: Path) -> Workload:
     workload = read_job(job).workload
     return workload.model_copy(update={"prompt": workload.prompt.model_copy(update={"max": 9})})
+
+
+def test_the_samples_of_a_group_have_one_prompt_and_draws_of_their_own() -> None:
+    grouped = replace(data(), group_size=2)
+    steps = [grouped.batch(step) for step in range(10)]
+    tokens = [prompt.tokens for batch in steps for prompt in batch]
+    assert all(one == other for one, other in zip(tokens[::2], tokens[1::2], strict=True))
+    assert tokens[::2] == rows(data(), range(5))  # in the same order, in twice as many steps
+    assert len({prompt.draw for batch in steps for prompt in batch}) == len(tokens)

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from meshwright.planner.plan.critic_free_settings import GRPO
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.ppo import (
     LossShare,
+    Mean,
+    Reference,
     experience_metrics,
     explained_variance,
     final_metrics,
@@ -221,3 +224,53 @@ def test_experience_metrics_are_means_over_rows_and_tokens() -> None:
 def test_a_setting_out_of_range_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValidationError, match=field):
         PPO(**{field: value})
+
+
+def test_a_mean_over_responses_counts_each_alike_however_long() -> None:
+    b = batch(1)
+    lengths = b["mask"].sum(1, keepdim=True).clamp(min=1)
+    mean = Mean(divisor=ROWS - 1, weights=1.0 / lengths)  # one row has no response
+    share = policy_loss(
+        b["logprobs"], b["old_logprobs"], b["advantages"], b["mask"], num_tokens=7, settings=GRPO(), mean=mean
+    )
+    alone = [
+        policy_loss(
+            *(b[n][r : r + 1] for n in ("logprobs", "old_logprobs", "advantages", "mask")),
+            num_tokens=int(k),
+            settings=GRPO(),
+        )
+        for r, k in enumerate(b["mask"].sum(1))
+        if k
+    ]
+    assert float(share.loss) == pytest.approx(float(sum(one.loss for one in alone)) / len(alone), rel=1e-5)
+
+
+def test_clip_higher_lets_likelier_tokens_grow_and_no_others() -> None:
+    settings, mask = GRPO(clip_ratio=0.2, clip_ratio_high=0.5), torch.tensor([[True]])
+
+    def loss(ratio: float, advantage: float) -> float:
+        old, new = torch.zeros(1, 1), torch.tensor([[math.log(ratio)]])
+        return float(policy_loss(new, old, torch.tensor([[advantage]]), mask, num_tokens=1, settings=settings).loss)
+
+    assert loss(1.4, 1.0) == pytest.approx(-1.4)
+    assert loss(2.0, 1.0) == pytest.approx(-1.5)
+    assert loss(0.5, -1.0) == pytest.approx(0.8)
+
+
+def test_the_estimate_of_the_divergence_is_that_of_k3_and_never_negative() -> None:
+    b = batch(2)
+    count = int(b["mask"].sum())
+    given = [b[name] for name in ("logprobs", "old_logprobs", "advantages", "mask")]
+    plain = policy_loss(*given, num_tokens=count, settings=GRPO())
+    kept = policy_loss(*given, num_tokens=count, settings=GRPO(), reference=Reference(b["values"], 0.5))
+    log_ratio = (b["values"] - b["logprobs"])[b["mask"]].double()
+    expected = (log_ratio.exp() - log_ratio - 1).mean()
+    assert float(kept.metrics["kl_to_ref_estimate"]) == pytest.approx(float(expected), rel=1e-5)
+    assert float(kept.loss - plain.loss) == pytest.approx(0.5 * float(expected), rel=1e-4)
+    assert float(expected) >= 0
+
+
+def test_without_a_reference_no_divergence_is_reported() -> None:
+    b = batch(3)
+    given = torch.zeros(ROWS), b["logprobs"], None, b["mask"], torch.zeros(ROWS)
+    assert not any("kl" in name for name in experience_metrics(*given, settings=GRPO()))
