@@ -29,6 +29,7 @@ from meshwright.runtime.commands import (
     profile_command,
     rehearse_command,
     replan_command,
+    replay_command,
     report_command,
     run_command,
     simulate_command,
@@ -81,6 +82,7 @@ app.command(epilog=whatif_command.EXAMPLE)(whatif_command.whatif)
 app.command(epilog=run_command.EXAMPLE)(run_command.run)
 app.command(epilog=calibrate_command.EXAMPLE)(calibrate_command.calibrate)
 app.command(epilog=replan_command.EXAMPLES)(replan_command.replan)
+app.command(epilog=replay_command.EXAMPLE)(replay_command.replay)
 app.command(epilog=report_command.EXAMPLE)(report_command.report)
 app.command(epilog=export_command.EXAMPLES)(export_command.export)
 
