@@ -90,7 +90,7 @@ LISTED = (
         "whatif_command",
         "Say what would change if the models, the cluster, the workload or the precision were others.",
     ),
-    Listed("run", "run_command", "Train with PPO as the plan says, and compare measured with predicted times."),
+    Listed("run", "run_command", "Train as the plan says, and compare measured with predicted times."),
     Listed(
         "calibrate",
         "calibrate_command",
@@ -98,8 +98,13 @@ LISTED = (
     ),
     Listed(
         "replan",
-        "replan_command",
+        "after_run.replan_command",
         "Plan anew from what a run has shown: the best plan from here, what moving costs, and when that is earned.",
+    ),
+    Listed(
+        "replay",
+        "after_run.replay_command",
+        "Train again on a batch that a run skipped for numbers that are not finite, and say which rows are to blame.",
     ),
     Listed(
         "export",

@@ -42,7 +42,7 @@ def saved_steps(out: Path) -> list[int]:
 def latest_checkpoint(out: Path) -> Path | None:
     """The directory of a run's newest whole checkpoint; None where there is none."""
     step = latest_step(out)
-    return None if step is None else _path(out, step)
+    return None if step is None else checkpoint_of(out, step)
 
 
 def require_shared(out: Path) -> None:
@@ -66,14 +66,14 @@ def save_step(out: Path, step: int, copies: Mapping[str, WeightCopy], underway: 
 
     Collective over the world.
     """
-    target = _path(out, step)
+    target = checkpoint_of(out, step)
     if dist.get_rank() == 0:
         target.parent.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     save_trainers(target, _trainers(copies), lambda directory: write_underway(directory, dist.get_rank(), underway))
     if dist.get_rank() == 0:
         for old in _outlived(saved_steps(out), best_step(out), keep):
-            shutil.rmtree(_path(out, old))
+            shutil.rmtree(checkpoint_of(out, old))
 
 
 def _outlived(steps: Sequence[int], best: int | None, keep: int) -> list[int]:
@@ -106,7 +106,7 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> Loa
     """
     notes: list[str] = []
     for step in reversed(saved_steps(out)):
-        path = _path(out, step)
+        path = checkpoint_of(out, step)
         if found := damage(path):
             aside = path.with_name(f"{path.name}.damaged")
             if dist.get_rank() == 0:
@@ -120,7 +120,8 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> Loa
     raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: begin again in another --out.")
 
 
-def _path(out: Path, step: int) -> Path:
+def checkpoint_of(out: Path, step: int) -> Path:
+    """The directory of a run's checkpoint of a step."""
     return out / "checkpoints" / f"step-{step:06d}"
 
 

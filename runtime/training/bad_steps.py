@@ -76,10 +76,11 @@ def reasons_of(batch: StepExperience) -> list[str]:
     """What of a batch is not finite, a sentence for each field."""
     found = []
     for field, rows in sorted(batch.experience.fields().items()):
+        if torch.isfinite(torch.cat(tuple(rows.values()))).all():
+            continue
         bad = [row for row, values in sorted(rows.items()) if not torch.isfinite(values).all()]
-        if bad:
-            more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-            found.append(f"{field} of rows {', '.join(map(str, bad[:5]))}{more} are not finite")
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        found.append(f"{field} of rows {', '.join(map(str, bad[:5]))}{more} are not finite")
     return found
 
 

@@ -57,7 +57,7 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
     for name in sorted(set(names.values())):
         placement, role = plan.placement(name), plan.stage(name).role
         stored = plan.facts.models.spec(role)
-        spec = stored if stored.scalar_head else _drawing(stored, num_tokens)
+        spec = stored if stored.scalar_head else drawing_spec(stored, num_tokens)
         mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
         model, trainer = None, None
         trained = plan.stage(name).trains
@@ -72,7 +72,7 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
             if name not in refitted:
                 load_weights(model, stored, mesh, directory / job.models.source(role).path)
             if trained:
-                trainer = _trainer(model, mesh, role, job)
+                trainer = build_trainer(model, mesh, role, job)
         version = Version(name, None if name in refitted else 0)
         copies[name] = WeightCopy(
             stage=name, spec=spec, is_trained=trained, mesh=mesh, model=model, trainer=trainer, version=version
@@ -80,7 +80,7 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
     return copies
 
 
-def _drawing(spec: ModelSpec, num_tokens: int) -> ModelSpec:
+def drawing_spec(spec: ModelSpec, num_tokens: int) -> ModelSpec:
     """The model with the rows of its vocabulary behind the first `num_tokens` as padding."""
     return replace(spec, vocab_size=num_tokens, vocab_multiple=spec.padded_vocab_size)
 
@@ -108,7 +108,8 @@ def resume_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
             copy.version.number = step
 
 
-def _trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
+def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
+    """With the settings that a job has for a role, the learning rate that of its first step."""
     return Trainer(
         model,
         mesh,

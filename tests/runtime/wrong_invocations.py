@@ -63,7 +63,7 @@ def invocations() -> Iterator[tuple[str, ...]]:
 
 def _usage() -> Iterator[tuple[str, ...]]:
     yield from (("pln",), ("plan",), ("--plan",), ("verify",), ("whatif", _PLAN), ("schema", "jobs"), ("schema",))
-    commands = "plan profile run export report calibrate simulate rehearse explain replan verify whatif schema"
+    commands = "plan profile run export report calibrate simulate rehearse explain replan replay verify whatif schema"
     for command in commands.split():
         yield command, "--colour"
         yield command, *(["in/job.yaml"] * 9)
@@ -198,6 +198,7 @@ def _inputs() -> Iterator[tuple[str, ...]]:
         yield "export", wrong, "--to", "hf", "-o", "out"
         yield "plan", "in/job.yaml", "-o", "out.json", "--from", wrong
         yield "verify", _PLAN, "--proof", wrong
+        yield "replay", wrong
         yield "verify", _PLAN, "--profile", wrong
     for wrong in (
         "in/none",

@@ -76,15 +76,18 @@ from meshwright.runtime.api.reading import (
     write_table,
 )
 from meshwright.runtime.api.replanning import replan
+from meshwright.runtime.api.replaying import replay
 from meshwright.runtime.api.running import export_models, export_scripts, run
 from meshwright.runtime.api.starting import first_job, known_hardware
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.rehearsal import Rehearsal
+from meshwright.runtime.records.replayed import BatchReplay
 from meshwright.runtime.records.stopped import Stopped
 
 __all__ = [
     "BadInput",
+    "BatchReplay",
     "Calibration",
     "Exported",
     "Facts",
@@ -135,6 +138,7 @@ __all__ = [
     "read_table",
     "rehearse",
     "replan",
+    "replay",
     "report",
     "resolve",
     "run",

@@ -1,4 +1,4 @@
-"""What an instruction may take follows from the plan, then from what was measured, and is never less than a minute."""
+"""What an instruction may take follows from the plan, then from what was measured."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ def taking(seconds: float) -> Plan:
     return small_plan(1).model_copy(update={"period_seconds": seconds})
 
 
-@pytest.mark.parametrize(("period", "allowed"), [(0.01, 60.0), (3.0, 60.0), (444.0, 8880.0)])
-def test_before_a_turn_was_measured_it_is_twenty_of_those_planned(period: float, allowed: float) -> None:
+@pytest.mark.parametrize(("period", "allowed"), [(0.01, 600.0), (30.0, 600.0), (444.0, 8880.0)])
+def test_before_a_turn_was_measured_it_is_twenty_of_those_planned_and_at_least_ten_minutes(
+    period: float, allowed: float
+) -> None:
     assert Deadlines(taking(period)).allowed_seconds() == pytest.approx(allowed)
 
 
-def test_afterwards_it_is_five_of_the_longest_measured() -> None:
+def test_afterwards_it_is_five_of_the_longest_measured_and_at_least_a_minute() -> None:
     deadlines = Deadlines(taking(444.0))
     for seconds, allowed in ((400.0, 2000.0), (500.0, 2500.0), (300.0, 2500.0)):
         deadlines.met(seconds)
@@ -31,4 +33,4 @@ def test_afterwards_it_is_five_of_the_longest_measured() -> None:
 @pytest.mark.parametrize("period", [0.01, 30.0, 444.0, 5000.0])
 def test_no_collective_gives_up_before_the_deadline_as_it_is_planned(period: float) -> None:
     plan = taking(period)
-    assert patience_seconds(plan) >= max(900.0, 2 * Deadlines(plan).allowed_seconds())
+    assert patience_seconds(plan) == 2 * Deadlines(plan).allowed_seconds() >= 1200.0

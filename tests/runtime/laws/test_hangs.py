@@ -59,7 +59,8 @@ def plant(kind: type, name: str, chosen: Callable[..., bool], then: Callable[[],
 
 def hanging(asked: RunRequest, rank: int, where: str) -> object:
     """A run in which a rank hangs in a stage, or where it sends or takes weights."""
-    deadlines.LEAST_SECONDS, deadlines._OF_MEASURED, deadlines._OF_PREDICTED = ALLOWED, 0.0, 0.0
+    deadlines._LEAST_SECONDS = deadlines._LEAST_AT_FIRST_SECONDS = ALLOWED
+    deadlines._OF_MEASURED = deadlines._OF_PREDICTED = 0.0
     if dist.get_rank() == rank:
         if where == "send":
             plant(ExperienceTransport, "send", lambda *_: True, lambda: hang(asked.out))

@@ -1,0 +1,51 @@
+"""The command that trains on a skipped batch again: reads the file, says what each of its updates is."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.runtime.api.replaying import replay as replayed
+from meshwright.runtime.commands.options import AsJson
+from meshwright.runtime.records.replayed import BatchReplay
+
+EXAMPLES = "Example: meshwright replay run/skipped/step-000012-actor_train.safetensors"
+
+
+def replay(
+    batch: Annotated[Path, typer.Argument(metavar="FILE", help="A batch under skipped/ in the directory of a run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Train again on a batch that a run skipped for numbers that are not finite, and say which rows are to blame.
+
+    It runs in one process on the CPU, with the weights of the newest checkpoint from before, and changes nothing.
+    """
+    found = replayed(batch)
+    if as_json:
+        typer.echo(json.dumps(_plain(asdict(found)), indent=2))
+    else:
+        _show(found)
+
+
+def _show(found: BatchReplay) -> None:
+    typer.echo(f"{found.stage} of step {found.step}, with the weights after {found.weights_of_step} steps")
+    for reason in found.reasons:
+        typer.echo(f"skipped: {reason}")
+    for number, update in enumerate(found.updates):
+        bad = f"not finite alone: rows {', '.join(map(str, update.bad_rows))}" if update.bad_rows else "all rows finite"
+        loss = next(value for name, value in update.metrics.items() if name.endswith("_loss"))
+        typer.echo(f"update {number}: loss {loss:.6g}, gradient norm {update.metrics['grad_norm']:.6g}; {bad}")
+
+
+def _plain(value: object) -> object:
+    """What JSON can hold: numbers that are not finite as text."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,91 @@
+"""A batch whose updates a run has skipped, trained on again by one process, to find the rows that are to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.runtime.execution.resume import checkpoint_of, saved_steps
+from meshwright.runtime.generation.prompts import read_data
+from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.records.replayed import BatchReplay, UpdateReplay
+from meshwright.runtime.records.run_file import read_run_file
+from meshwright.runtime.training.bad_steps import SkippedBatch, read_skipped, reason_of
+from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.checkpoint import load_trainers
+from meshwright.runtime.training.copies import DTYPES, build_trainer, drawing_spec
+from meshwright.runtime.training.learning import Learning, minibatches, training_loss
+
+
+def replay_batch(path: Path) -> BatchReplay:
+    """Trains on a batch under `skipped` of a run as the run did, in one process on the CPU, and changes nothing.
+
+    The weights are those of the newest checkpoint from before the batch, which are the run's own only where it has the
+    step of the batch. Raises BadInput for a file that is no such batch, or is not in the directory of its run.
+    """
+    found, run = read_skipped(path), path.resolve().parent.parent
+    plan, asked = read_plan(run / "plan.json"), read_run_file(run)
+    if found.stage not in plan.graph.train_stage.values():
+        raise BadInput(f"{path} is of {found.stage!r}, which trains nothing; name a file that a run has kept.")
+    results = launch(
+        _replay,
+        *(plan, asked.job, Path(asked.directory), run, found),
+        num_ranks=1,
+        preparation=Preparation("cpu"),
+        preload="meshwright.runtime.execution.replay",
+    )
+    return results[0]
+
+
+def _replay(plan: Plan, job: Job, directory: Path, run: Path, found: SkippedBatch) -> BatchReplay:
+    role = plan.stage(found.stage).role
+    stored, mesh = plan.facts.models.spec(role), build_mesh(Layout(), 0)
+    spec = stored if stored.scalar_head else drawing_spec(stored, read_data(job, directory).num_tokens)
+    model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision], trainable=True)
+    load_weights(model, stored, mesh, directory / job.models.source(role).path)
+    trainer = build_trainer(model, mesh, role, job)
+    step = max((one for one in saved_steps(run) if one <= found.batch.step), default=0)
+    if step:
+        load_trainers(checkpoint_of(run, step), {found.stage: trainer})
+    trainer.set_learning_rate(found.settings.learning_rate(role, found.batch.step))
+    return BatchReplay(
+        stage=found.stage,
+        step=found.batch.step,
+        weights_of_step=step,
+        reasons=found.reasons,
+        updates=_updates(plan, trainer, found),
+    )
+
+
+def _updates(plan: Plan, trainer: Trainer, found: SkippedBatch) -> tuple[UpdateReplay, ...]:
+    learning = Learning(
+        found.settings,
+        found.batch,
+        reads=plan.stage(found.stage).reads,
+        workload=plan.facts.workload,
+        max_staleness=found.max_staleness,
+    )
+    done = []
+    for number, rows in enumerate(
+        minibatches(
+            found.batch.rows,
+            step=found.batch.step,
+            num_epochs=found.num_epochs,
+            num_minibatches=found.num_minibatches,
+            seed=found.settings.seed,
+        )
+    ):
+        num_tokens, divisor = learning.num_tokens(rows), learning.divisor(rows)
+        loss = training_loss(trainer.model.spec, trainer.mesh, found.settings, num_tokens, divisor)
+        blocks = {row: learning.block([row]) for row in rows}
+        alone = ((row, trainer.train_step([block], loss, condition=lambda _: False)) for row, block in blocks.items())
+        bad = tuple(row for row, metrics in alone if reason_of(metrics, number))
+        metrics = trainer.train_step(list(blocks.values()), loss)
+        done.append(UpdateReplay(rows=tuple(rows), metrics=metrics, bad_rows=bad))
+    return tuple(done)
