@@ -8,14 +8,14 @@ stages has to be offloaded, recomputed or done in small pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem
+from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
 from meshwright.planner.solver.spread import Bounds, Kept, Spread
 
 _SHARE = 0.5
@@ -94,8 +94,17 @@ def _together(found: list[Branch]) -> Branch:
 
 
 def _with(problem: Problem, kept: Kept) -> Problem:
-    return problem.with_calls(
-        tuple(CallOptions(call.name, tuple(compress(call.options, kept[call.name].tolist()))) for call in problem.calls)
+    """The problem with some options, and of its transfers what is between their layouts."""
+    calls = tuple(CallOptions(c.name, tuple(compress(c.options, kept[c.name].tolist()))) for c in problem.calls)
+    layouts = {call.name: {option.place.layout for option in call.options} for call in calls}
+    tasks = tuple(_between(task, layouts) if isinstance(task, Transfer) else task for task in problem.tasks)
+    return replace(problem, calls=calls, tasks=tasks)
+
+
+def _between(transfer: Transfer, layouts: Mapping[str, Collection[str]]) -> Transfer:
+    source, target = layouts[transfer.source], layouts[transfer.target]
+    return replace(
+        transfer, ticks={key: t for key, t in transfer.ticks.items() if key[0] in source and key[1] in target}
     )
 
 
