@@ -4,7 +4,7 @@ INSTALLED := .venv/installed
 TINY := examples/tiny
 BUILD := $(TINY)/build
 
-.PHONY: help install demo check lint types contracts test picture clean
+.PHONY: help install demo check lint types contracts test test-plans test-runs picture clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,8 +37,14 @@ types: $(INSTALLED) ## strict types
 contracts: $(INSTALLED) ## imports go one way
 	$(BIN)/lint-imports --no-cache
 
-test: $(INSTALLED) ## all tests, slow ones included
-	$(BIN)/pytest
+test: $(INSTALLED) ## all tests, slow ones included, in two processes side by side
+	$(MAKE) --jobs 2 --keep-going --no-print-directory test-plans test-runs
+
+test-plans: $(INSTALLED)
+	$(BIN)/pytest --ignore tests/runtime --override-ini cache_dir=.pytest_cache/plans
+
+test-runs: $(INSTALLED)
+	$(BIN)/pytest tests/runtime --override-ini cache_dir=.pytest_cache/runs
 
 picture: $(INSTALLED) ## draw the imports in docs/architecture.md anew
 	$(BIN)/python docs/picture.py
