@@ -142,6 +142,7 @@ class _Search:
     formulated: dict[int, Formulated] = field(default_factory=dict)
     searched: dict[int, Searched] = field(default_factory=dict)
     first: Searched | None = None
+    is_enough: bool = False
     effort: Effort = field(default_factory=Effort)
 
     @cached_property
@@ -221,8 +222,10 @@ class _Search:
                 self.search_all()
             else:
                 self.search_in_time()
-        except (OutOfTimeError, _EnoughError):
+        except OutOfTimeError:
             return
+        except _EnoughError:
+            self.is_enough = True
 
     def search_all(self) -> None:
         """Every pattern of steps ahead, offload included: state that waits in the host makes room for what is faster.
@@ -367,8 +370,8 @@ def _record(search: _Search) -> Solver:
     known = [*found, search.start.period_seconds] if search.start else found
     return solver_record(
         search.limits,
-        is_whole=len(search.searched) == len(search.scopes),
-        statuses={one.result.status for one in search.searched.values()},
+        is_whole=search.is_enough or len(search.searched) == len(search.scopes),
+        statuses={"beaten"} if search.is_enough else {one.result.status for one in search.searched.values()},
         bound_seconds=min(*known, *map(search.bound_seconds, range(len(search.scopes)))),
         work=work_of(search.costs.asked, search.effort),
     )

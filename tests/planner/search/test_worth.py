@@ -12,6 +12,7 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
+from meshwright.planner.search.worth import Worth
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
@@ -85,6 +86,16 @@ def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
     assert after[every] <= before[every] <= max(worth.enough_seconds) * 1.01
     assert after.keys() <= before.keys()
     assert PoolKind(0, 1) not in after
+
+
+@pytest.mark.parametrize(("gap", "status"), [(0.0, "optimal"), (0.1, "feasible")])
+def test_a_search_that_ends_with_its_first_plan_has_proven_the_gap(gap: float, status: str) -> None:
+    """As it would where arithmetic alone excludes everything that is better by more than the gap."""
+    with mock.patch.object(Worth, "least_seconds", lambda worth, position: worth.enough_seconds[position]):
+        found = best_plan(FACTS, ToyModel(FACTS), limits=Limits(max_deterministic_time=20.0, gap=gap))
+    assert isinstance(found, Plan)
+    assert found.solver.status == status
+    assert found.solver.gap <= gap + 1e-5
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.02, 0.3])
