@@ -189,7 +189,7 @@ class Generator:
             if continuing:
                 drawn.append(self.decode(group.first_slot, continuing))
             if admitted:
-                drawn.append(self._begin(first_slot, admitted, parted))
+                drawn.append(self.prefill(first_slot, admitted, parted))
         self._prompts.keep_for(self._flight.waiting)
         if drawn:
             tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
@@ -199,13 +199,12 @@ class Generator:
         return len(admitted)
 
     @torch.no_grad()
-    def prefill(self, first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
-        """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`."""
-        return self._begin(first_slot, admitted, Parted(tuple(range(len(admitted))), ()))
+    def prefill(self, first_slot: int, admitted: Sequence[LiveSequence], parted: Parted | None = None) -> Tensor:
+        """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`.
 
-    @torch.no_grad()
-    def _begin(self, first_slot: int, admitted: Sequence[LiveSequence], parted: Parted) -> Tensor:
-        """As `prefill`, of sequences some of which get a copy of what another one has cached."""
+        Where it is `parted` some get a copy of what another one has cached.
+        """
+        parted = parted or Parted(tuple(range(len(admitted))), ())
         output = self._cache_prompts(first_slot, [(index, admitted[index]) for index in parted.fresh])
         for source, target, num_tokens in parted.copies:
             self._cache.move(source, target, num_tokens)

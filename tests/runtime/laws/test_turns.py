@@ -15,6 +15,7 @@ from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.shared_prompts import Parted
 from meshwright.runtime.generation.slots import LiveSequence, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
@@ -28,7 +29,7 @@ LONGEST = 60
 class Counting(Generator):
     """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
 
-    def prefill(self, _first_slot: int, admitted: Sequence[LiveSequence]) -> Tensor:
+    def prefill(self, _first_slot: int, admitted: Sequence[LiveSequence], _parted: Parted | None = None) -> Tensor:
         return torch.tensor([[len(sequence.tokens) for sequence in admitted], [0] * len(admitted)]).double()
 
     def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
