@@ -20,12 +20,15 @@ from meshwright.planner.plan.job import DEFAULT_SETTINGS, settings_key
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.profiles.documents import parse, write_bytes_atomically
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.profiles.values import json_value
+from meshwright.profiles.values import json_value, require_file
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.messages.step_experience import StepExperience
 
 SKIPPED = "skipped"
 """In the directory of a run: where batches of skipped updates go."""
+
+_MOST_BYTES = 2**36
+"""Of a file that is read."""
 
 _MOST_KEPT = 8
 """Files of a stage that stay, the newest, so that a run of days does not fill its disk with them."""
@@ -117,6 +120,7 @@ def write_skipped(out: Path, found: SkippedBatch) -> Path:
 
 def read_skipped(path: Path) -> SkippedBatch:
     """What `write_skipped` wrote. Raises BadInput for any other file."""
+    require_file(path, "batch", _MOST_BYTES)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

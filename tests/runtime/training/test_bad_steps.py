@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,8 +71,10 @@ def test_a_batch_is_read_as_it_was_kept(tmp_path: Path, settings: LearningSettin
 def test_any_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    for wrong in (path, tmp_path / "none", tmp_path):
-        with pytest.raises(BadInput, match="is no batch that a run has kept"):
+    with pytest.raises(BadInput, match="is no batch that a run has kept"):
+        read_skipped(path)
+    for wrong in (tmp_path / "none", tmp_path):
+        with pytest.raises(BadInput, match="does not exist|is a directory"):
             read_skipped(wrong)
 
 
@@ -80,6 +83,13 @@ def test_files_of_long_runs_are_few_and_the_newest(tmp_path: Path) -> None:
         write_skipped(tmp_path, skipped("bad", step=step))
     found = sorted(path.name[:11] for path in (tmp_path / SKIPPED).iterdir())
     assert found == [f"step-{step:06d}" for step in range(3, _MOST_KEPT + 3)]
+
+
+def test_a_pipe_is_no_batch(tmp_path: Path) -> None:
+    """And is not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="it is a device or a pipe; name a file"):
+        read_skipped(tmp_path / "pipe")
 
 
 def test_bad_steps_end_a_run_only_in_a_row_and_on_every_rank(tmp_path: Path) -> None:
