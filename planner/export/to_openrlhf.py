@@ -18,7 +18,6 @@ from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fix
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
@@ -48,7 +47,7 @@ def _way(
 ) -> Iterator[Way]:
     """None where the degrees do not divide a group's ranks, or a model's heads."""
     each = degrees.num_ranks
-    heads = [facts.models.spec(PPO_GRAPH.by_name[stage].role).num_kv_heads for stage in _TRAINS]
+    heads = [facts.models.spec(stage.role).num_kv_heads for stage in facts.graph.stages if stage.trains]
     if any(ranks.num_ranks % each for ranks in groups) or any(number % degrees.tp for number in heads):
         return
     layouts = {

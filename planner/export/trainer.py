@@ -13,6 +13,8 @@ from meshwright.planner.export.ways import Way
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
 
 Value: TypeAlias = str | int | float | bool | None
@@ -52,7 +54,8 @@ class OtherTrainer:
     """Another trainer. `file` is the stem of its keys in `data/`.
 
     `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
-    `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add.
+    `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add;
+    `algorithms` are those of which `settings` are known.
     """
 
     name: str
@@ -62,10 +65,23 @@ class OtherTrainer:
     settings: Callable[[ExportInput], Iterator[KeyValue]]
     files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
     remarks: tuple[str, ...] = ()
+    algorithms: tuple[Algorithm, ...] = ("ppo",)
+
+    def ways_of(self, facts: Facts) -> Iterator[Way]:
+        """Those in which it may be set up, of the stages that the job has."""
+        return (way.of(facts.graph) for way in self.ways(facts))
 
     @property
     def keys(self) -> KnownKeys:
         return known_keys(self.file)
+
+    def require_written(self, facts: Facts) -> None:
+        """Raises BadInput for a job of an algorithm whose settings are not known for this trainer."""
+        if facts.algorithm not in self.algorithms:
+            raise BadInput(
+                f"algorithm={facts.algorithm} is not written for {self.name}, only {' and '.join(self.algorithms)}; "
+                "run the plan here, or take its pools and layouts over by hand."
+            )
 
     @property
     def told(self) -> str:

@@ -15,14 +15,13 @@ from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.within import within
 from meshwright.planner.imports.said import Configured, Said
 from meshwright.planner.plan.calls import Remodel
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job import DEFAULT_SETTINGS, Facts
 from meshwright.planner.plan.pins import Pin, parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import GENERATE
 
@@ -84,7 +83,7 @@ def imported(
         plan=plan,
         within=found.plan if found else None,
         best=best if isinstance(best, Plan) else None,
-        deciding=tuple(one for one in configured.said if not one.what.startswith("ppo.")),
+        deciding=tuple(one for one in configured.said if one.what.partition(".")[0] not in DEFAULT_SETTINGS),
         notes=(*configured.notes, *notes),
     )
 
@@ -112,7 +111,7 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
     notes: list[str] = []
     for one in configured.said:
         stage = one.what.partition(".")[0]
-        if stage not in PPO_GRAPH.by_name:
+        if stage not in facts.graph.by_name:
             continue
         mine = [pin for pin in kept if pin.stage == stage]
         found, problem = _first_legal(facts, mine, one)
@@ -123,7 +122,7 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
     plain = [parse_pin(f"{GENERATE}.{key}", facts.graph) for key in ("batches_in_flight=1", "overcommit=0")]
     whole = [
         parse_pin(f"{name}.chunk_tokens=0", facts.graph)
-        for name, stage in PPO_GRAPH.by_name.items()
+        for name, stage in facts.graph.by_name.items()
         if not (stage.generates or stage.trains)
     ]
     return (*kept, *plain, *whole), notes

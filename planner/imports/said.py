@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -33,6 +34,10 @@ class Configured:
     def words(self) -> Mapping[str, Word]:
         """Every value by what it is of."""
         return {one.what: one.value for one in self.said}
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return cast(Algorithm, self.words.get("algorithm", "ppo"))
 
 
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:

@@ -60,3 +60,21 @@ def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> No
     assert (found.plan, found.within, found.best) == (None, None, None)
     assert any("fits into no memory as it is" in note for note in found.notes)
     assert "searching what openrlhf can say" in told
+
+
+def test_grpo_is_costed_as_it_is_and_within_the_trainer(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python3 train.py --advantage-estimator grpo --rollout-batch-size 4 --n-samples-per-prompt 4 --colocate "
+        "--rollout-max-response-len 128 --rollout-max-prompt-len 64 --global-batch-size 8 "
+        "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2\n"
+    )
+    facts = facts_of(algorithm="grpo")
+    found = imported(READERS["slime"], READERS["slime"].read(path), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    assert found.plan.placement("actor_train").layout.tp == 2
+    assert found.within is not None
+    assert found.best is not None
+    assert found.best.period_seconds <= found.plan.period_seconds * (1 + 1e-9)
+    assert any(one.what == "workload.group_size" for one in found.deciding)
+    assert not any(one.what.startswith("grpo.") for one in found.deciding)
