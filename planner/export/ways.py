@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.planner.plan.pins import Ranks, parse_pin
@@ -91,6 +91,11 @@ def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, 
         for stage in PPO_GRAPH.stages
         if not stage.generates and trains in (None, stage.trains) and role in (None, stage.role.value)
     )
+
+
+def present(plan: Plan, stages: Mapping[str, str]) -> dict[str, str]:
+    """Of a mapping from stages, or from names to them, what is of stages that the plan has."""
+    return {one: other for one, other in stages.items() if {one, other} & plan.graph.by_name.keys()}
 
 
 def all_ranks(cluster: AnyCluster) -> Ranks:

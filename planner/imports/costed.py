@@ -40,8 +40,9 @@ class Reader:
 class Imported:
     """A configuration as a plan, and what would be faster.
 
-    `plan` is the configuration as it is, by our costs; None where it does not fit. `within` and `best` are the best
-    plans that the trainer can say and of all, None where there is none. `notes` say what could not be read.
+    `plan` is the configuration as it is, by our costs; None where it does not fit. `within` is the best plan that the
+    trainer can say, `best` the fastest of all that were found, within a gap of the best there is; None where there is
+    none. `notes` say what could not be read.
     """
 
     plan: Plan | None
@@ -78,11 +79,12 @@ def imported(
         progress=lambda done, total: tell(f"searching what {reader.trainer.name} can say", done, total),
     )
     tell("searching all plans", 0, 1)
-    best = best_plan(facts, model, limits=asked)
+    free = best_plan(facts, model, limits=asked)
+    all_found = (free if isinstance(free, Plan) else None, found.plan if found else None, plan)
     return Imported(
         plan=plan,
         within=found.plan if found else None,
-        best=best if isinstance(best, Plan) else None,
+        best=min((one for one in all_found if one), key=lambda one: one.period_seconds, default=None),
         deciding=tuple(one for one in configured.said if one.what.partition(".")[0] not in DEFAULT_SETTINGS),
         notes=(*configured.notes, *notes),
     )

@@ -111,13 +111,13 @@ def _models(configuration: Configuration) -> Iterator[Said]:
 
 
 def _algorithm(configuration: Configuration) -> Iterator[Said]:
-    given, is_ppo = configuration.given, configuration.algorithm == "ppo"
+    given = configuration.given
     fields = {
         "gamma": "algorithm.gamma",
         "gae_lambda": "algorithm.lam",
         "actor_learning_rate": f"{_A}.actor.optim.lr",
         "critic_learning_rate": "critic.optim.lr",
-        "clip_ratio": f"{_A}.actor.clip_ratio{'' if is_ppo else '_low'}",
+        "clip_ratio": f"{_A}.actor.clip_ratio_low",
         "clip_ratio_high": f"{_A}.actor.clip_ratio_high",
         "value_clip": "critic.cliprange_value",
         "entropy_coefficient": f"{_A}.actor.entropy_coeff",

@@ -16,11 +16,12 @@ NAMES = tuple(TRAINERS)
 
 
 def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorithm = "ppo") -> Facts:
-    """Tiny models on a few ranks with two updates a step; without a critic no reference, and groups of four."""
+    """Tiny models on a few ranks with two updates a step; without a critic in groups of four, in grpo no reference."""
     facts = small_facts(ranks_per_node=ranks_per_node, memory_bytes=2**34, num_minibatches=2)
     update: dict[str, object] = {"staleness": staleness}
     if algorithm != "ppo":
-        models = RoleModels(actor=facts.models.actor, reward=facts.models.reward)
+        ref = None if algorithm == "grpo" else facts.models.ref
+        models = RoleModels(actor=facts.models.actor, ref=ref, reward=facts.models.reward)
         workload = facts.workload.model_copy(update={"group_size": 4})
         update |= {"algorithm": algorithm, "models": models, "workload": workload}
     return facts.model_copy(update=update)

@@ -11,6 +11,7 @@ from meshwright.planner.imports.costed import imported
 from meshwright.planner.imports.readers import READERS
 from meshwright.planner.imports.said import Said
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import NAMES, facts_of
 from tests.planner.imports.written import plan_of, written
@@ -20,11 +21,17 @@ LIMITS = Limits(gap=0.3)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("name", NAMES)
-def test_what_was_exported_costs_the_same_when_it_is_imported(tmp_path: Path, name: str, staleness: int) -> None:
-    plan = plan_of(name, staleness)
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [*((name, "ppo") for name in NAMES), ("verl", "rloo"), ("openrlhf", "grpo"), ("slime", "grpo")],
+)
+def test_what_was_exported_costs_the_same_when_it_is_imported(
+    tmp_path: Path, name: str, algorithm: Algorithm, staleness: int
+) -> None:
+    plan = plan_of(name, staleness, algorithm)
     reader = READERS[name]
     configured = reader.read(written(name, plan, tmp_path))
+    assert configured.algorithm == algorithm
     found = imported(reader, configured, plan.facts, model_of, limits=Limits(gap=0.05))
     assert found.plan is not None
     assert found.plan.period_seconds == pytest.approx(plan.period_seconds, rel=0.01)
