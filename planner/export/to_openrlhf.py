@@ -208,9 +208,9 @@ OPENRLHF = OtherTrainer(
     file="openrlhf",
     engine="vllm",
     ways=ways,
+    algorithms=tuple(_ESTIMATORS),
     settings=settings,
     files=_files,
-    algorithms=("ppo", "grpo", "rloo", "reinforce++"),
     remarks=(
         "--data.prompt_dataset is yours to give.",
         "weights divided over replicas (ZeRO-3) are no choice of a plan; with them it holds larger models.",

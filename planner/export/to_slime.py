@@ -196,11 +196,11 @@ def _critic(origin: ExportInput) -> dict[str, str]:
 SLIME = OtherTrainer(
     name="slime",
     file="slime",
+    algorithms=tuple(_ESTIMATORS),
     engine="sglang",
     ways=ways,
     settings=settings,
     files=_files,
-    algorithms=("ppo", "grpo", "reinforce++"),
     remarks=(
         "the shapes of the model are flags of Megatron-core: source slime's scripts/models/ file.",
         "the reward model is served; the function that asks it for scores is yours (--custom-rm-path).",

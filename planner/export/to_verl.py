@@ -244,11 +244,11 @@ def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]
 VERL = OtherTrainer(
     name="verl",
     file="verl",
+    algorithms=tuple(_ESTIMATORS),
     engine="vllm",
     ways=ways,
     settings=settings,
     files=_files,
-    algorithms=("ppo", "grpo", "rloo", "reinforce++"),
     remarks=(
         "data.train_files and data.val_files are yours to give.",
         "log-probabilities and values are computed with the degrees of their model's training.",

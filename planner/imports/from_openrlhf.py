@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.algorithms import (
+from meshwright.planner.imports.estimators import (
     GRPO,
     LOSS_MEANS,
     PPO,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.algorithms import (
+from meshwright.planner.imports.estimators import (
     GRPO,
     PPO,
     REINFORCE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.algorithms import GRPO, PPO, REINFORCE, RLOO, Configuration, Estimator
+from meshwright.planner.imports.estimators import GRPO, PPO, REINFORCE, RLOO, Configuration, Estimator
 from meshwright.planner.imports.given_keys import GivenKeys
 
 GIVEN = GivenKeys(known=known_keys("slime"), given={"kl-loss-coef": 0.1, "kl-coef": 0.2, "gamma": 0.9})
