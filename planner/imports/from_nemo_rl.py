@@ -16,8 +16,9 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, layout_of, pools_in_a_row
+from meshwright.planner.imports.said import Configured, Said, layout_of, narrowed, pools_in_a_row
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
 
 _G, _RM = "policy.generation", "env.reward_model"
 _DEGREES = {
@@ -53,6 +54,7 @@ def read_nemo_rl(path: Path) -> Configured:
     said = [*_workload(configuration, group), *_models(configuration), *_algorithm(configuration)]
     said += [*_places(configuration, pools), *_engines(given)]
     if is_megatron:
+        notes += _expert_notes(configuration, int(pools["train"].partition(":")[2]))
         said += [*_training(configuration, pools)]
     steps = f"{group}.async_{group}.max_trajectory_age_steps"
     ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
@@ -176,6 +178,19 @@ def _engines(given: GivenKeys) -> Iterator[Said]:
         yield Said("reward_score.pp", 1, (key,))
 
 
+def _layout(given: GivenKeys, model: str, num_ranks: int) -> Layout:
+    prefix = f"{model}.megatron_cfg"
+    degrees = {axis: given.whole(f"{prefix}.{name}") for axis, name in _DEGREES.items()}
+    return layout_of(degrees, num_ranks, sp=bool(given.value(f"{prefix}.sequence_parallel")))
+
+
+def _expert_notes(configuration: Configuration, num_ranks: int) -> Iterator[str]:
+    for model, stages in _STAGES.items():
+        if configuration.stages(*stages):
+            key, given = f"{model}.megatron_cfg.{_DEGREES['ep']}", configuration.given
+            yield from narrowed(key, given.whole(key), _layout(given, model, num_ranks))
+
+
 def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:
     given, num_ranks = configuration.given, int(pools["train"].partition(":")[2])
     present = {model: configuration.stages(*stages) for model, stages in _STAGES.items()}
@@ -183,8 +198,7 @@ def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[S
         if not stages:
             continue
         prefix = f"{model}.megatron_cfg"
-        degrees = {axis: given.whole(f"{prefix}.{name}") for axis, name in _DEGREES.items()}
-        layout = layout_of(degrees, num_ranks, sp=bool(given.value(f"{prefix}.sequence_parallel")))
+        layout = _layout(given, model, num_ranks)
         keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
         for stage in stages:
             yield Said(f"{stage}.layout", str(layout), keys)

@@ -17,8 +17,9 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import Role
 from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
 
@@ -48,6 +49,7 @@ def read_slime(path: Path) -> Configured:
     notes = [*configuration.notes()]
     if given.value(_ESTIMATOR) == "gspo":
         notes.append("--advantage-estimator gspo: a job clips the ratio of each token as grpo does, and is costed so.")
+    notes += narrowed(_DEGREES["ep"], given.whole(_DEGREES["ep"]), _layout(given))
     is_async = "train_async.py" in read_text(path, "configuration", MOST_YAML_BYTES)
     said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
     said += [*_placed(configuration, served), *_training(configuration)]
@@ -148,11 +150,15 @@ def _placed(configuration: Configuration, served: dict[str, Any] | None) -> Iter
         yield Said("reward_score.pp", 1, ("sglang-config",))
 
 
-def _training(configuration: Configuration) -> Iterator[Said]:
-    given = configuration.given
+def _layout(given: GivenKeys) -> Layout:
     train = given.whole("actor-num-nodes") * given.whole("actor-num-gpus-per-node")
     degrees = {axis: given.whole(name) for axis, name in _DEGREES.items()}
-    layout = layout_of(degrees, train, sp=bool(given.value("sequence-parallel")))
+    return layout_of(degrees, train, sp=bool(given.value("sequence-parallel")))
+
+
+def _training(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    layout = _layout(given)
     for stage in configuration.stages(*_TRAINED):
         yield Said(f"{stage}.layout", str(layout), tuple(_DEGREES.values()))
         yield _rows(given, stage, layout.cp)

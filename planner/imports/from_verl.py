@@ -18,7 +18,7 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -58,6 +58,7 @@ def read_verl(path: Path) -> Configured:
     said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration)]
     said += [*_pools(configuration), *_generation(given)]
     if is_megatron:
+        notes += _expert_notes(configuration)
         said += [*_training(configuration), *_reference(configuration)]
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
     return Configured(said=tuple(said), steps_ahead=ahead, notes=tuple(notes))
@@ -175,11 +176,21 @@ def _generation(given: GivenKeys) -> Iterator[Said]:
         yield Said("reward_score.pp", 1, (f"{_RM}.rollout.pipeline_model_parallel_size",))
 
 
+def _degree(given: GivenKeys, key: str) -> int:
+    return 1 if given.value(key) is None else given.whole(key)
+
+
 def _layout(given: GivenKeys, engine: str) -> Layout:
     nodes, ranks = _shares(given)["train"]
-    keys = {axis: f"{engine}.megatron.{name}" for axis, name in _DEGREES.items()}
-    degrees = {axis: 1 if given.value(key) is None else given.whole(key) for axis, key in keys.items()}
+    degrees = {axis: _degree(given, f"{engine}.megatron.{name}") for axis, name in _DEGREES.items()}
     return layout_of(degrees, nodes * ranks, sp=bool(given.value(f"{engine}.megatron.sequence_parallel")))
+
+
+def _expert_notes(configuration: Configuration) -> Iterator[str]:
+    engines = [engine for engine, stages in _ENGINES.items() if configuration.stages(*stages)]
+    for engine in (*engines, *([f"{_A}.ref"] if configuration.stages("ref_logprob") else [])):
+        key = f"{engine}.megatron.{_DEGREES['ep']}"
+        yield from narrowed(key, _degree(configuration.given, key), _layout(configuration.given, engine))
 
 
 def _training(configuration: Configuration) -> Iterator[Said]:
