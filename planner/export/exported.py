@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.within import Within, require_ppo, within
+from meshwright.planner.export.within import Within, within
 from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
@@ -62,10 +62,10 @@ def exported(
     """The export; None where no plan of the job is one that the trainer can say.
 
     The paths of the job start at `directory`. `remodel` is asked only where the plan is not one that the trainer can
-    say, for then the best such plan is searched. Raises BadInput for a plan of another algorithm than PPO.
+    say, for then the best such plan is searched. Raises BadInput for an algorithm whose settings are not known for it.
     """
-    require_ppo(plan.facts)
-    said = next((way for way in trainer.ways(plan.facts) if not any(way.broken(plan))), None)
+    trainer.require_written(plan.facts)
+    said = next((way for way in trainer.ways_of(plan.facts) if not any(way.broken(plan))), None)
     found = Within(plan=plan, way=said) if said else _searched(trainer, plan, remodel, limits, progress)
     if found is None:
         return None

@@ -59,5 +59,10 @@ def megatron_degrees(plan: Plan, stage: str, prefix: str) -> Iterator[KeyValue]:
 
 
 def mini_batch(plan: Plan) -> int:
-    """Prompts of one update."""
+    """Sequences of one update."""
     return plan.facts.workload.batch_size // plan.facts.workload.num_minibatches
+
+
+def prompts_of_mini_batch(plan: Plan) -> int:
+    """Prompts of one update, one at least."""
+    return max(1, plan.facts.workload.num_prompts // plan.facts.workload.num_minibatches)

@@ -31,7 +31,7 @@ def overrides(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
 def flags(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
     """As `--key value`, argparse's form: a flag alone where it is true, and left out where it is not."""
     return [
-        (f"--{one.key}" if one.value is True else f"--{one.key} {shlex.quote(_plain(one.value))}", one.origin)
+        (f"--{one.key}" if one.value is True else f"--{one.key} {_words(one.value)}", one.origin)
         for one in settings
         if one.value is not False and one.value is not None
     ]
@@ -57,6 +57,11 @@ def _lines(tree: dict[str, Any], depth: int, told: Callable[[KeyValue], str]) ->
         else:
             yield f"{indent}{key}:\n"
             yield from _lines(value, depth + 1, told)
+
+
+def _words(value: Value) -> str:
+    """One word, or two of a pair."""
+    return " ".join(shlex.quote(_plain(part)) for part in (value if isinstance(value, tuple) else (value,)))
 
 
 def _plain(value: Value) -> str:

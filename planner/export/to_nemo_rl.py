@@ -16,6 +16,7 @@ from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTraine
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, names, no_overlap, on, parts
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
@@ -76,8 +77,8 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 def _batches(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
-    yield KeyValue("ppo.num_prompts_per_step", workload.batch_size, "facts.workload.batch_size")
-    yield KeyValue("ppo.num_generations_per_prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("ppo.num_prompts_per_step", workload.num_prompts, "facts.workload: batch_size / group_size")
+    yield KeyValue("ppo.num_generations_per_prompt", workload.group_size, "facts.workload.group_size")
     yield KeyValue("ppo.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
     yield KeyValue("policy.train_global_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
     yield KeyValue("policy.max_total_sequence_length", workload.max_tokens, "facts.workload: prompt.max + response.max")
@@ -150,7 +151,8 @@ def _reward(origin: ExportInput) -> Iterator[KeyValue]:
 
 
 def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
-    ppo = origin.ppo
+    ppo = origin.settings
+    assert isinstance(ppo, PPO)
     yield KeyValue("policy.model_name", origin.path(Role.ACTOR), "job: models.actor.path")
     yield KeyValue("value.model_name", origin.path(Role.CRITIC), "job: models.critic.path")
     yield KeyValue("policy.megatron_cfg.optimizer.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")

@@ -14,11 +14,23 @@ from dataclasses import replace
 from meshwright.planner.export.shares import engine_share, machines, mini_batch
 from meshwright.planner.export.texts import flags, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.export.ways import (
+    ONE_AHEAD,
+    Way,
+    alike,
+    all_ranks,
+    fixed,
+    names,
+    no_overlap,
+    on,
+    parts,
+    present,
+)
+from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
@@ -26,6 +38,22 @@ from meshwright.profiles.stages import GENERATE, Role
 _DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
 _SCORES = names(trains=False)
 _TRAINS = names(trains=True)
+_SETTINGS = {
+    "gamma": "algo.advantage.gamma",
+    "gae_lambda": "algo.advantage.lambd",
+    "actor_learning_rate": "actor.adam.lr",
+    "critic_learning_rate": "critic.adam.lr",
+    "value_clip": "critic.value_clip",
+    "temperature": "rollout.temperature",
+    "top_p": "rollout.top_p",
+}
+_ESTIMATORS: Mapping[Algorithm, str] = {
+    "ppo": "gae",
+    "grpo": "group_norm",
+    "rloo": "rloo",
+    "reinforce++": "reinforce",
+}
+_LOSS_MEANS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
 _MODELS = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
 
 
@@ -48,7 +76,7 @@ def _way(
 ) -> Iterator[Way]:
     """None where the degrees do not divide a group's ranks, or a model's heads."""
     each = degrees.num_ranks
-    heads = [facts.models.spec(PPO_GRAPH.by_name[stage].role).num_kv_heads for stage in _TRAINS]
+    heads = [facts.models.spec(stage.role).num_kv_heads for stage in facts.graph.stages if stage.trains]
     if any(ranks.num_ranks % each for ranks in groups) or any(number % degrees.tp for number in heads):
         return
     layouts = {
@@ -89,14 +117,15 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 
 def _pools(plan: Plan) -> Iterator[KeyValue]:
-    for model, stage in _MODELS.items():
+    for model, stage in present(plan, _MODELS).items():
         nodes, per_node = machines(plan, stage)
         yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
         yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
-    together = plan.choice("critic_train", "pool") == plan.choice("actor_train", "pool")
+    together = plan.choice("reward_score", "pool") == plan.choice("actor_train", "pool")
     yield KeyValue("train.colocate_all", together, "pools: all models on one")
     yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
-    yield KeyValue("train.colocate_critic_reward", not together, "pools, that of critic_train and reward_score")
+    if "critic_train" in plan.graph.by_name:
+        yield KeyValue("train.colocate_critic_reward", not together, "pools, that of critic_train and reward_score")
     ahead = bool(plan.ahead[GENERATE])
     yield KeyValue("train.async_enable", ahead, "placements.actor_generate.steps_ahead")
     yield KeyValue("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
@@ -113,15 +142,15 @@ def _degrees(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("actor.gradient_checkpointing_enable", full, "placements.actor_train.schedule.recompute")
     sleeps = schedule.offload is Offload.OPTIMIZER
     yield KeyValue("ds.enable_sleep", sleeps, "placements.actor_train.schedule.offload")
-    for model, stage in (("ref", "ref_logprob"), ("reward", "reward_score")):
+    for model, stage in present(plan, {"ref": "ref_logprob", "reward": "reward_score"}).items():
         waits = plan.placement(stage).schedule.offload is Offload.WEIGHTS
         yield KeyValue(f"{model}.offload", waits, f"placements.{stage}.schedule.offload")
 
 
 def _batches(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
-    yield KeyValue("rollout.batch_size", workload.batch_size, "facts.workload.batch_size")
-    yield KeyValue("rollout.n_samples_per_prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("rollout.batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
+    yield KeyValue("rollout.n_samples_per_prompt", workload.group_size, "facts.workload.group_size")
     yield KeyValue("train.batch_size", mini_batch(plan), "facts.workload.num_minibatches")
     yield KeyValue("train.max_epochs", workload.num_epochs, "facts.workload.num_epochs")
     yield KeyValue("data.max_len", workload.max_tokens, "facts.workload: prompt.max + response.max")
@@ -141,19 +170,32 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
 
 
 def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
-    ppo = origin.ppo
+    roles, settings = origin.plan.graph.roles, origin.settings
     for model in ("actor", "critic", "reward"):
-        yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
-    yield KeyValue("algo.advantage.estimator", "gae", "placements.critic_train")
-    yield KeyValue("algo.advantage.gamma", ppo.gamma, "job: ppo.gamma")
-    yield KeyValue("algo.advantage.lambd", ppo.gae_lambda, "job: ppo.gae_lambda")
-    yield KeyValue("algo.kl.init_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
-    yield KeyValue("actor.adam.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
-    yield KeyValue("critic.adam.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
-    yield KeyValue("actor.eps_clip", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield KeyValue("critic.value_clip", ppo.value_clip, "job: ppo.value_clip")
-    yield KeyValue("rollout.temperature", ppo.temperature, "job: ppo.temperature")
-    yield KeyValue("rollout.top_p", ppo.top_p, "job: ppo.top_p")
+        if model in roles:
+            yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
+    yield KeyValue("algo.advantage.estimator", _estimator(origin), "job: algorithm")
+    if Role.REF in roles:
+        yield from origin.setting("kl_coefficient", "algo.kl.init_coef")
+    else:
+        yield KeyValue("algo.kl.init_coef", 0.0, "job: no models.ref")
+    yield KeyValue(
+        "algo.kl.use_loss", Role.REF in roles and isinstance(settings, GRPO), "job: algorithm and models.ref"
+    )
+    yield from origin.said(_SETTINGS)
+    low, high = settings.clip_range
+    yield KeyValue("actor.eps_clip_low_high", (round(1 - low, 9), round(high - 1, 9)), "job: clip_ratio")
+    if isinstance(settings, CriticFreeSettings) and settings.loss_mean in _LOSS_MEANS:
+        yield KeyValue("actor.loss_agg_mode", _LOSS_MEANS[settings.loss_mean], "job: loss_mean")
+
+
+def _estimator(origin: ExportInput) -> str:
+    settings = origin.settings
+    if isinstance(settings, GRPO) and not settings.normalise_by_std:
+        return "dr_grpo"
+    if isinstance(settings, Reinforce) and settings.group_baseline:
+        return "reinforce_baseline"
+    return _ESTIMATORS[origin.plan.facts.algorithm]
 
 
 def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -166,6 +208,7 @@ OPENRLHF = OtherTrainer(
     file="openrlhf",
     engine="vllm",
     ways=ways,
+    algorithms=tuple(_ESTIMATORS),
     settings=settings,
     files=_files,
     remarks=(

@@ -13,13 +13,27 @@ from meshwright.planner.export.shares import engine_share, machines, mini_batch,
 from meshwright.planner.export.texts import flags, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
 _SERVED = (GENERATE, "reward_score")
+_SETTINGS = {
+    "gamma": "gamma",
+    "gae_lambda": "lambd",
+    "actor_learning_rate": "lr",
+    "clip_ratio": "eps-clip",
+    "clip_ratio_high": "eps-clip-high",
+    "value_clip": "value-clip",
+    "temperature": "rollout-temperature",
+    "whiten_advantages": "normalize-advantages",
+}
+_ESTIMATORS: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 _FIELD = "placements.actor_train.layout"
 
 
@@ -107,8 +121,8 @@ def _degrees(plan: Plan) -> Iterator[KeyValue]:
 
 def _batches(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
-    yield KeyValue("rollout-batch-size", workload.batch_size, "facts.workload.batch_size")
-    yield KeyValue("n-samples-per-prompt", 1, "facts.workload: one response to a prompt")
+    yield KeyValue("rollout-batch-size", workload.num_prompts, "facts.workload: batch_size / group_size")
+    yield KeyValue("n-samples-per-prompt", workload.group_size, "facts.workload.group_size")
     yield KeyValue("global-batch-size", mini_batch(plan), "facts.workload.num_minibatches")
     yield KeyValue("rollout-max-prompt-len", workload.prompt.max, "facts.workload.prompt.max")
     yield KeyValue("rollout-max-response-len", workload.response.max, "facts.workload.response.max")
@@ -118,19 +132,23 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
 
 
 def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
-    ppo = origin.ppo
+    roles, settings = origin.plan.graph.roles, origin.settings
     yield KeyValue("hf-checkpoint", origin.path(Role.ACTOR), "job: models.actor.path")
-    yield KeyValue("ref-load", f"{origin.path(Role.REF)}_torch_dist", "job: models.ref.path, converted")
-    yield KeyValue("advantage-estimator", "ppo", "placements.critic_train")
-    yield KeyValue("gamma", ppo.gamma, "job: ppo.gamma")
-    yield KeyValue("lambd", ppo.gae_lambda, "job: ppo.gae_lambda")
-    yield KeyValue("kl-coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
-    yield KeyValue("lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
-    yield KeyValue("eps-clip", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield KeyValue("value-clip", ppo.value_clip, "job: ppo.value_clip")
-    yield KeyValue("rollout-temperature", ppo.temperature, "job: ppo.temperature")
-    yield KeyValue("normalize-advantages", ppo.whiten_advantages, "job: ppo.whiten_advantages")
-    yield KeyValue("megatron-config-path", "megatron.yaml", "job: ppo.critic_learning_rate")
+    if Role.REF in roles:
+        yield KeyValue("ref-load", f"{origin.path(Role.REF)}_torch_dist", "job: models.ref.path, converted")
+        in_loss = isinstance(settings, GRPO)
+        yield KeyValue("use-kl-loss", in_loss, "job: algorithm and models.ref")
+        yield from origin.setting("kl_coefficient", "kl-loss-coef" if in_loss else "kl-coef")
+    has_baseline = isinstance(settings, Reinforce) and settings.group_baseline
+    estimator = f"{_ESTIMATORS[origin.plan.facts.algorithm]}{'_baseline' if has_baseline else ''}"
+    yield KeyValue("advantage-estimator", estimator, "job: algorithm")
+    yield from origin.said(_SETTINGS)
+    if isinstance(settings, GRPO):
+        yield KeyValue("disable-grpo-std-normalization", not settings.normalise_by_std, "job: grpo.normalise_by_std")
+    if isinstance(settings, CriticFreeSettings):
+        yield KeyValue("calculate-per-token-loss", settings.loss_mean == "token", "job: loss_mean")
+    if Role.CRITIC in roles:
+        yield KeyValue("megatron-config-path", "megatron.yaml", "job: ppo.critic_learning_rate")
     yield KeyValue("use-tis", bool(origin.plan.ahead[GENERATE]), "staleness")
 
 
@@ -150,7 +168,7 @@ def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
     return {
         "run.sh": script(head, f"python3 {program}", flags(found)),
         "sglang.yaml": "".join(_engines(origin)),
-        "megatron.yaml": _critic(origin),
+        **_critic(origin),
     }
 
 
@@ -167,14 +185,18 @@ def _engines(origin: ExportInput) -> Iterator[str]:
             yield f"    overrides: {{ep_size: {layout.tp}}}  # {field}.ep: within an engine\n"
 
 
-def _critic(origin: ExportInput) -> str:
-    rate = origin.ppo.critic_learning_rate
-    return f"megatron:\n- name: critic\n  role: critic\n  overrides:\n    lr: {rate}  # job: ppo.critic_learning_rate\n"
+def _critic(origin: ExportInput) -> dict[str, str]:
+    """The critic's own settings, where there is one."""
+    if not isinstance(origin.settings, PPO):
+        return {}
+    rate = f"lr: {origin.settings.critic_learning_rate}  # job: ppo.critic_learning_rate"
+    return {"megatron.yaml": f"megatron:\n- name: critic\n  role: critic\n  overrides:\n    {rate}\n"}
 
 
 SLIME = OtherTrainer(
     name="slime",
     file="slime",
+    algorithms=tuple(_ESTIMATORS),
     engine="sglang",
     ways=ways,
     settings=settings,

@@ -14,15 +14,28 @@ from meshwright.planner.export.shares import (
     engine_share,
     machines,
     megatron_degrees,
-    mini_batch,
+    prompts_of_mini_batch,
     token_budget,
     uneven_ends,
 )
 from meshwright.planner.export.texts import overrides, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.export.ways import (
+    ONE_AHEAD,
+    Way,
+    alike,
+    all_ranks,
+    fixed,
+    names,
+    no_overlap,
+    on,
+    parts,
+    present,
+)
+from meshwright.planner.plan.critic_free_settings import CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
@@ -30,6 +43,23 @@ _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
 _REWARD = "reward.reward_model"
 _MODELS = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
 """The stage that a model's degrees are taken from, and where verl has them."""
+_ESTIMATORS: Mapping[Algorithm, str] = {
+    "ppo": "gae",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce_plus_plus",
+}
+_LOSS_MEANS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+_SETTINGS = {
+    "gamma": "algorithm.gamma",
+    "gae_lambda": "algorithm.lam",
+    "actor_learning_rate": f"{_A}.actor.optim.lr",
+    "critic_learning_rate": "critic.optim.lr",
+    "value_clip": "critic.cliprange_value",
+    "entropy_coefficient": f"{_A}.actor.entropy_coeff",
+    "temperature": f"{_R}.temperature",
+    "normalise_by_std": "algorithm.norm_adv_by_std_in_grpo",
+}
 
 
 def ways(facts: Facts) -> Iterator[Way]:
@@ -71,7 +101,7 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
     yield from _batches(plan)
     yield from _pools(plan)
-    for stage in _MODELS:
+    for stage in present(plan, _MODELS):
         yield from _degrees(plan, stage)
     yield from _micro_batches(plan)
     yield from _generation(plan)
@@ -81,11 +111,11 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 def _batches(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
-    yield KeyValue("data.train_batch_size", workload.batch_size, "facts.workload.batch_size")
+    yield KeyValue("data.train_batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
     yield KeyValue("data.max_response_length", workload.response.max, "facts.workload.response.max")
-    for model in (f"{_A}.actor", "critic"):
-        yield KeyValue(f"{model}.ppo_mini_batch_size", mini_batch(plan), "facts.workload.num_minibatches")
+    for model in present(plan, {f"{_A}.actor": "actor_train", "critic": "critic_train"}):
+        yield KeyValue(f"{model}.ppo_mini_batch_size", prompts_of_mini_batch(plan), "facts.workload.num_minibatches")
         yield KeyValue(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
 
 
@@ -142,8 +172,9 @@ def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
         "critic.forward_max_token_len_per_gpu": "critic_train",
     }
     yield KeyValue(f"{_A}.actor.use_dynamic_bsz", True, "rule: micro-batches are packed")
-    yield KeyValue("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
-    for key, stage in budgets.items():
+    if "critic_train" in plan.graph.by_name:
+        yield KeyValue("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
+    for key, stage in present(plan, budgets).items():
         yield KeyValue(key, token_budget(plan, stage), f"placements.{stage}.schedule.micro_batch_size")
 
 
@@ -151,7 +182,7 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement(GENERATE)
     layout, field = placement.layout, "placements.actor_generate.layout"
     yield KeyValue(f"{_R}.name", "vllm", "rule: the engine that is assumed")
-    yield KeyValue(f"{_R}.n", 1, "facts.workload: one response to a prompt")
+    yield KeyValue(f"{_R}.n", plan.facts.workload.group_size, "facts.workload.group_size")
     yield KeyValue(f"{_R}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
     if layout.ep > 1:
         yield KeyValue(f"{_R}.data_parallel_size", layout.ep, f"{field}.ep")
@@ -179,21 +210,30 @@ def _reward(origin: ExportInput) -> Iterator[KeyValue]:
 
 
 def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
-    ppo = origin.ppo
+    algorithm, roles = origin.plan.facts.algorithm, origin.plan.graph.roles
     yield KeyValue(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
-    yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
-    yield KeyValue("critic.enable", True, "placements.critic_train")
-    yield KeyValue("algorithm.adv_estimator", "gae", "placements.critic_train")
-    yield KeyValue("algorithm.gamma", ppo.gamma, "job: ppo.gamma")
-    yield KeyValue("algorithm.lam", ppo.gae_lambda, "job: ppo.gae_lambda")
-    yield KeyValue("algorithm.use_kl_in_reward", True, "placements.ref_logprob")
-    yield KeyValue("algorithm.kl_ctrl.kl_coef", ppo.kl_coefficient, "job: ppo.kl_coefficient")
-    yield KeyValue(f"{_A}.actor.optim.lr", ppo.actor_learning_rate, "job: ppo.actor_learning_rate")
-    yield KeyValue("critic.optim.lr", ppo.critic_learning_rate, "job: ppo.critic_learning_rate")
-    yield KeyValue(f"{_A}.actor.clip_ratio", ppo.clip_ratio, "job: ppo.clip_ratio")
-    yield KeyValue("critic.cliprange_value", ppo.value_clip, "job: ppo.value_clip")
-    yield KeyValue(f"{_A}.actor.entropy_coeff", ppo.entropy_coefficient, "job: ppo.entropy_coefficient")
-    yield KeyValue(f"{_R}.temperature", ppo.temperature, "job: ppo.temperature")
+    if Role.CRITIC in roles:
+        yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
+    yield KeyValue("critic.enable", Role.CRITIC in roles, "job: algorithm")
+    estimator = "reinforce_plus_plus_baseline" if _has_group_baseline(origin) else _ESTIMATORS[algorithm]
+    yield KeyValue("algorithm.adv_estimator", estimator, "job: algorithm")
+    in_loss = algorithm == "grpo"
+    yield KeyValue("algorithm.use_kl_in_reward", Role.REF in roles and not in_loss, "job: algorithm and models.ref")
+    yield KeyValue(f"{_A}.actor.use_kl_loss", Role.REF in roles and in_loss, "job: algorithm and models.ref")
+    if Role.REF in roles:
+        key = f"{_A}.actor.kl_loss_coef" if in_loss else "algorithm.kl_ctrl.kl_coef"
+        yield from origin.setting("kl_coefficient", key)
+    yield from origin.said(_SETTINGS)
+    low, high = origin.settings.clip_range
+    yield KeyValue(f"{_A}.actor.clip_ratio_low", round(1 - low, 9), "job: clip_ratio")
+    yield KeyValue(f"{_A}.actor.clip_ratio_high", round(high - 1, 9), "job: clip_ratio_high, or clip_ratio")
+    if isinstance(origin.settings, CriticFreeSettings):
+        mode = _LOSS_MEANS[origin.settings.loss_mean]
+        yield KeyValue(f"{_A}.actor.loss_agg_mode", mode, "job: loss_mean")
+
+
+def _has_group_baseline(origin: ExportInput) -> bool:
+    return isinstance(origin.settings, Reinforce) and origin.settings.group_baseline
 
 
 def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -204,6 +244,7 @@ def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]
 VERL = OtherTrainer(
     name="verl",
     file="verl",
+    algorithms=tuple(_ESTIMATORS),
     engine="vllm",
     ways=ways,
     settings=settings,

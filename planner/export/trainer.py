@@ -10,12 +10,14 @@ from typing import TypeAlias
 
 from meshwright.planner.export.known_keys import KnownKeys, known_keys
 from meshwright.planner.export.ways import Way
-from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
+from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
 
-Value: TypeAlias = str | int | float | bool | None
+Value: TypeAlias = str | int | float | bool | tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,19 @@ class ExportInput:
     directory: Path | None = None
 
     @property
-    def ppo(self) -> PPO:
-        return self.job.ppo if self.job else PPO()
+    def settings(self) -> LearningSettings:
+        """Those of the algorithm; its defaults where no job says so."""
+        return self.job.settings if self.job else DEFAULT_SETTINGS[SETTINGS_KEYS[self.plan.facts.algorithm]]
+
+    def setting(self, field: str, key: str) -> Iterator[KeyValue]:
+        """A setting under a trainer's key, if the algorithm has it."""
+        if field in type(self.settings).model_fields:
+            origin = f"job: {SETTINGS_KEYS[self.plan.facts.algorithm]}.{field}"
+            yield KeyValue(key, getattr(self.settings, field), origin)
+
+    def said(self, fields: Mapping[str, str]) -> Iterator[KeyValue]:
+        """The settings that the algorithm has, by a trainer's keys."""
+        return (one for field, key in fields.items() for one in self.setting(field, key))
 
     def path(self, role: Role) -> str:
         """Where a model is, from everywhere; by its name where no job says so."""
@@ -52,7 +65,8 @@ class OtherTrainer:
     """Another trainer. `file` is the stem of its keys in `data/`.
 
     `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
-    `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add.
+    `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add;
+    `algorithms` are those of which `settings` are known.
     """
 
     name: str
@@ -62,10 +76,23 @@ class OtherTrainer:
     settings: Callable[[ExportInput], Iterator[KeyValue]]
     files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
     remarks: tuple[str, ...] = ()
+    algorithms: tuple[Algorithm, ...] = ("ppo",)
+
+    def ways_of(self, facts: Facts) -> Iterator[Way]:
+        """Those in which it may be set up, of the stages that the job has."""
+        return (way.of(facts.graph) for way in self.ways(facts))
 
     @property
     def keys(self) -> KnownKeys:
         return known_keys(self.file)
+
+    def require_written(self, facts: Facts) -> None:
+        """Raises BadInput for a job of an algorithm whose settings are not known for this trainer."""
+        if facts.algorithm not in self.algorithms:
+            raise BadInput(
+                f"algorithm={facts.algorithm} is not written for {self.name}, only {' and '.join(self.algorithms)}; "
+                "run the plan here, or take its pools and layouts over by hand."
+            )
 
     @property
     def told(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
@@ -11,7 +11,7 @@ from meshwright.planner.plan.pools import pool_sizes, pool_violations
 from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import AnyCluster
-from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.stages import GENERATE, StageGraph
 
 ONE_AHEAD = 1
 """Steps by which generation may work ahead in the trainers that are known here."""
@@ -38,11 +38,16 @@ class Way:
     alike: tuple[SameChoice, ...] = ()
     steps_ahead: int = 0
 
-    @property
-    def ahead(self) -> StepsAhead:
+    def ahead(self, graph: StageGraph) -> StepsAhead:
         """Of every stage."""
-        return next(
-            pattern for pattern in patterns(PPO_GRAPH, self.steps_ahead) if pattern[GENERATE] == self.steps_ahead
+        return next(pattern for pattern in patterns(graph, self.steps_ahead) if pattern[GENERATE] == self.steps_ahead)
+
+    def of(self, graph: StageGraph) -> Way:
+        """What it fixes of the stages that a job has, which may have no critic or no reference."""
+        return replace(
+            self,
+            pins=tuple(pin for pin in self.pins if pin.partition(".")[0] in graph.by_name),
+            alike=tuple(one for one in self.alike if {one.stage, one.leader} <= graph.by_name.keys()),
         )
 
     def broken(self, plan: Plan) -> Iterator[str]:
@@ -57,9 +62,10 @@ class Way:
             mine, leaders = plan.choice(one.stage, one.key), plan.choice(one.leader, one.key)
             if mine != leaders:
                 yield f"{one.stage} has {one.key}={mine}, and it takes that of {one.leader}, {leaders}"
+        ahead = self.ahead(plan.graph)
         for stage, steps in plan.ahead.items():
-            if steps != self.ahead[stage]:
-                yield f"{stage} works {steps} steps ahead, and it takes {self.ahead[stage]}"
+            if steps != ahead[stage]:
+                yield f"{stage} works {steps} steps ahead, and it takes {ahead[stage]}"
 
 
 def on(ranks: Ranks, stages: Iterable[str]) -> tuple[str, ...]:
@@ -78,12 +84,18 @@ def alike(key: str, leader: str, stages: Iterable[str]) -> tuple[SameChoice, ...
 
 
 def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
-    """The stages that do not generate, of a role or of all, those that train or those that do not."""
+    """The stages of PPO, which has those of all algorithms, that do not generate, of a role or of all, those that train
+    or those that do not."""
     return tuple(
         stage.name
         for stage in PPO_GRAPH.stages
         if not stage.generates and trains in (None, stage.trains) and role in (None, stage.role.value)
     )
+
+
+def present(plan: Plan, stages: Mapping[str, str]) -> dict[str, str]:
+    """Of a mapping from stages, or from names to them, what is of stages that the plan has."""
+    return {one: other for one, other in stages.items() if {one, other} & plan.graph.by_name.keys()}
 
 
 def all_ranks(cluster: AnyCluster) -> Ranks:

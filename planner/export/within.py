@@ -20,7 +20,6 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Value, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
 
@@ -44,10 +43,9 @@ def within(
     """The best plan of a job that a trainer can say, with a bound on all of them; None where none fits.
 
     Stages may work ahead as far as the job's staleness allows. `progress` is told the ways that are done, and of how
-    many. Raises BadInput for a job of another algorithm than PPO.
+    many.
     """
-    require_ppo(facts)
-    ways = [way for way in trainer.ways(facts) if way.steps_ahead <= facts.staleness]
+    ways = [way for way in trainer.ways_of(facts) if way.steps_ahead <= facts.staleness]
     search = _WaySearch(facts=facts, model=model, limits=limits or Limits(), digests=digests)
     best, bound = None, float("inf")
     for done, way in enumerate(ways):
@@ -66,15 +64,6 @@ def within(
     return best and Within(plan=_with_bound(best.plan, bound), way=best.way)
 
 
-def require_ppo(facts: Facts) -> None:
-    """Raises BadInput for facts of another algorithm: the keys of the trainers are known for PPO alone."""
-    if facts.algorithm != "ppo":
-        raise BadInput(
-            f"algorithm={facts.algorithm} is not written for other trainers, only ppo is; run the plan here, or take "
-            "its pools and layouts over by hand."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class _WaySearch:
     """Searches of one job, each in one way."""
@@ -88,7 +77,12 @@ class _WaySearch:
         """The best plan under the pins of a way and those that were chosen beside them."""
         pins = parse_pins({*way.pins, *chosen}, self.facts.graph)
         return best_plan(
-            self.facts, self.model, pins=pins, ahead=(way.ahead,), limits=self.limits, digests=self.digests
+            self.facts,
+            self.model,
+            pins=pins,
+            ahead=(way.ahead(self.facts.graph),),
+            limits=self.limits,
+            digests=self.digests,
         )
 
     def made_alike(self, way: Way, plan: Plan) -> Plan | None:

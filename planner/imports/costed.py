@@ -15,14 +15,13 @@ from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.within import within
 from meshwright.planner.imports.said import Configured, Said
 from meshwright.planner.plan.calls import Remodel
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job import DEFAULT_SETTINGS, Facts
 from meshwright.planner.plan.pins import Pin, parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import GENERATE
 
@@ -41,8 +40,9 @@ class Reader:
 class Imported:
     """A configuration as a plan, and what would be faster.
 
-    `plan` is the configuration as it is, by our costs; None where it does not fit. `within` and `best` are the best
-    plans that the trainer can say and of all, None where there is none. `notes` say what could not be read.
+    `plan` is the configuration as it is, by our costs; None where it does not fit. `within` is the best plan that the
+    trainer can say, `best` the fastest of all that were found, within a gap of the best there is; None where there is
+    none. `notes` say what could not be read.
     """
 
     plan: Plan | None
@@ -79,12 +79,13 @@ def imported(
         progress=lambda done, total: tell(f"searching what {reader.trainer.name} can say", done, total),
     )
     tell("searching all plans", 0, 1)
-    best = best_plan(facts, model, limits=asked)
+    free = best_plan(facts, model, limits=asked)
+    all_found = (free if isinstance(free, Plan) else None, found.plan if found else None, plan)
     return Imported(
         plan=plan,
         within=found.plan if found else None,
-        best=best if isinstance(best, Plan) else None,
-        deciding=tuple(one for one in configured.said if not one.what.startswith("ppo.")),
+        best=min((one for one in all_found if one), key=lambda one: one.period_seconds, default=None),
+        deciding=tuple(one for one in configured.said if one.what.partition(".")[0] not in DEFAULT_SETTINGS),
         notes=(*configured.notes, *notes),
     )
 
@@ -112,7 +113,7 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
     notes: list[str] = []
     for one in configured.said:
         stage = one.what.partition(".")[0]
-        if stage not in PPO_GRAPH.by_name:
+        if stage not in facts.graph.by_name:
             continue
         mine = [pin for pin in kept if pin.stage == stage]
         found, problem = _first_legal(facts, mine, one)
@@ -123,7 +124,7 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
     plain = [parse_pin(f"{GENERATE}.{key}", facts.graph) for key in ("batches_in_flight=1", "overcommit=0")]
     whole = [
         parse_pin(f"{name}.chunk_tokens=0", facts.graph)
-        for name, stage in PPO_GRAPH.by_name.items()
+        for name, stage in facts.graph.by_name.items()
         if not (stage.generates or stage.trains)
     ]
     return (*kept, *plain, *whole), notes

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.estimators import (
+    GRPO,
+    PPO,
+    REINFORCE,
+    REINFORCE_BASELINE,
+    Configuration,
+    Estimator,
+    estimator_of,
+)
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, layout_of, pools_in_a_row
+from meshwright.planner.imports.said import Configured, Said, layout_of, narrowed, pools_in_a_row
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
 
 _G, _RM = "policy.generation", "env.reward_model"
 _DEGREES = {
@@ -17,64 +27,115 @@ _DEGREES = {
     "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size",
 }
+_ESTIMATORS: Mapping[str, Estimator] = {"gae": PPO, "grpo": GRPO, "reinforce_plus_plus": REINFORCE}
+_OTHERS = ("dpo.", "sft.", "distillation.", "rm.")
 _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
 def read_nemo_rl(path: Path) -> Configured:
     """The configuration in a file. Raises BadInput naming the key that has no place in a job."""
     given = read_overrides(path, known_keys("nemo_rl"))
-    if any(key.startswith(("grpo.", "dpo.", "sft.", "distillation.")) for key in given.given):
+    if other := next((key for key in given.given if key.startswith(_OTHERS)), None):
         raise BadInput(
-            f"configuration {path} has no ppo: a job here trains a critic, and this one has none; only PPO is imported."
+            f"{other}: configuration {path} is of another training than reinforcement learning; give one with ppo or "
+            "grpo."
         )
+    is_grpo = any(key.startswith("grpo.") for key in given.given)
+    if is_grpo:
+        given = GivenKeys(known=known_keys("nemo_rl_grpo"), given=given.given)
+    group = "grpo" if is_grpo else "ppo"
+    configuration = _configuration(given, group)
     is_megatron = bool(given.value("policy.megatron_cfg.enabled"))
     notes = (
         [] if is_megatron else ["policy.dtensor_cfg divides the models: that is no layout of ours, so it stays free."]
     )
-    samples = given.whole("ppo.num_generations_per_prompt")
-    if samples > 1:
-        notes.append(f"ppo.num_generations_per_prompt={samples}: prompts that are shared are planned as many.")
+    notes += [*configuration.notes(), *_notes(given)]
     pools = dict(_pools(given))
-    said = [*_workload(given), *_models(given), *_algorithm(given), *_places(given, pools), *_engines(given)]
+    said = [*_workload(configuration, group), *_models(configuration), *_algorithm(configuration)]
+    said += [*_places(configuration, pools), *_engines(given)]
     if is_megatron:
-        said += [*_training(given, pools)]
-    ahead = given.whole("ppo.async_ppo.max_trajectory_age_steps") if given.value("ppo.async_ppo.enabled") else 0
+        notes += _expert_notes(configuration, int(pools["train"].partition(":")[2]))
+        said += [*_training(configuration, pools)]
+    steps = f"{group}.async_{group}.max_trajectory_age_steps"
+    ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
     if ahead > 1:
-        notes.append(f"ppo.async_ppo.max_trajectory_age_steps={ahead} is read as 1: generation is one step ahead.")
+        notes.append(f"{steps}={ahead} is read as 1: generation is one step ahead.")
     return Configured(said=tuple(said), steps_ahead=min(ahead, 1), notes=tuple(notes))
 
 
-def _workload(given: GivenKeys) -> Iterator[Said]:
-    batch, samples = given.whole("ppo.num_prompts_per_step"), given.whole("ppo.num_generations_per_prompt")
-    yield Said("workload.batch_size", batch * samples, ("ppo.num_prompts_per_step", "ppo.num_generations_per_prompt"))
+def _configuration(given: GivenKeys, group: str) -> Configuration:
+    """A reference is asked unless that is skipped; the KL penalty is in the loss unless it is put inside the reward."""
+    key, kl = f"{group}.adv_estimator.name", "loss_fn.reference_policy_kl_penalty"
+    estimator = estimator_of(given, key, _ESTIMATORS)
+    if estimator is REINFORCE and given.value("grpo.adv_estimator.minus_baseline"):
+        estimator = REINFORCE_BASELINE
+    has_ref = not given.value(f"{group}.skip_reference_policy_logprobs_calculation")
+    in_reward = bool(given.value("loss_fn.use_kl_in_reward")) or estimator is PPO
+    return Configuration(
+        given=given,
+        key=key,
+        estimator=estimator,
+        has_ref=has_ref,
+        kl_in_loss=kl if has_ref and not in_reward else None,
+        kl_in_reward=kl if in_reward else None,
+    )
+
+
+def _notes(given: GivenKeys) -> Iterator[str]:
+    if given.value("loss_fn.sequence_level_importance_ratios"):
+        yield "loss_fn.sequence_level_importance_ratios: a job clips the ratio of each token, and is costed so."
+    if given.value("grpo.use_leave_one_out_baseline"):
+        yield "grpo.use_leave_one_out_baseline: a sample is compared with the mean of its whole group, itself included."
+    if given.whole("data.max_input_seq_length") >= given.whole("policy.max_total_sequence_length"):
+        yield "data.max_input_seq_length allows prompts of all tokens of a sequence; half of them are read as a prompt."
+
+
+def _workload(configuration: Configuration, group: str) -> Iterator[Said]:
+    given = configuration.given
+    keys = (f"{group}.num_prompts_per_step", f"{group}.num_generations_per_prompt")
+    batch, samples = map(given.whole, keys)
+    yield Said("workload.batch_size", batch * samples, keys)
+    yield from configuration.group(samples, keys[1])
     total, key = given.whole("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
-    prompt = min(given.whole("data.max_input_seq_length"), total - 1)
+    prompt = given.whole("data.max_input_seq_length")
+    prompt = prompt if prompt < total else max(1, total // 2)
     yield Said("workload.prompt", prompt, ("data.max_input_seq_length",))
     yield Said("workload.response", min(given.whole(key), total - prompt), (key, "policy.max_total_sequence_length"))
     key = "policy.train_global_batch_size"
     yield Said("workload.num_minibatches", max(1, batch * samples // given.whole(key)), (key,))
-    yield Said("workload.num_epochs", given.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
+    if configuration.algorithm == "ppo":
+        yield Said("workload.num_epochs", given.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
 
 
-def _models(given: GivenKeys) -> Iterator[Said]:
+def _models(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     keys = {"actor": "policy.model_name", "ref": "policy.model_name", "critic": "value.model_name"}
     if given.has(f"{_RM}.model_name"):
         keys["reward"] = f"{_RM}.model_name"
-    yield from (Said(f"models.{role}", str(given.value(key)), (key,)) for role, key in keys.items())
+    for role, key in keys.items():
+        if role in configuration.graph.roles:
+            yield Said(f"models.{role}", str(given.value(key)), (key,))
 
 
-def _algorithm(given: GivenKeys) -> Iterator[Said]:
+def _algorithm(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    is_megatron = configuration.algorithm == "ppo" or given.value("policy.megatron_cfg.enabled")
     fields = {
         "gamma": "ppo.adv_estimator.gae_gamma",
         "gae_lambda": "ppo.adv_estimator.gae_lambda",
-        "kl_coefficient": "loss_fn.reference_policy_kl_penalty",
-        "actor_learning_rate": "policy.megatron_cfg.optimizer.lr",
+        "actor_learning_rate": f"policy.{'megatron_cfg.optimizer' if is_megatron else 'optimizer.kwargs'}.lr",
         "critic_learning_rate": "value.megatron_cfg.optimizer.lr",
         "clip_ratio": "loss_fn.ratio_clip_min",
+        "clip_ratio_high": "loss_fn.ratio_clip_max",
         "value_clip": "value_loss_fn.cliprange",
         "temperature": f"{_G}.temperature",
     }
-    yield from (Said(f"ppo.{field}", given.number(key), (key,)) for field, key in fields.items())
+    yield from configuration.settings(fields)
+    key = "loss_fn.token_level_loss"
+    yield from configuration.setting("loss_mean", "token" if given.value(key) else "sequence", key)
+    keys = ("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards")
+    key = next((key for key in keys if given.has(key)), keys[1])
+    yield from configuration.setting("normalise_by_std", bool(given.value(key)), key)
 
 
 def _pools(given: GivenKeys) -> Iterator[tuple[str, str]]:
@@ -96,13 +157,14 @@ def _share(given: GivenKeys, prefix: str, per_node: int) -> int:
     return int(nodes or 1) * int(ranks or per_node)
 
 
-def _places(given: GivenKeys, pools: dict[str, str]) -> Iterator[Said]:
+def _places(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:
+    given = configuration.given
     for what, key in (("nodes", "cluster.num_nodes"), ("ranks_per_node", "cluster.gpus_per_node")):
         yield Said(f"cluster.{what}", given.whole(key), (key,))
     keys = (f"{_G}.colocated.enabled", f"{_G}.colocated.resources.num_nodes")
     yield Said("actor_generate.pool", pools.get("generate", pools["train"]), keys)
     yield Said("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
-    for stage in (*_STAGES["policy"], *_STAGES["value"]):
+    for stage in configuration.stages(*_STAGES["policy"], *_STAGES["value"]):
         yield Said(f"{stage}.pool", pools["train"], ("cluster.num_nodes", "cluster.gpus_per_node"))
 
 
@@ -116,12 +178,27 @@ def _engines(given: GivenKeys) -> Iterator[Said]:
         yield Said("reward_score.pp", 1, (key,))
 
 
-def _training(given: GivenKeys, pools: dict[str, str]) -> Iterator[Said]:
-    num_ranks = int(pools["train"].partition(":")[2])
+def _layout(given: GivenKeys, model: str, num_ranks: int) -> Layout:
+    prefix = f"{model}.megatron_cfg"
+    degrees = {axis: given.whole(f"{prefix}.{name}") for axis, name in _DEGREES.items()}
+    return layout_of(degrees, num_ranks, sp=bool(given.value(f"{prefix}.sequence_parallel")))
+
+
+def _expert_notes(configuration: Configuration, num_ranks: int) -> Iterator[str]:
     for model, stages in _STAGES.items():
+        if configuration.stages(*stages):
+            key, given = f"{model}.megatron_cfg.{_DEGREES['ep']}", configuration.given
+            yield from narrowed(key, given.whole(key), _layout(given, model, num_ranks))
+
+
+def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:
+    given, num_ranks = configuration.given, int(pools["train"].partition(":")[2])
+    present = {model: configuration.stages(*stages) for model, stages in _STAGES.items()}
+    for model, stages in present.items():
+        if not stages:
+            continue
         prefix = f"{model}.megatron_cfg"
-        degrees = {axis: given.whole(f"{prefix}.{name}") for axis, name in _DEGREES.items()}
-        layout = layout_of(degrees, num_ranks, sp=bool(given.value(f"{prefix}.sequence_parallel")))
+        layout = _layout(given, model, num_ranks)
         keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
         for stage in stages:
             yield Said(f"{stage}.layout", str(layout), keys)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.estimators import (
+    GRPO,
+    LOSS_MEANS,
+    PPO,
+    REINFORCE,
+    REINFORCE_BASELINE,
+    RLOO,
+    Configuration,
+    Estimator,
+    estimator_of,
+)
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
 from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import Role
 
 _STAGES = {
     "actor": ("actor_train", "actor_logprob"),
@@ -17,74 +28,112 @@ _STAGES = {
     "reward": ("reward_score",),
 }
 
+_ESTIMATOR = "algo.advantage.estimator"
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "gae": PPO,
+    "group_norm": GRPO,
+    "dr_grpo": Estimator(algorithm="grpo", settings={"normalise_by_std": False}),
+    "rloo": RLOO,
+    "reinforce": REINFORCE,
+    "reinforce_baseline": REINFORCE_BASELINE,
+}
+
 
 def read_openrlhf(path: Path) -> Configured:
     """The configuration in a script. Raises BadInput naming the flag that has no place in a job."""
     given = read_flags(path, known_keys("openrlhf"))
-    if (estimator := given.value("algo.advantage.estimator")) != "gae":
-        raise BadInput(
-            f"--algo.advantage.estimator={estimator}: a job here trains a critic, and this configuration has none; "
-            "only gae is imported."
-        )
+    configuration = _configuration(given)
     notes = [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in given.unknown]
     if given.whole("ds.zero_stage") > 1:
         notes.append(
             f"--ds.zero_stage {given.value('ds.zero_stage')} is costed as 1: the optimizer's state is divided."
         )
-    samples = given.whole("rollout.n_samples_per_prompt")
-    if samples > 1:
-        notes.append(f"--rollout.n_samples_per_prompt {samples}: prompts that are shared are planned as many.")
-    said = [*_workload(given), *_models(given), *_algorithm(given), *_placed(given), *_generation(given)]
+    if (loss := given.value("actor.policy_loss_type")) != "ppo":
+        notes.append(f"--actor.policy_loss_type {loss}: a job clips the ratio of each token, and is costed so.")
+    notes += configuration.notes()
+    said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration), *_placed(configuration)]
+    said += _generation(configuration)
     ahead = int(bool(given.value("train.async_enable")))
     return Configured(said=tuple(said), steps_ahead=ahead, notes=tuple(notes))
 
 
-def _workload(given: GivenKeys) -> Iterator[Said]:
-    batch = given.whole("rollout.batch_size") * given.whole("rollout.n_samples_per_prompt")
+def _configuration(given: GivenKeys) -> Configuration:
+    """By the rules of train_ppo_ray: a reference where the KL penalty has a coefficient."""
+    estimator, kl = estimator_of(given, _ESTIMATOR, _ESTIMATORS), "algo.kl.init_coef"
+    has_ref, in_loss = given.number(kl) > 0, bool(given.value("algo.kl.use_loss")) and estimator is not PPO
+    return Configuration(
+        given=given,
+        key=_ESTIMATOR,
+        estimator=estimator,
+        has_ref=has_ref,
+        kl_in_loss=kl if in_loss and has_ref else None,
+        kl_in_reward=kl if not in_loss and (has_ref or estimator is PPO) else None,
+    )
+
+
+def _workload(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    samples = given.whole("rollout.n_samples_per_prompt")
+    batch = given.whole("rollout.batch_size") * samples
     longest = given.whole("data.max_len")
     response = given.value("rollout.max_new_tokens") or longest // 2
     yield Said("workload.batch_size", batch, ("rollout.batch_size", "rollout.n_samples_per_prompt"))
+    yield from configuration.group(samples, "rollout.n_samples_per_prompt")
     yield Said("workload.prompt", max(1, longest - int(response)), ("data.max_len", "rollout.max_new_tokens"))
     yield Said("workload.response", int(response), ("rollout.max_new_tokens",))
     yield Said("workload.num_minibatches", max(1, batch // given.whole("train.batch_size")), ("train.batch_size",))
     yield Said("workload.num_epochs", given.whole("train.max_epochs"), ("train.max_epochs",))
 
 
-def _models(given: GivenKeys) -> Iterator[Said]:
+def _models(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     actor, reward = given.value("actor.model_name_or_path"), given.value("reward.model_name_or_path")
     critic = given.value("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
     for role, path in (("actor", actor), ("ref", actor), ("critic", critic)):
-        yield Said(f"models.{role}", str(path), (f"{'actor' if role == 'ref' else role}.model_name_or_path",))
-    if reward and not given.value("reward.remote_url"):
+        if role in configuration.graph.roles:
+            yield Said(f"models.{role}", str(path), (f"{'actor' if role == 'ref' else role}.model_name_or_path",))
+    if _has_reward_model(given):
         yield Said("models.reward", str(reward).split(",")[0], ("reward.model_name_or_path",))
 
 
-def _algorithm(given: GivenKeys) -> Iterator[Said]:
+def _has_reward_model(given: GivenKeys) -> bool:
+    return bool(given.value("reward.model_name_or_path")) and not given.value("reward.remote_url")
+
+
+def _algorithm(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     fields = {
         "gamma": "algo.advantage.gamma",
         "gae_lambda": "algo.advantage.lambd",
-        "kl_coefficient": "algo.kl.init_coef",
-        "clip_ratio": "actor.eps_clip",
         "value_clip": "critic.value_clip",
         "temperature": "rollout.temperature",
     }
     rates = {"actor_learning_rate": "actor.adam.lr", "critic_learning_rate": "critic.adam.lr"}
     fields |= {field: key for field, key in rates.items() if given.has(key)}
-    yield from (Said(f"ppo.{field}", given.number(key), (key,)) for field, key in fields.items())
+    yield from configuration.settings(fields)
+    key = "actor.eps_clip_low_high"
+    low, high = given.pair(key) if given.has(key) else (given.number("actor.eps_clip"),) * 2
+    for name, value in (("clip_ratio", low), ("clip_ratio_high", high)):
+        yield from configuration.setting(name, value, key if given.has(key) else "actor.eps_clip")
+    key = "actor.loss_agg_mode"
+    if loss_mean := LOSS_MEANS.get(given.value(key)):
+        yield from configuration.setting("loss_mean", loss_mean, key)
 
 
 def _size(given: GivenKeys, model: str) -> tuple[int, int]:
     return given.whole(f"{model}.num_nodes"), given.whole(f"{model}.num_gpus_per_node")
 
 
-def _groups(given: GivenKeys) -> dict[str, tuple[int, int]]:
+def _groups(configuration: Configuration) -> dict[str, tuple[int, int]]:
     """The pools by the model that they are first of, the engines' among them where they have their own."""
+    given, roles = configuration.given, configuration.graph.roles
     if given.value("train.colocate_all"):
         found = {"actor": _size(given, "actor")}
     else:
-        apart = ["actor", "critic"]
-        apart += [] if given.value("train.colocate_actor_ref") else ["ref"]
-        apart += [] if given.value("train.colocate_critic_reward") else ["reward"]
+        apart = ["actor", *(["critic"] if Role.CRITIC in roles else [])]
+        apart += [] if given.value("train.colocate_actor_ref") or Role.REF not in roles else ["ref"]
+        with_critic = given.value("train.colocate_critic_reward") and Role.CRITIC in roles
+        apart += [] if with_critic or not _has_reward_model(given) else ["reward"]
         found = {model: _size(given, model) for model in apart}
     if not given.value("train.colocate_all") or given.value("train.async_enable"):
         per_node = max(ranks for _, ranks in found.values())
@@ -93,9 +142,10 @@ def _groups(given: GivenKeys) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _pools(given: GivenKeys) -> dict[str, str]:
+def _pools(configuration: Configuration) -> dict[str, str]:
     """The pool of each model, and of the engines."""
-    pools = dict(pools_in_a_row((name, nodes * ranks) for name, (nodes, ranks) in _groups(given).items()))
+    groups = _groups(configuration)
+    pools = dict(pools_in_a_row((name, nodes * ranks) for name, (nodes, ranks) in groups.items()))
     critic = pools.get("critic", pools["actor"])
     return {
         "actor": pools["actor"],
@@ -106,16 +156,17 @@ def _pools(given: GivenKeys) -> dict[str, str]:
     }
 
 
-def _placed(given: GivenKeys) -> Iterator[Said]:
-    nodes, per_node = cluster_of(_groups(given))
+def _placed(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    nodes, per_node = cluster_of(_groups(configuration))
     yield Said("cluster.nodes", nodes, ("actor.num_nodes", "train.colocate_all"))
     yield Said("cluster.ranks_per_node", per_node, ("actor.num_gpus_per_node",))
-    pools = _pools(given)
+    pools = _pools(configuration)
     degrees = {"tp": given.whole("ds.tensor_parallel_size"), "cp": given.whole("ds.ring_attn_size")}
     full = bool(given.value("actor.gradient_checkpointing_enable"))
     sleeps = bool(given.value("ds.enable_sleep")) or bool(given.value("ds.adam_offload"))
     for model, stages in _STAGES.items():
-        for stage in stages:
+        for stage in configuration.stages(*stages):
             num_ranks = int(pools[model].partition(":")[2])
             keys = (f"{model}.num_nodes", f"{model}.num_gpus_per_node", "train.colocate_all")
             yield Said(f"{stage}.pool", pools[model], keys)
@@ -130,7 +181,8 @@ def _placed(given: GivenKeys) -> Iterator[Said]:
                 )
     for model in ("ref", "reward"):
         waits = "weights" if given.value(f"{model}.offload") else "none"
-        yield Said(f"{_STAGES[model][0]}.offload", waits, (f"{model}.offload",))
+        for stage in configuration.stages(*_STAGES[model]):
+            yield Said(f"{stage}.offload", waits, (f"{model}.offload",))
 
 
 def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
@@ -144,8 +196,9 @@ def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
     return Said(f"{stage}.micro_batch_size", given.whole(key), (key,))
 
 
-def _generation(given: GivenKeys) -> Iterator[Said]:
-    yield Said("actor_generate.pool", _pools(given)["vllm"], ("vllm.num_engines", "train.colocate_all"))
+def _generation(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    yield Said("actor_generate.pool", _pools(configuration)["vllm"], ("vllm.num_engines", "train.colocate_all"))
     key = "vllm.tensor_parallel_size"
     yield Said("actor_generate.tp", given.whole(key), (key,))
     yield Said("actor_generate.pp", 1, (key,))

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.estimators import (
+    GRPO,
+    PPO,
+    REINFORCE,
+    REINFORCE_BASELINE,
+    Configuration,
+    Estimator,
+    estimator_of,
+)
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import Role
 from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
 
 _TRAINED = ("actor_train", "actor_logprob", "ref_logprob", "critic_train", "critic_value")
@@ -20,22 +31,43 @@ _DEGREES = {
     "ep": "expert-model-parallel-size",
 }
 
+_ESTIMATOR = "advantage-estimator"
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "ppo": PPO,
+    "grpo": GRPO,
+    "gspo": GRPO,
+    "reinforce_plus_plus": REINFORCE,
+    "reinforce_plus_plus_baseline": REINFORCE_BASELINE,
+}
+
 
 def read_slime(path: Path) -> Configured:
     """The configuration in a script. Raises BadInput naming the flag that has no place in a job."""
     given = read_flags(path, known_keys("slime"))
-    if (estimator := given.value("advantage-estimator")) != "ppo":
-        raise BadInput(
-            f"--advantage-estimator {estimator}: a job here trains a critic, and this configuration has none; only ppo "
-            "is imported."
-        )
+    configuration = _configuration(given)
     served = _served(given, path)
-    notes = []
-    if (samples := given.whole("n-samples-per-prompt")) > 1:
-        notes.append(f"--n-samples-per-prompt {samples}: prompts that are shared are planned as many.")
+    notes = [*configuration.notes()]
+    if given.value(_ESTIMATOR) == "gspo":
+        notes.append("--advantage-estimator gspo: a job clips the ratio of each token as grpo does, and is costed so.")
+    notes += narrowed(_DEGREES["ep"], given.whole(_DEGREES["ep"]), _layout(given))
     is_async = "train_async.py" in read_text(path, "configuration", MOST_YAML_BYTES)
-    said = [*_workload(given), *_models(given, served), *_algorithm(given), *_placed(given, served), *_training(given)]
+    said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
+    said += [*_placed(configuration, served), *_training(configuration)]
     return Configured(said=tuple(said), steps_ahead=int(is_async), notes=tuple(notes))
+
+
+def _configuration(given: GivenKeys) -> Configuration:
+    """By slime's own rule (ray/placement_group.py): a reference where a KL penalty asks for it."""
+    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS)
+    in_loss, in_reward = bool(given.value("use-kl-loss")), given.number("kl-coef") != 0
+    return Configuration(
+        given=given,
+        key=_ESTIMATOR,
+        estimator=estimator,
+        has_ref=in_loss or in_reward,
+        kl_in_loss="kl-loss-coef" if in_loss else None,
+        kl_in_reward="kl-coef" if in_reward or estimator is PPO else None,
+    )
 
 
 def _served(given: GivenKeys, path: Path) -> dict[str, Any] | None:
@@ -49,9 +81,12 @@ def _served(given: GivenKeys, path: Path) -> dict[str, Any] | None:
     return next((model for model in models if model.get("name") == "reward"), None)
 
 
-def _workload(given: GivenKeys) -> Iterator[Said]:
-    batch = given.whole("rollout-batch-size") * given.whole("n-samples-per-prompt")
+def _workload(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    samples = given.whole("n-samples-per-prompt")
+    batch = given.whole("rollout-batch-size") * samples
     yield Said("workload.batch_size", batch, ("rollout-batch-size", "n-samples-per-prompt"))
+    yield from configuration.group(samples, "n-samples-per-prompt")
     response = given.whole("rollout-max-response-len")
     prompt = given.value("rollout-max-prompt-len") or response
     yield Said("workload.prompt", int(prompt), ("rollout-max-prompt-len",))
@@ -60,27 +95,35 @@ def _workload(given: GivenKeys) -> Iterator[Said]:
     yield Said("workload.num_minibatches", int(updates), ("global-batch-size", "num-steps-per-rollout"))
 
 
-def _models(given: GivenKeys, served: dict[str, Any] | None) -> Iterator[Said]:
-    for role in ("actor", "ref", "critic"):
-        yield Said(f"models.{role}", str(given.value("hf-checkpoint")), ("hf-checkpoint",))
+def _models(configuration: Configuration, served: dict[str, Any] | None) -> Iterator[Said]:
+    for role in configuration.graph.roles:
+        if role != Role.REWARD:
+            yield Said(f"models.{role}", str(configuration.given.value("hf-checkpoint")), ("hf-checkpoint",))
     if served:
         yield Said("models.reward", str(served.get("model_path")), ("sglang-config",))
 
 
-def _algorithm(given: GivenKeys) -> Iterator[Said]:
+def _algorithm(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     fields = {
         "gamma": "gamma",
         "gae_lambda": "lambd",
-        "kl_coefficient": "kl-coef",
         "actor_learning_rate": "lr",
         "clip_ratio": "eps-clip",
+        "clip_ratio_high": "eps-clip-high",
+        "entropy_coefficient": "entropy-coef",
         "value_clip": "value-clip",
         "temperature": "rollout-temperature",
     }
-    yield from (Said(f"ppo.{field}", given.number(key), (key,)) for field, key in fields.items())
+    yield from configuration.settings(fields)
+    key = "disable-grpo-std-normalization"
+    yield from configuration.setting("normalise_by_std", not given.value(key), key)
+    key = "calculate-per-token-loss"
+    yield from configuration.setting("loss_mean", "token" if given.value(key) else "sequence", key)
 
 
-def _placed(given: GivenKeys, served: dict[str, Any] | None) -> Iterator[Said]:
+def _placed(configuration: Configuration, served: dict[str, Any] | None) -> Iterator[Said]:
+    given = configuration.given
     nodes, ranks = given.whole("actor-num-nodes"), given.whole("actor-num-gpus-per-node")
     train = nodes * ranks
     colocated = bool(given.value("colocate"))
@@ -95,7 +138,7 @@ def _placed(given: GivenKeys, served: dict[str, Any] | None) -> Iterator[Said]:
     total_nodes, per_node = cluster_of({"train": (nodes, ranks), **apart})
     yield Said("cluster.nodes", total_nodes, ("actor-num-nodes", "rollout-num-gpus"))
     yield Said("cluster.ranks_per_node", per_node, ("actor-num-gpus-per-node",))
-    for stage in _TRAINED:
+    for stage in configuration.stages(*_TRAINED):
         yield Said(f"{stage}.pool", f"0:{train}", ("actor-num-nodes", "actor-num-gpus-per-node"))
     yield Said("actor_generate.pool", pools["generate"], ("rollout-num-gpus", "colocate"))
     key = "rollout-num-gpus-per-engine"
@@ -107,11 +150,16 @@ def _placed(given: GivenKeys, served: dict[str, Any] | None) -> Iterator[Said]:
         yield Said("reward_score.pp", 1, ("sglang-config",))
 
 
-def _training(given: GivenKeys) -> Iterator[Said]:
+def _layout(given: GivenKeys) -> Layout:
     train = given.whole("actor-num-nodes") * given.whole("actor-num-gpus-per-node")
     degrees = {axis: given.whole(name) for axis, name in _DEGREES.items()}
-    layout = layout_of(degrees, train, sp=bool(given.value("sequence-parallel")))
-    for stage in _TRAINED:
+    return layout_of(degrees, train, sp=bool(given.value("sequence-parallel")))
+
+
+def _training(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    layout = _layout(given)
+    for stage in configuration.stages(*_TRAINED):
         yield Said(f"{stage}.layout", str(layout), tuple(_DEGREES.values()))
         yield _rows(given, stage, layout.cp)
         if stage.endswith("train"):

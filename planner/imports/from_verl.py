@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.estimators import (
+    GRPO,
+    LOSS_MEANS,
+    PPO,
+    REINFORCE,
+    REINFORCE_BASELINE,
+    RLOO,
+    Configuration,
+    Estimator,
+    estimator_of,
+)
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -21,38 +32,67 @@ _DEGREES = {
     "vpp": "virtual_pipeline_model_parallel_size",
 }
 
+_ESTIMATOR = "algorithm.adv_estimator"
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "gae": PPO,
+    "grpo": GRPO,
+    "grpo_vectorized": GRPO,
+    "rloo": RLOO,
+    "rloo_vectorized": RLOO,
+    "reinforce_plus_plus": REINFORCE,
+    "reinforce_plus_plus_baseline": REINFORCE_BASELINE,
+}
+
 
 def read_verl(path: Path) -> Configured:
     """The configuration in a file. Raises BadInput naming the key that has no place in a job."""
     given = read_overrides(path, known_keys("verl"))
-    _require_ppo(given)
+    configuration = _configuration(given)
     is_megatron = given.value("model_engine") == "megatron" or any(".megatron." in key for key in given.given)
     notes = [f"{key} is no key of verl {given.known.version} and says nothing here." for key in given.unknown]
     if not is_megatron:
         notes.append("model_engine is not megatron: how FSDP divides a model is no layout of ours, so it stays free.")
     if given.value("trainer.v1.trainer_mode") == "colocate_async":
         notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not known here.")
-    if given.whole(f"{_R}.n") > 1:
-        notes.append(f"{_R}.n={given.whole(f'{_R}.n')}: prompts that are shared by responses are planned as many.")
-    said = [*_workload(given), *_models(given), *_algorithm(given), *_pools(given), *_generation(given)]
+    notes += [*configuration.notes(), *_loss_notes(given)]
+    said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration)]
+    said += [*_pools(configuration), *_generation(given)]
     if is_megatron:
-        said += [*_training(given), *_reference(given)]
+        notes += _expert_notes(configuration)
+        said += [*_training(configuration), *_reference(configuration)]
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
     return Configured(said=tuple(said), steps_ahead=ahead, notes=tuple(notes))
 
 
-def _require_ppo(given: GivenKeys) -> None:
-    estimator = given.value("algorithm.adv_estimator")
-    if estimator != "gae" or given.value("critic.enable") is False:
-        raise BadInput(
-            f"algorithm.adv_estimator={estimator}: a job here trains a critic, and this configuration has none; only "
-            "gae is imported."
-        )
+def _configuration(given: GivenKeys) -> Configuration:
+    """By verl's own rules (trainer/ppo/utils.py): a reference where a KL penalty asks for it."""
+    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS)
+    if estimator is PPO and given.value("critic.enable") is False:
+        raise BadInput(f"critic.enable=False: {_ESTIMATOR}=gae trains a critic; enable it or choose another estimator.")
+    in_loss, in_reward = given.value(f"{_A}.actor.use_kl_loss"), given.value("algorithm.use_kl_in_reward")
+    return Configuration(
+        given=given,
+        key=_ESTIMATOR,
+        estimator=estimator,
+        has_ref=bool(in_loss or in_reward),
+        kl_in_loss=f"{_A}.actor.kl_loss_coef" if in_loss else None,
+        kl_in_reward="algorithm.kl_ctrl.kl_coef" if in_reward or estimator is PPO else None,
+    )
 
 
-def _workload(given: GivenKeys) -> Iterator[Said]:
+def _loss_notes(given: GivenKeys) -> Iterator[str]:
+    mode, key = given.value(f"{_A}.actor.policy_loss.loss_mode"), f"{_A}.actor.loss_agg_mode"
+    if mode != "vanilla":
+        yield f"{_A}.actor.policy_loss.loss_mode={mode}: a job clips the ratio of each token, and is costed so."
+    if given.value(key) not in LOSS_MEANS:
+        yield f"{key}={given.value(key)} is no mean that a job has; the job keeps its own."
+
+
+def _workload(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     batch, samples = given.whole("data.train_batch_size"), given.whole(f"{_R}.n")
     yield Said("workload.batch_size", batch * samples, ("data.train_batch_size", f"{_R}.n"))
+    yield from configuration.group(samples, f"{_R}.n")
     yield Said("workload.prompt", given.whole("data.max_prompt_length"), ("data.max_prompt_length",))
     yield Said("workload.response", given.whole("data.max_response_length"), ("data.max_response_length",))
     key = f"{_A}.actor.ppo_mini_batch_size"
@@ -61,27 +101,35 @@ def _workload(given: GivenKeys) -> Iterator[Said]:
     yield Said("workload.num_epochs", given.whole(key), (key,))
 
 
-def _models(given: GivenKeys) -> Iterator[Said]:
+def _models(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     for role, key in (("actor", f"{_A}.model.path"), ("ref", f"{_A}.model.path"), ("critic", "critic.model.path")):
-        yield Said(f"models.{role}", str(given.value(key)), (key,))
+        if role in configuration.graph.roles:
+            yield Said(f"models.{role}", str(given.value(key)), (key,))
     if _has_reward_model(given):
         key = f"{_RM}.model_path" if given.value(f"{_RM}.model_path") else "reward_model.model.path"
         yield Said("models.reward", str(given.value(key)), (key,))
 
 
-def _algorithm(given: GivenKeys) -> Iterator[Said]:
+def _algorithm(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     fields = {
         "gamma": "algorithm.gamma",
         "gae_lambda": "algorithm.lam",
-        "kl_coefficient": "algorithm.kl_ctrl.kl_coef",
         "actor_learning_rate": f"{_A}.actor.optim.lr",
         "critic_learning_rate": "critic.optim.lr",
-        "clip_ratio": f"{_A}.actor.clip_ratio",
+        "clip_ratio": f"{_A}.actor.clip_ratio_low",
+        "clip_ratio_high": f"{_A}.actor.clip_ratio_high",
         "value_clip": "critic.cliprange_value",
         "entropy_coefficient": f"{_A}.actor.entropy_coeff",
         "temperature": f"{_R}.temperature",
     }
-    yield from (Said(f"ppo.{field}", given.number(key), (key,)) for field, key in fields.items())
+    yield from configuration.settings(fields)
+    key = "algorithm.norm_adv_by_std_in_grpo"
+    yield from configuration.setting("normalise_by_std", bool(given.value(key)), key)
+    key = f"{_A}.actor.loss_agg_mode"
+    if loss_mean := LOSS_MEANS.get(given.value(key)):
+        yield from configuration.setting("loss_mean", loss_mean, key)
 
 
 def _has_reward_model(given: GivenKeys) -> bool:
@@ -99,7 +147,8 @@ def _shares(given: GivenKeys) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _pools(given: GivenKeys) -> Iterator[Said]:
+def _pools(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
     shares = _shares(given)
     keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
     nodes, per_node = cluster_of(shares)
@@ -107,7 +156,7 @@ def _pools(given: GivenKeys) -> Iterator[Said]:
     yield Said("cluster.ranks_per_node", per_node, keys)
     pools = dict(pools_in_a_row((name, nodes * ranks) for name, (nodes, ranks) in shares.items()))
     where = {"actor_generate": "generate", "reward_score": "score"}
-    for stage in ("actor_generate", "reward_score", "ref_logprob", *_ENGINES[f"{_A}.actor"], *_ENGINES["critic"]):
+    for stage in configuration.graph.by_name:
         pool = pools.get(where.get(stage, "train"), pools["train"])
         yield Said(f"{stage}.pool", pool, keys)
 
@@ -127,14 +176,27 @@ def _generation(given: GivenKeys) -> Iterator[Said]:
         yield Said("reward_score.pp", 1, (f"{_RM}.rollout.pipeline_model_parallel_size",))
 
 
+def _degree(given: GivenKeys, key: str) -> int:
+    return 1 if given.value(key) is None else given.whole(key)
+
+
 def _layout(given: GivenKeys, engine: str) -> Layout:
     nodes, ranks = _shares(given)["train"]
-    degrees = {axis: given.value(f"{engine}.megatron.{name}") or 1 for axis, name in _DEGREES.items()}
+    degrees = {axis: _degree(given, f"{engine}.megatron.{name}") for axis, name in _DEGREES.items()}
     return layout_of(degrees, nodes * ranks, sp=bool(given.value(f"{engine}.megatron.sequence_parallel")))
 
 
-def _training(given: GivenKeys) -> Iterator[Said]:
-    for engine, stages in _ENGINES.items():
+def _expert_notes(configuration: Configuration) -> Iterator[str]:
+    engines = [engine for engine, stages in _ENGINES.items() if configuration.stages(*stages)]
+    for engine in (*engines, *([f"{_A}.ref"] if configuration.stages("ref_logprob") else [])):
+        key = f"{engine}.megatron.{_DEGREES['ep']}"
+        yield from narrowed(key, _degree(configuration.given, key), _layout(configuration.given, engine))
+
+
+def _training(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    engines = {engine: stages for engine, stages in _ENGINES.items() if configuration.stages(*stages)}
+    for engine, stages in engines.items():
         layout, prefix = _layout(given, engine), f"{engine}.megatron"
         keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
         for stage, key in zip(stages, _budgets(given, engine), strict=True):
@@ -147,7 +209,10 @@ def _training(given: GivenKeys) -> Iterator[Said]:
         yield Said(f"{stages[1]}.offload", "optimizer" if given.value(key) else "none", (key,))
 
 
-def _reference(given: GivenKeys) -> Iterator[Said]:
+def _reference(configuration: Configuration) -> Iterator[Said]:
+    given = configuration.given
+    if not configuration.stages("ref_logprob"):
+        return
     layout, prefix = _layout(given, f"{_A}.ref"), f"{_A}.ref.megatron"
     keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
     yield Said("ref_logprob.layout", str(Layout(**{**vars(layout), "vpp": 1})), keys)

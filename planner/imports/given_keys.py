@@ -58,6 +58,13 @@ class GivenKeys:
             raise BadInput(f"{key}={found!r} is no number; give it one.")
         return float(found)
 
+    def pair(self, key: str) -> tuple[float, float]:
+        """Two numbers; raises BadInput naming the key where there are not two."""
+        found = self.value(key)
+        if not isinstance(found, list) or len(found) != 2:
+            raise BadInput(f"{key}={found!r} is not two numbers; give it the low one and the high one.")
+        return float(found[0]), float(found[1])
+
     def _followed(self, value: Any, key: str, depth: int) -> Any:
         if not isinstance(value, str) or depth > _DEEPEST:
             return value
@@ -89,18 +96,27 @@ def read_overrides(path: Path, known: KnownKeys) -> GivenKeys:
 
 
 def read_flags(path: Path, known: KnownKeys) -> GivenKeys:
-    """A script that gives a command `--key value`. Raises BadInput for one without such."""
+    """A script that gives a command `--key value`, or numbers as `--key 1 2`. Raises BadInput for one without such."""
     found: dict[str, Any] = {}
     key: str | None = None
     for word in words(read_text(path, "configuration", MOST_YAML_BYTES)):
         if word.startswith("--"):
-            key, equals, value = word.removeprefix("--").partition("=")
-            found[key] = _plain(value) if equals else True
+            key, equals, text = word.removeprefix("--").partition("=")
+            found[key] = _plain(text) if equals else True
             key = None if equals else key
         elif key is not None:
-            found[key] = _plain(word) if found[key] is True else found[key]
-            key = None
+            value = _plain(word)
+            if found[key] is True:
+                found[key] = value
+            elif _is_number(value) and (isinstance(found[key], list) or _is_number(found[key])):
+                found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), value]
+            else:
+                key = None
     return _required(path, GivenKeys(known=known, given=found))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _required(path: Path, found: GivenKeys) -> GivenKeys:

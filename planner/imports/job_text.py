@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from meshwright.planner.imports.said import Configured
-from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.job import SETTINGS_KEYS, Job
+from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
@@ -46,9 +47,15 @@ class JobSource:
     def _tree(self, configured: Configured, directory: Path) -> dict[str, Any]:
         words = configured.words
         prompt, response = int(words["workload.prompt"]), int(words["workload.response"])
+        algorithm = configured.algorithm
+        roles = graph_of(algorithm, has_ref="models.ref" in words).roles
+        own = SETTINGS_KEYS[algorithm]
         return {
+            **({} if algorithm == "ppo" else {"algorithm": algorithm}),
             "models": {
-                role.value: {"path": os.path.relpath(self._model(role, configured), directory)} for role in Role
+                role.value: {"path": os.path.relpath(self._model(role, configured), directory)}
+                for role in Role
+                if role in roles
             },
             "cluster": {
                 "device": self.device,
@@ -59,13 +66,14 @@ class JobSource:
             "precision": "bf16",
             "workload": {
                 "batch_size": words["workload.batch_size"],
+                "group_size": words.get("workload.group_size", 1),
                 "prompt": {"max": prompt, "fixed": prompt},
                 "response": {"max": response, "fixed": response},
                 "num_minibatches": words["workload.num_minibatches"],
                 "num_epochs": words.get("workload.num_epochs", 1),
             },
             "staleness": configured.steps_ahead,
-            "ppo": {what.removeprefix("ppo."): value for what, value in words.items() if what.startswith("ppo.")},
+            own: {what.partition(".")[2]: value for what, value in words.items() if what.partition(".")[0] == own},
         }
 
     def _model(self, role: Role, configured: Configured) -> Path:

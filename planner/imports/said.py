@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -34,9 +36,14 @@ class Configured:
         """Every value by what it is of."""
         return {one.what: one.value for one in self.said}
 
+    @property
+    def algorithm(self) -> Algorithm:
+        return cast(Algorithm, self.words.get("algorithm", "ppo"))
+
 
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
-    """The layout on so many ranks whose replicas have these degrees.
+    """The layout on so many ranks whose replicas have these degrees; experts are spread over replicas alone, so that
+    their degree is the largest that divides the one given and the replicas.
 
     Raises BadInput where they do not divide the ranks.
     """
@@ -44,7 +51,14 @@ def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -
     if each < 1 or num_ranks % each:
         told = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if axis in ("tp", "pp", "cp"))
         raise BadInput(f"{told} does not divide the {num_ranks} ranks that it is for; give degrees that do.")
-    return Layout(**degrees, dp=num_ranks // each, sp=sp and degrees.get("tp", 1) > 1)
+    dp = num_ranks // each
+    return Layout(**{**degrees, "ep": math.gcd(degrees.get("ep", 1), dp)}, dp=dp, sp=sp and degrees.get("tp", 1) > 1)
+
+
+def narrowed(key: str, ep: int, layout: Layout) -> Iterator[str]:
+    """A sentence where experts are spread less wide than the key says."""
+    if layout.ep != ep:
+        yield f"{key}={ep} is read as {layout.ep}: experts are spread over replicas here, and there are {layout.dp}."
 
 
 def rows_of(budget: int, cp: int, mean_tokens: float) -> int:

@@ -39,11 +39,15 @@ def words(text: str) -> list[str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Logical lines: joined where one goes on behind a backslash or inside brackets of an array, without comments."""
-    whole = ""
+    """Logical lines: joined where one goes on behind a backslash, inside quotes or inside brackets of an array, without
+    comments."""
+    whole, quote = "", ""
     for line in text.replace("\\\n", " ").splitlines():
-        bare = re.sub(r"(^|\s)#.*$", "", line)
+        bare = line if quote else re.sub(r"(^|\s)#.*$", "", line)
         whole = f"{whole} {bare}" if whole else bare
+        quote = _quote_behind(bare, quote)
+        if quote:
+            continue
         if re.match(r"^\s*[A-Za-z_]\w*=\((?!\()", whole) and not re.search(r"\)\s*$", whole):
             continue
         if whole.strip():
@@ -51,6 +55,21 @@ def _lines(text: str) -> Iterator[str]:
         whole = ""
     if whole.strip():
         yield whole.strip()
+
+
+def _quote_behind(line: str, quote: str) -> str:
+    """The quote that is open behind a line, before which one may be; empty where none is."""
+    is_escaped = False
+    for character in line:
+        if is_escaped:
+            is_escaped = False
+        elif character == "\\" and quote != "'":
+            is_escaped = True
+        elif quote and character == quote:
+            quote = ""
+        elif not quote and character in "'\"":
+            quote = character
+    return quote
 
 
 def _filled(text: str, variables: dict[str, str], arrays: dict[str, list[str]]) -> str:

@@ -167,7 +167,7 @@ _AnySpec: TypeAlias = Annotated[
 ]
 
 
-_OWN: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
+SETTINGS_KEYS: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
 """The key of a job under which an algorithm has its settings."""
 
 DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
@@ -207,20 +207,26 @@ class Job(Document):
         """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
         algorithm."""
         found = _without(written(self), "ppo", "algorithm")
-        return {key: value for key, value in found.items() if key not in _OWN.values() or key == _OWN[self.algorithm]}
+        return {
+            key: value
+            for key, value in found.items()
+            if key not in SETTINGS_KEYS.values() or key == SETTINGS_KEYS[self.algorithm]
+        }
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload)
-        given = [key for key in _OWN.values() if key in self.model_fields_set and getattr(self, key) is not None]
-        require_own_settings(self.algorithm, _OWN[self.algorithm], given)
-        require_reference(_OWN[self.algorithm], self.settings, self.models.roles)
+        given = [
+            key for key in SETTINGS_KEYS.values() if key in self.model_fields_set and getattr(self, key) is not None
+        ]
+        require_own_settings(self.algorithm, SETTINGS_KEYS[self.algorithm], given)
+        require_reference(SETTINGS_KEYS[self.algorithm], self.settings, self.models.roles)
         return self
 
     @property
     def settings(self) -> LearningSettings:
         """Those of the algorithm; its defaults where the job gives none."""
-        key = _OWN[self.algorithm]
+        key = SETTINGS_KEYS[self.algorithm]
         found: LearningSettings | None = getattr(self, key)
         return DEFAULT_SETTINGS[key] if found is None else found
 

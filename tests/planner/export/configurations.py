@@ -13,6 +13,7 @@ from meshwright.planner.export.within import within
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import best, facts_of
 
@@ -26,9 +27,9 @@ def configuration(name: str, plan: Plan | None = None) -> dict[str, Value]:
 
 
 @cache
-def plan_ahead(name: str) -> Plan:
+def plan_ahead(name: str, algorithm: Algorithm = "ppo") -> Plan:
     """The best plan in which generation works a step ahead of the training."""
-    facts = facts_of(staleness=1)
+    facts = facts_of(staleness=1, algorithm=algorithm)
     found = within(_ahead(TRAINERS[name]), facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found.plan

@@ -6,24 +6,31 @@ from functools import cache
 
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.export.within import Within, within
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 
 NAMES = tuple(TRAINERS)
 
 
-def facts_of(*, staleness: int = 0, ranks_per_node: int = 4) -> Facts:
-    """Four tiny models on a few ranks with two updates a step."""
+def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorithm = "ppo") -> Facts:
+    """Tiny models on a few ranks with two updates a step; without a critic in groups of four, in grpo no reference."""
     facts = small_facts(ranks_per_node=ranks_per_node, memory_bytes=2**34, num_minibatches=2)
-    return facts.model_copy(update={"staleness": staleness})
+    update: dict[str, object] = {"staleness": staleness}
+    if algorithm != "ppo":
+        ref = None if algorithm == "grpo" else facts.models.ref
+        models = RoleModels(actor=facts.models.actor, ref=ref, reward=facts.models.reward)
+        workload = facts.workload.model_copy(update={"group_size": 4})
+        update |= {"algorithm": algorithm, "models": models, "workload": workload}
+    return facts.model_copy(update=update)
 
 
 @cache
-def best(name: str, staleness: int = 0) -> Within:
+def best(name: str, staleness: int = 0, algorithm: Algorithm = "ppo") -> Within:
     """The best plan of such a job that a trainer can say."""
-    facts = facts_of(staleness=staleness)
+    facts = facts_of(staleness=staleness, algorithm=algorithm)
     found = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found

@@ -12,11 +12,17 @@ from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse
+from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import NAMES, best, facts_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+
+SAMPLES = ("actor_rollout_ref.rollout.n", "rollout.n_samples_per_prompt", "n-samples-per-prompt")
+BATCHES = ("data.train_batch_size", "rollout.batch_size", "rollout-batch-size")
+WRITTEN = [(name, algorithm) for name in NAMES for algorithm in TRAINERS[name].algorithms if algorithm != "ppo"]
 
 
 def no_model(_facts: Facts) -> CostModel:
@@ -62,3 +68,23 @@ def test_a_job_that_it_cannot_hold_has_no_export() -> None:
     facts = small_facts(memory_bytes=2**10)
     plan = random_plan(0, facts, model_of(facts))
     assert exported(TRAINERS["openrlhf"], plan, model_of) is None
+
+
+@pytest.mark.parametrize(("name", "algorithm"), WRITTEN)
+def test_a_plan_without_a_critic_is_written_without_one(name: str, algorithm: Algorithm) -> None:
+    plan = best(name, algorithm=algorithm).plan
+    found = exported(TRAINERS[name], plan, no_model)
+    assert found is not None
+    assert found.plan == plan
+    said = {setting.key: setting.value for setting in found.settings if setting.value is not False}
+    assert not [key for key in said if "critic" in key]
+    assert "megatron.yaml" not in found.files
+    (samples,) = (said[key] for key in SAMPLES if key in said)
+    (batch,) = (said[key] for key in BATCHES if key in said)
+    assert (samples, batch) == (4, plan.facts.workload.num_prompts)
+
+
+def test_an_algorithm_that_is_not_written_for_a_trainer_is_refused_by_name() -> None:
+    plan = best("nemo-rl", algorithm="grpo").plan
+    with pytest.raises(BadInput, match="algorithm=grpo is not written for nemo-rl, only ppo; run the plan here"):
+        exported(TRAINERS["nemo-rl"], plan, no_model)

@@ -21,7 +21,7 @@ def test_paths_are_those_of_the_job_or_names() -> None:
     assert Path(given.path(Role.ACTOR)).is_absolute()
     alone = ExportInput(plan=plan)
     assert alone.path(Role.CRITIC) == "models/critic"
-    assert alone.ppo == PPO()
+    assert alone.settings == PPO()
 
 
 def test_a_trainer_is_told_with_the_version_that_is_known() -> None:

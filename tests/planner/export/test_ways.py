@@ -7,6 +7,7 @@ import pytest
 from meshwright.planner.export.ways import SameChoice, Way, no_overlap, parts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pools import pool_violations
+from meshwright.profiles.algorithms import graph_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 
@@ -49,3 +50,15 @@ def test_without_overlap_nothing_streams_and_no_sequence_runs_on() -> None:
     assert "actor_generate.overcommit=0" in pins
     assert "ref_logprob.chunk_tokens=0" in pins
     assert not any(pin.startswith("actor_train.") for pin in pins)
+
+
+def test_of_a_job_without_a_critic_a_way_fixes_what_is_left() -> None:
+    graph = graph_of("grpo", has_ref=False)
+    way = Way(
+        name="any",
+        pins=("critic_train.vpp=1", "ref_logprob.offload=none", "actor_train.vpp=1"),
+        alike=(SameChoice("critic_value", "critic_train"), SameChoice("actor_logprob", "actor_train")),
+    ).of(graph)
+    assert way.pins == ("actor_train.vpp=1",)
+    assert way.alike == (SameChoice("actor_logprob", "actor_train"),)
+    assert way.ahead(graph).keys() == graph.by_name.keys()

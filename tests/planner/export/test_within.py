@@ -10,16 +10,18 @@ from meshwright.planner.export.within import within
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import NAMES, best, facts_of
 from tests.planner.jobs import small_facts
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(name: str, staleness: int) -> None:
-    found = best(name, staleness)
+def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(name: str, staleness: int, algorithm: Algorithm) -> None:
+    found = best(name, staleness, algorithm)
     assert verify(found.plan) == ()
     assert list(found.way.broken(found.plan)) == []
     assert found.plan.solver.bound_seconds <= found.plan.period_seconds

@@ -11,6 +11,7 @@ from meshwright.planner.imports.costed import imported
 from meshwright.planner.imports.readers import READERS
 from meshwright.planner.imports.said import Said
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import NAMES, facts_of
 from tests.planner.imports.written import plan_of, written
@@ -20,11 +21,17 @@ LIMITS = Limits(gap=0.3)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("name", NAMES)
-def test_what_was_exported_costs_the_same_when_it_is_imported(tmp_path: Path, name: str, staleness: int) -> None:
-    plan = plan_of(name, staleness)
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [*((name, "ppo") for name in NAMES), ("verl", "rloo"), ("openrlhf", "grpo"), ("slime", "grpo")],
+)
+def test_what_was_exported_costs_the_same_when_it_is_imported(
+    tmp_path: Path, name: str, algorithm: Algorithm, staleness: int
+) -> None:
+    plan = plan_of(name, staleness, algorithm)
     reader = READERS[name]
     configured = reader.read(written(name, plan, tmp_path))
+    assert configured.algorithm == algorithm
     found = imported(reader, configured, plan.facts, model_of, limits=Limits(gap=0.05))
     assert found.plan is not None
     assert found.plan.period_seconds == pytest.approx(plan.period_seconds, rel=0.01)
@@ -60,3 +67,21 @@ def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> No
     assert (found.plan, found.within, found.best) == (None, None, None)
     assert any("fits into no memory as it is" in note for note in found.notes)
     assert "searching what openrlhf can say" in told
+
+
+def test_grpo_is_costed_as_it_is_and_within_the_trainer(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python3 train.py --advantage-estimator grpo --rollout-batch-size 4 --n-samples-per-prompt 4 --colocate "
+        "--rollout-max-response-len 128 --rollout-max-prompt-len 64 --global-batch-size 8 "
+        "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2\n"
+    )
+    facts = facts_of(algorithm="grpo")
+    found = imported(READERS["slime"], READERS["slime"].read(path), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    assert found.plan.placement("actor_train").layout.tp == 2
+    assert found.within is not None
+    assert found.best is not None
+    assert found.best.period_seconds <= found.plan.period_seconds * (1 + 1e-9)
+    assert any(one.what == "workload.group_size" for one in found.deciding)
+    assert not any(one.what.startswith("grpo.") for one in found.deciding)

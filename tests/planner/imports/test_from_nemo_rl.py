@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_nemo_rl import read_nemo_rl
+from meshwright.planner.imports.said import Configured
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
@@ -29,11 +30,38 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert found.steps_ahead == plan.ahead[GENERATE]
 
 
-def test_what_trains_no_critic_is_refused(tmp_path: Path) -> None:
+def configured(tmp_path: Path, text: str) -> Configured:
     path = tmp_path / "run.yaml"
-    path.write_text("grpo: {num_prompts_per_step: 8}\npolicy: {train_micro_batch_size: 2}\n")
-    with pytest.raises(BadInput, match="only PPO is imported"):
-        read_nemo_rl(path)
+    path.write_text(text)
+    return read_nemo_rl(path)
+
+
+def test_grpo_has_the_defaults_of_its_own_configuration_and_no_value_model(tmp_path: Path) -> None:
+    found = configured(tmp_path, "grpo: {num_prompts_per_step: 8}\npolicy: {megatron_cfg: {enabled: true}}\n")
+    words = found.words
+    assert (found.algorithm, words["workload.group_size"], words["workload.batch_size"]) == ("grpo", 16, 128)
+    assert (words["workload.prompt"], words["workload.response"]) == (256, 256)
+    assert (words["grpo.kl_coefficient"], words["grpo.loss_mean"]) == (0.01, "token")
+    assert "models.ref" in words
+    assert not any(one.what.startswith(("critic", "models.critic", "ppo")) for one in found.said)
+    assert any("use_leave_one_out_baseline" in note for note in found.notes)
+
+
+def test_a_reference_that_is_not_asked_is_none(tmp_path: Path) -> None:
+    text = """
+grpo: {adv_estimator: {name: reinforce_plus_plus, minus_baseline: true}, skip_reference_policy_logprobs_calculation: 1}
+loss_fn: {reference_policy_kl_penalty: 0.0}
+"""
+    words = configured(tmp_path, text).words
+    assert (words["algorithm"], words["reinforce.group_baseline"]) == ("reinforce++", True)
+    assert "models.ref" not in words
+
+
+def test_other_trainings_and_estimators_are_refused_by_their_keys(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"dpo.epochs: configuration .* is of another training"):
+        configured(tmp_path, "dpo: {epochs: 1}\npolicy: {train_micro_batch_size: 2}\n")
+    with pytest.raises(BadInput, match=r"grpo.adv_estimator.name=gdpo is no algorithm of a job"):
+        configured(tmp_path, "grpo: {adv_estimator: {name: gdpo}}\npolicy: {train_micro_batch_size: 2}\n")
 
 
 def test_what_leaves_no_rank_to_train_is_refused(tmp_path: Path) -> None:

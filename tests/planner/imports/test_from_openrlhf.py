@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_openrlhf import read_openrlhf
+from meshwright.planner.imports.said import Configured
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
@@ -29,11 +30,48 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert found.steps_ahead == plan.ahead[GENERATE]
 
 
-def test_what_trains_no_critic_is_refused_by_its_flag(tmp_path: Path) -> None:
+def configured(tmp_path: Path, *flags: str) -> Configured:
+    """What a configuration of eight ranks for all models says, with flags behind it."""
+    given = ["--train.colocate_all", "--actor.num_gpus_per_node 8", "--rollout.n_samples_per_prompt 8"]
     path = tmp_path / "run.sh"
-    path.write_text("python3 -m openrlhf.cli.train_ppo_ray --algo.advantage.estimator rloo\n")
-    with pytest.raises(BadInput, match=r"algo.advantage.estimator=rloo"):
-        read_openrlhf(path)
+    path.write_text(f"python3 -m openrlhf.cli.train_ppo_ray {' '.join([*given, *flags])}\n")
+    return read_openrlhf(path)
+
+
+def test_a_group_norm_is_grpo_with_its_own_settings(tmp_path: Path) -> None:
+    flags = ("--algo.advantage.estimator group_norm", "--actor.eps_clip_low_high 0.2 0.27", "--algo.kl.use_loss")
+    found = configured(tmp_path, *flags, "--algo.kl.init_coef 1e-3")
+    words = found.words
+    assert (found.algorithm, words["workload.group_size"], words["grpo.kl_coefficient"]) == ("grpo", 8, 1e-3)
+    assert (words["grpo.clip_ratio"], words["grpo.clip_ratio_high"]) == (0.2, 0.27)
+    assert "models.ref" in words
+    assert "models.critic" not in words
+    assert not any(one.what.startswith("critic") for one in found.said)
+
+
+def test_no_coefficient_of_kl_is_no_reference(tmp_path: Path) -> None:
+    found = configured(tmp_path, "--algo.advantage.estimator dr_grpo", "--algo.kl.init_coef 0")
+    assert found.words["grpo.normalise_by_std"] is False
+    assert "models.ref" not in found.words
+
+
+def test_models_that_are_not_there_have_no_ranks_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python3 -m openrlhf.cli.train_ppo_ray --algo.advantage.estimator reinforce --algo.kl.init_coef 0 "
+        "--vllm.num_engines 8 --reward.remote_url f.py\n"
+    )
+    words = read_openrlhf(path).words
+    assert (words["algorithm"], words["cluster.nodes"], words["actor_generate.pool"]) == ("reinforce++", 2, "8:8")
+
+
+def test_an_estimator_that_no_job_has_is_refused_by_its_flag(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"algo.advantage.estimator=flash_reinforce is no algorithm of a job"):
+        configured(tmp_path, "--algo.advantage.estimator flash_reinforce")
+    with pytest.raises(BadInput, match=r"rollout.n_samples_per_prompt=1: rloo compares"):
+        configured(tmp_path, "--algo.advantage.estimator rloo", "--rollout.n_samples_per_prompt=1")
+    with pytest.raises(BadInput, match=r"actor.eps_clip_low_high=0.2 is not two numbers"):
+        configured(tmp_path, "--actor.eps_clip_low_high 0.2")
 
 
 def test_flags_that_are_not_known_and_zero_are_told(tmp_path: Path) -> None:

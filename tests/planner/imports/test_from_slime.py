@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_slime import read_slime
+from meshwright.planner.imports.said import Configured
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
@@ -29,11 +30,38 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert found.steps_ahead == plan.ahead[GENERATE]
 
 
-def test_what_trains_no_critic_is_refused_by_its_flag(tmp_path: Path) -> None:
+def configured(tmp_path: Path, *flags: str) -> Configured:
+    """What a configuration of GRPO on eight ranks says, with flags behind it."""
+    given = ["--advantage-estimator grpo", "--colocate", "--rollout-batch-size 32", "--n-samples-per-prompt 8"]
+    given += ["--rollout-max-response-len 8192", "--global-batch-size 256"]
     path = tmp_path / "run.sh"
-    path.write_text("python3 train.py --advantage-estimator grpo --rollout-batch-size 8\n")
-    with pytest.raises(BadInput, match="--advantage-estimator grpo"):
-        read_slime(path)
+    path.write_text(f"python3 train.py {' '.join([*given, *flags])}\n")
+    return read_slime(path)
+
+
+def test_grpo_has_groups_its_own_settings_and_no_critic(tmp_path: Path) -> None:
+    found = configured(tmp_path, "--eps-clip-high 0.28", "--disable-grpo-std-normalization")
+    words = found.words
+    assert (found.algorithm, words["workload.group_size"], words["workload.batch_size"]) == ("grpo", 8, 256)
+    assert (words["grpo.clip_ratio"], words["grpo.clip_ratio_high"]) == (0.2, 0.28)
+    assert words["grpo.normalise_by_std"] is False
+    assert words["grpo.loss_mean"] == "sequence"
+    assert "models.ref" not in words
+    assert not any(one.what.startswith(("critic", "ref_", "models.critic")) for one in found.said)
+
+
+def test_a_kl_loss_asks_for_a_reference_whatever_its_coefficient(tmp_path: Path) -> None:
+    words = configured(tmp_path, "--use-kl-loss", "--kl-loss-coef 0.00").words
+    assert words["grpo.kl_coefficient"] == 0.0
+    assert "ref_logprob.layout" in words
+
+
+def test_gspo_is_read_as_grpo_and_told_and_others_are_refused(tmp_path: Path) -> None:
+    found = configured(tmp_path, "--advantage-estimator gspo")
+    assert found.algorithm == "grpo"
+    assert any("--advantage-estimator gspo" in note for note in found.notes)
+    with pytest.raises(BadInput, match="advantage-estimator=on_policy_distillation is no algorithm of a job"):
+        configured(tmp_path, "--advantage-estimator on_policy_distillation")
 
 
 def test_ranks_that_leave_none_to_generate_are_refused(tmp_path: Path) -> None:

@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_verl import read_verl
+from meshwright.planner.imports.said import Configured
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import GENERATE
 from tests.planner.imports.written import plan_of, written
+
+ACTOR = "actor_rollout_ref.actor"
+MICRO_BATCHES = (
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -29,11 +37,61 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert found.steps_ahead == plan.ahead[GENERATE]
 
 
-def test_what_trains_no_critic_is_refused_by_its_key(tmp_path: Path) -> None:
+def configured(tmp_path: Path, *overrides: str) -> Configured:
+    """What a GRPO configuration says, with overrides behind it."""
+    given = ["model_engine=megatron", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", *MICRO_BATCHES]
     path = tmp_path / "run.sh"
-    path.write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.nnodes=1\n")
-    with pytest.raises(BadInput, match=r"algorithm.adv_estimator=grpo: a job here trains a critic"):
-        read_verl(path)
+    path.write_text(f"python3 -m verl.trainer.main_ppo {' '.join([*given, *overrides])}\n")
+    return read_verl(path)
+
+
+def test_grpo_has_groups_its_own_settings_and_no_critic(tmp_path: Path) -> None:
+    found = configured(tmp_path, f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean")
+    words = found.words
+    assert (found.algorithm, words["workload.group_size"], words["workload.batch_size"]) == ("grpo", 4, 4096)
+    assert words["workload.num_minibatches"] == 4
+    assert (words["grpo.clip_ratio_high"], words["grpo.loss_mean"]) == (0.28, "sequence")
+    assert words["grpo.normalise_by_std"] is True
+    assert not any(one.what.partition(".")[0] in ("ppo", "critic_train", "critic_value") for one in found.said)
+    assert "models.critic" not in words
+
+
+def test_a_kl_penalty_asks_for_a_reference(tmp_path: Path) -> None:
+    assert "models.ref" not in configured(tmp_path).words
+    in_loss = configured(tmp_path, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.003")
+    assert in_loss.words["grpo.kl_coefficient"] == 0.003
+    assert "ref_logprob.layout" in in_loss.words
+    assert not in_loss.notes
+    in_reward = configured(tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.02")
+    assert in_reward.words["grpo.kl_coefficient"] == 0.02
+    assert any("algorithm.kl_ctrl.kl_coef is read as that of the loss" in note for note in in_reward.notes)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "algorithm"),
+    [("rloo", "rloo"), ("reinforce_plus_plus", "reinforce++"), ("reinforce_plus_plus_baseline", "reinforce++")],
+)
+def test_the_other_estimators_are_algorithms_too(tmp_path: Path, estimator: str, algorithm: str) -> None:
+    found = configured(tmp_path, f"algorithm.adv_estimator={estimator}")
+    assert found.algorithm == algorithm
+    assert found.words.get("reinforce.group_baseline", False) is estimator.endswith("baseline")
+
+
+def test_an_estimator_that_no_job_has_is_refused_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"algorithm.adv_estimator=gpg is no algorithm of a job; configure one of gae"):
+        configured(tmp_path, "algorithm.adv_estimator=gpg")
+    with pytest.raises(BadInput, match=r"actor_rollout_ref.rollout.n=1: grpo compares the samples of a prompt"):
+        configured(tmp_path, "actor_rollout_ref.rollout.n=1")
+    with pytest.raises(BadInput, match=r"critic.enable=False"):
+        configured(tmp_path, "algorithm.adv_estimator=gae", "critic.enable=False")
+
+
+def test_losses_that_no_job_has_are_told_and_a_degree_that_a_script_computes_is_named(tmp_path: Path) -> None:
+    found = configured(tmp_path, f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.loss_agg_mode=token-sum")
+    assert sum("policy_loss.loss_mode=gspo" in note or "loss_agg_mode=token-sum" in note for note in found.notes) == 2
+    assert "grpo.loss_mean" not in found.words
+    with pytest.raises(BadInput, match=r"pipeline_model_parallel_size='\$STAGES' is no whole number"):
+        configured(tmp_path, f"{ACTOR}.megatron.pipeline_model_parallel_size=$STAGES")
 
 
 def test_fsdp_leaves_layouts_free_and_unknown_keys_are_told(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_overrides_and_flags_are_read_from_scripts(tmp_path: Path) -> None:
     assert given.unknown == ("a.b",)
     script.write_text("python3 train.py --colocate --lr 1e-6 --rollout-batch-size=8 --betas 0.9 0.95\n")
     flags = read_flags(script, known_keys("slime")).given
-    assert (flags["colocate"], flags["lr"], flags["rollout-batch-size"], flags["betas"]) == (True, 1e-6, 8, 0.9)
+    assert (flags["colocate"], flags["lr"], flags["rollout-batch-size"], flags["betas"]) == (True, 1e-6, 8, [0.9, 0.95])
 
 
 def test_a_yaml_file_stands_over_those_that_it_names(tmp_path: Path) -> None:

@@ -40,3 +40,24 @@ def test_a_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
     without = replace(configured, said=tuple(one for one in configured.said if one.what != "models.reward"))
     with pytest.raises(BadInput, match=r"has no reward model, and a job has one; .* --model reward=PATH"):
         replace(elsewhere, shapes=shapes).text(without, tmp_path)
+
+
+@pytest.mark.parametrize(("kl", "roles"), [("True", ["actor", "ref", "reward"]), ("False", ["actor", "reward"])])
+def test_a_job_without_a_critic_has_the_roles_and_settings_of_its_algorithm(
+    tmp_path: Path, kl: str, roles: list[str]
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 "
+        f"actor_rollout_ref.actor.use_kl_loss={kl} actor_rollout_ref.actor.clip_ratio_high=0.28\n"
+    )
+    shapes = {"": tmp_path / "models/actor", "reward": tmp_path / "models/reward"}
+    source = JobSource(path=path, trainer="verl", device="h100-sxm", shapes=shapes)
+    (tmp_path / "job.yaml").write_text(source.text(READERS["verl"].read(path), tmp_path))
+    job = read_job(tmp_path / "job.yaml")
+    assert job.algorithm == "grpo"
+    assert [role.value for role in job.models.roles] == roles
+    assert (job.workload.batch_size, job.workload.group_size) == (8192, 8)
+    assert job.grpo is not None
+    assert job.grpo.clip_range == (0.8, 1.28)
+    assert job.grpo.loss_mean == "token"

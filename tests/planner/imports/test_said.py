@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -36,3 +36,12 @@ def test_pools_are_nodes_or_parts_of_one() -> None:
 def test_words_are_found_by_what_they_are_of() -> None:
     found = Configured(said=(Said("cluster.nodes", 2, ("trainer.nnodes",)),), steps_ahead=0)
     assert found.words == {"cluster.nodes": 2}
+
+
+def test_experts_that_are_wider_than_the_replicas_are_narrowed_and_told() -> None:
+    layout = layout_of({"tp": 4, "ep": 8}, 8)
+    assert (layout.dp, layout.ep) == (2, 2)
+    assert list(narrowed("ep-size", 8, layout)) == [
+        "ep-size=8 is read as 2: experts are spread over replicas here, and there are 2."
+    ]
+    assert not list(narrowed("ep-size", 2, layout))

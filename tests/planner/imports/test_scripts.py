@@ -49,3 +49,8 @@ def test_what_is_not_known_stays_as_it_is_written() -> None:
 def test_a_quote_that_does_not_end_is_refused() -> None:
     with pytest.raises(BadInput, match="close its quotes"):
         words("run 'x")
+
+
+def test_quotes_may_span_lines_and_hide_comments() -> None:
+    text = 'ENV="{\n  a: # 1\n}"\nrun --env "$ENV" \'it is\n# not a comment\' "it\'s" --tp 4\n'
+    assert words(text) == ["run", "--env", "{   a: # 1 }", "it is # not a comment", "it's", "--tp", "4"]

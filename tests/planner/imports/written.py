@@ -8,6 +8,7 @@ from pathlib import Path
 from meshwright.planner.export.exported import exported
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
 from tests.planner.export.configurations import plan_ahead
 from tests.planner.export.plans import best
@@ -27,9 +28,9 @@ CONFIG = {
 FILES = {"verl": "run.sh", "nemo-rl": "config.yaml", "openrlhf": "run.sh", "slime": "run.sh"}
 
 
-def plan_of(name: str, staleness: int) -> Plan:
+def plan_of(name: str, staleness: int, algorithm: Algorithm = "ppo") -> Plan:
     """The best plan that a trainer can say; with a staleness, one in which generation works ahead."""
-    return plan_ahead(name) if staleness else best(name).plan
+    return plan_ahead(name, algorithm) if staleness else best(name, algorithm=algorithm).plan
 
 
 def written(name: str, plan: Plan, directory: Path) -> Path:

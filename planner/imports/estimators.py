@@ -1,0 +1,112 @@
+"""The algorithm of a configuration: ours for a trainer's estimator of advantages, and its settings by a job's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from meshwright.planner.imports.given_keys import GivenKeys
+from meshwright.planner.imports.said import Said, Word
+from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS
+from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import StageGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """What one of a trainer's estimators is in a job: an algorithm, and settings of it that the name decides."""
+
+    algorithm: Algorithm
+    settings: Mapping[str, Word] = field(default_factory=dict)
+
+
+PPO = Estimator(algorithm="ppo")
+GRPO = Estimator(algorithm="grpo")
+RLOO = Estimator(algorithm="rloo")
+REINFORCE = Estimator(algorithm="reinforce++")
+REINFORCE_BASELINE = Estimator(algorithm="reinforce++", settings={"group_baseline": True})
+
+LOSS_MEANS: Mapping[object, str] = {
+    "token-mean": "token",
+    "seq-mean-token-mean": "sequence",
+    "seq-mean-token-sum-norm": "constant",
+}
+"""What a loss is a mean over, by the names that verl has for it and others took over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What a configuration trains with: the estimator under its key, and keys of the KL penalty where it has one, in
+    the loss, inside the reward, or both. It has a reference where `has_ref`."""
+
+    given: GivenKeys
+    key: str
+    estimator: Estimator
+    has_ref: bool
+    kl_in_loss: str | None = None
+    kl_in_reward: str | None = None
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.estimator.algorithm
+
+    @property
+    def graph(self) -> StageGraph:
+        """The stages of its job."""
+        return graph_of(self.algorithm, has_ref=self.has_ref)
+
+    def stages(self, *names: str) -> tuple[str, ...]:
+        """Those of the stages that its job has."""
+        return tuple(name for name in names if name in self.graph.by_name)
+
+    def group(self, samples: int, *keys: str) -> Iterator[Said]:
+        """The algorithm and the samples of a prompt; raises BadInput where it has none to compare."""
+        if self.algorithm in COMPARES_GROUPS and samples == 1:
+            raise BadInput(
+                f"{keys[0]}=1: {self.algorithm} compares the samples of a prompt with each other; use 2 or more."
+            )
+        yield Said("algorithm", self.algorithm, (self.key,))
+        yield Said("workload.group_size", samples, keys)
+
+    def settings(self, keys: Mapping[str, str]) -> Iterator[Said]:
+        """The settings that the algorithm has, of numbers under the trainer's keys by our names, and those that its
+        estimator and its KL penalty decide."""
+        own = SETTINGS_KEYS[self.algorithm]
+        known = type(DEFAULT_SETTINGS[own]).model_fields
+        if kl_key := self._kl_key:
+            keys = {**keys, "kl_coefficient": kl_key}
+        for name, key in keys.items():
+            if name in known and self.given.value(key) is not None:
+                yield Said(f"{own}.{name}", self.given.number(key), (key,))
+        for name, value in self.estimator.settings.items():
+            yield Said(f"{own}.{name}", value, (self.key,))
+
+    def setting(self, name: str, value: Word, key: str) -> Iterator[Said]:
+        """One more setting, if the algorithm has it."""
+        own = SETTINGS_KEYS[self.algorithm]
+        if name in type(DEFAULT_SETTINGS[own]).model_fields:
+            yield Said(f"{own}.{name}", value, (key,))
+
+    def notes(self) -> Iterator[str]:
+        """What is read otherwise than it is said."""
+        place = "loss" if self.algorithm == "grpo" else "reward"
+        own = self.kl_in_loss if place == "loss" else self.kl_in_reward
+        other = self.kl_in_reward if place == "loss" else self.kl_in_loss
+        if other and own:
+            yield f"{other} is left out: {self.algorithm} has its KL penalty in the {place} here."
+        elif other and self.algorithm != "ppo":
+            yield f"{other} is read as that of the {place}: there {self.algorithm} has its KL penalty here."
+
+    @property
+    def _kl_key(self) -> str | None:
+        one, other = self.kl_in_loss, self.kl_in_reward
+        return (one or other) if self.algorithm == "grpo" else (other or one)
+
+
+def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator]) -> Estimator:
+    """What an estimator is in a job. Raises BadInput for one that no algorithm of a job has."""
+    name = given.value(key)
+    if name not in known:
+        raise BadInput(f"{key}={name} is no algorithm of a job; configure one of {', '.join(known)}.")
+    return known[name]

@@ -1,0 +1,55 @@
+"""The KL penalty of a configuration is read from where the algorithm has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.imports.estimators import GRPO, PPO, REINFORCE, RLOO, Configuration, Estimator
+from meshwright.planner.imports.given_keys import GivenKeys
+
+GIVEN = GivenKeys(known=known_keys("slime"), given={"kl-loss-coef": 0.1, "kl-coef": 0.2, "gamma": 0.9})
+
+
+def configuration(estimator: Estimator, *, in_loss: bool, in_reward: bool) -> Configuration:
+    return Configuration(
+        given=GIVEN,
+        key="advantage-estimator",
+        estimator=estimator,
+        has_ref=in_loss or in_reward,
+        kl_in_loss="kl-loss-coef" if in_loss else None,
+        kl_in_reward="kl-coef" if in_reward else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("estimator", "in_loss", "in_reward", "coefficient", "is_told"),
+    [
+        (GRPO, True, False, 0.1, False),
+        (GRPO, False, True, 0.2, True),
+        (GRPO, True, True, 0.1, True),
+        (RLOO, True, True, 0.2, True),
+        (REINFORCE, True, False, 0.1, True),
+        (REINFORCE, False, True, 0.2, False),
+        (PPO, False, True, 0.2, False),
+        (GRPO, False, False, None, False),
+    ],
+)
+def test_the_penalty_of_its_own_place_is_preferred_and_another_place_is_told(
+    estimator: Estimator, in_loss: bool, in_reward: bool, coefficient: float | None, is_told: bool
+) -> None:
+    found = configuration(estimator, in_loss=in_loss, in_reward=in_reward)
+    values = {one.what.partition(".")[2]: one.value for one in found.settings({})}
+    assert values.get("kl_coefficient") == coefficient
+    assert any(found.notes()) is is_told
+
+
+def test_an_algorithm_takes_no_settings_of_another() -> None:
+    fields = {"gamma": "gamma", "clip_ratio_high": "eps-clip-high"}
+    assert not list(configuration(GRPO, in_loss=False, in_reward=False).settings(fields))
+    assert [one.what for one in configuration(PPO, in_loss=False, in_reward=False).settings(fields)] == ["ppo.gamma"]
+
+
+def test_stages_are_those_of_the_algorithm() -> None:
+    found = configuration(GRPO, in_loss=False, in_reward=False)
+    assert found.stages("actor_train", "critic_train", "ref_logprob") == ("actor_train",)
