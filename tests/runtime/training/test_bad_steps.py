@@ -74,7 +74,7 @@ def test_any_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(BadInput, match="is no batch that a run has kept"):
         read_skipped(path)
     for wrong in (tmp_path / "none", tmp_path):
-        with pytest.raises(BadInput, match="does not exist|is a directory"):
+        with pytest.raises(BadInput, match=r"does not exist|is a directory"):
             read_skipped(wrong)
 
 
