@@ -10,5 +10,5 @@ from meshwright import api
 
 
 def test_a_file_that_is_no_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(api.BadInput, match="is no batch that a run has kept"):
+    with pytest.raises(api.BadInput, match="does not exist; check the path"):
         api.replay(str(tmp_path / "none"))
