@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
 from meshwright.planner.export.texts import flags, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, names, on, parts, served_in_parts_of_tp
 from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
@@ -53,14 +53,7 @@ def _way(name: str, placed: tuple[str, ...], trained: tuple[str, ...], *, steps_
     forward = tuple(stage for stage in followers if stage in names(trains=False) and stage != "actor_logprob")
     return Way(
         name=name,
-        pins=(
-            *placed,
-            *no_overlap(),
-            *fixed("pp", 1, _SERVED),
-            "reward_score.cp=1",
-            *fixed("vpp", 1, names(trains=True)),
-            "reward_score.offload=none",
-        ),
+        pins=(*placed, *served_in_parts_of_tp()),
         alike=(
             *alike("layout", "actor_train", followers),
             *alike("micro_batch_size", "actor_logprob", forward),

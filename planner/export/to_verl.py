@@ -25,12 +25,11 @@ from meshwright.planner.export.ways import (
     Way,
     alike,
     all_ranks,
-    fixed,
     names,
-    no_overlap,
     on,
     parts,
     present,
+    served_in_parts_of_tp,
 )
 from meshwright.planner.plan.critic_free_settings import CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
@@ -75,17 +74,9 @@ def ways(facts: Facts) -> Iterator[Way]:
 
 
 def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
-    engines = (GENERATE, "reward_score")
     return Way(
         name=name,
-        pins=(
-            *placed,
-            *no_overlap(),
-            *fixed("pp", 1, engines),
-            "reward_score.cp=1",
-            *fixed("vpp", 1, names(trains=True)),
-            "reward_score.offload=none",
-        ),
+        pins=(*placed, *served_in_parts_of_tp()),
         alike=(
             *alike("layout", "actor_train", ("actor_logprob",)),
             *alike("layout", "critic_train", ("critic_value",)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import pool_sizes, pool_violations
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
+from meshwright.planner.plan.steps_ahead import StepsAhead, pattern_ahead
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.stages import GENERATE, StageGraph
@@ -40,7 +40,7 @@ class Way:
 
     def ahead(self, graph: StageGraph) -> StepsAhead:
         """Of every stage."""
-        return next(pattern for pattern in patterns(graph, self.steps_ahead) if pattern[GENERATE] == self.steps_ahead)
+        return pattern_ahead(graph, self.steps_ahead)
 
     def of(self, graph: StageGraph) -> Way:
         """What it fixes of the stages that a job has, which may have no critic or no reference."""
@@ -119,6 +119,18 @@ def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks
         if least <= size < left and not pool_violations(cluster, first, size):
             for others in _parts(cluster, first + size, number - 1):
                 yield (Ranks(first, size), *others)
+
+
+def served_in_parts_of_tp() -> tuple[str, ...]:
+    """The pins of a trainer whose engines, of the reward model too, know tensor parallelism alone, and which neither
+    overlaps stages nor interleaves pipelines."""
+    return (
+        *no_overlap(),
+        *fixed("pp", 1, (GENERATE, "reward_score")),
+        "reward_score.cp=1",
+        *fixed("vpp", 1, names(trains=True)),
+        "reward_score.offload=none",
+    )
 
 
 def no_overlap() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Facts
 from meshwright.planner.plan.pins import Pin, parse_pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import pattern_ahead
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.result import Limits
@@ -93,9 +93,7 @@ def imported(
 def _as_configured(
     facts: Facts, model: CostModel, pins: tuple[Pin, ...], configured: Configured, limits: Limits
 ) -> Plan | None:
-    ahead = next(
-        pattern for pattern in patterns(facts.graph, facts.staleness) if pattern[GENERATE] == configured.steps_ahead
-    )
+    ahead = pattern_ahead(facts.graph, configured.steps_ahead)
     found = best_plan(facts, model, pins=pins, ahead=(ahead,), limits=limits)
     return found if isinstance(found, Plan) else None
 

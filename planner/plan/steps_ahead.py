@@ -68,6 +68,11 @@ def patterns(graph: StageGraph, staleness: int) -> tuple[StepsAhead, ...]:
     return tuple(found)
 
 
+def pattern_ahead(graph: StageGraph, steps: int) -> StepsAhead:
+    """The pattern in which generation works so many steps ahead, at most two."""
+    return next(pattern for pattern in patterns(graph, steps) if pattern[GENERATE] == steps)
+
+
 def scopes(ahead: StepsAhead, staleness: int) -> tuple[Scope, ...]:
     """All that a bound on the staleness allows under this pattern, offload included."""
     whole, running = Scope(ahead=ahead, offload=True), Scope(ahead=ahead, offload=True, runs_on=True)

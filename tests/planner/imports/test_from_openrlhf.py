@@ -8,26 +8,15 @@ import pytest
 
 from meshwright.planner.imports.from_openrlhf import read_openrlhf
 from meshwright.planner.imports.said import Configured
-from meshwright.planner.plan.pins import parse_pin
-from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import GENERATE
-from tests.planner.imports.written import plan_of, written
+from tests.planner.imports.written import assert_is_read, plan_of, written
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) -> None:
     plan = plan_of("openrlhf", staleness)
     found = read_openrlhf(written("openrlhf", plan, tmp_path))
-    pins = [one for one in found.said if one.what.partition(".")[0] in PPO_GRAPH.by_name]
-    assert len(pins) > 20
-    for one in pins:
-        pin = parse_pin(f"{one.what}={one.value}", PPO_GRAPH)
-        assert pin.allows(plan.choice(pin.stage, pin.key)), (one, plan.choice(pin.stage, pin.key))
-    workload = plan.facts.workload
-    assert found.words["workload.batch_size"] == workload.batch_size
-    assert found.words["workload.num_minibatches"] == workload.num_minibatches
-    assert found.steps_ahead == plan.ahead[GENERATE]
+    assert_is_read(plan, found)
 
 
 def configured(tmp_path: Path, *flags: str) -> Configured:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from meshwright.planner.export.exported import exported
 from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.imports.said import Configured
+from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.export.configurations import plan_ahead
 from tests.planner.export.plans import best
@@ -31,6 +34,19 @@ FILES = {"verl": "run.sh", "nemo-rl": "config.yaml", "openrlhf": "run.sh", "slim
 def plan_of(name: str, staleness: int, algorithm: Algorithm = "ppo") -> Plan:
     """The best plan that a trainer can say; with a staleness, one in which generation works ahead."""
     return plan_ahead(name, algorithm) if staleness else best(name, algorithm=algorithm).plan
+
+
+def assert_is_read(plan: Plan, found: Configured) -> None:
+    """What a configuration says is what the plan that it was written for has."""
+    pins = [one for one in found.said if one.what.partition(".")[0] in plan.graph.by_name]
+    assert len(pins) > 20
+    for one in pins:
+        pin = parse_pin(f"{one.what}={one.value}", plan.graph)
+        assert pin.allows(plan.choice(pin.stage, pin.key)), (one, plan.choice(pin.stage, pin.key))
+    workload = plan.facts.workload
+    assert found.words["workload.batch_size"] == workload.batch_size
+    assert found.words["workload.num_minibatches"] == workload.num_minibatches
+    assert found.steps_ahead == plan.ahead[GENERATE]
 
 
 def written(name: str, plan: Plan, directory: Path) -> Path:
