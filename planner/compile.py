@@ -184,19 +184,19 @@ class _Search:
             spec, kinds = self.facts.models.spec(stage.role), self.costs.kinds[stage.name]
             same = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
             least.update({(stage.name, scope.of(stage)): same for scope in self.scopes})
-        enough = list(self._enough_seconds())
+        known = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else math.inf
+        self.course.finds(known)
+        enough = list(self._enough_seconds(known))
         worth = Worth(self.facts.graph, cluster.num_ranks, self.scopes, enough, self.edges, least)
         for position in range(len(self.scopes)):
             self.course.learns(position, worth.least_seconds(position))
         return worth
 
-    def _enough_seconds(self) -> Iterator[float]:
+    def _enough_seconds(self, known: float) -> Iterator[float]:
         """Of each scope what a plan has to be within to be worth finding: shorter by more than the gap than the plan to
         start from or, in its own scope, than the first one; in others than which that is not shorter by more."""
-        known = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else math.inf
-        self.course.finds(known)
-        for position, _ in enumerate(self.scopes):
-            is_likewise = self.start is not None or position == len(self.scopes) - 1
+        for scope in self.scopes:
+            is_likewise = self.start is not None or scope == self.scopes[-1]
             yield self.limits.shorter_seconds(known) if is_likewise else self.limits.as_short_seconds(known)
 
     @property
@@ -305,14 +305,14 @@ class _Search:
     def bound_seconds(self, scope: int) -> float:
         """No plan of the scope is faster: as its search has proven, or by arithmetic alone."""
         worth = self.worth if "worth" in vars(self) else None  # it may be that there was no time for it
-        enough, least = math.inf, 0.0
-        if worth:
-            enough, least = worth.enough_seconds[scope], worth.least_seconds(scope)
+        least = 0.0
         if scope in self.formulated:
-            least = max(least, self.formulated[scope].least_seconds)
+            least = self.formulated[scope].least_seconds
+        elif worth:
+            least = worth.least_seconds(scope)
         if scope in self.searched:
             least = max(least, self.searched[scope].bound_seconds)
-        return min(least, enough)
+        return min(least, worth.enough_seconds[scope]) if worth else least
 
     def _shorter(self, scope: int, searched: Sequence[Searched]) -> int | None:
         """The most ticks of a scope that are fewer, by more than the gap, than every answer; None when there is

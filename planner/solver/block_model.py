@@ -213,7 +213,7 @@ def _work_fits_between_its_neighbours(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
     """Between two tasks, or the ends, the cluster has time for all the work that must lie there, and so has a block."""
-    run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
+    run = problem.runs
     share = {call.name: _share_of_work(problem, x, call) for call in problem.calls}
     load = {call.name: _load(model, problem, x, times, call.name) for call in problem.calls}
     for window in windows(problem):

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Precedence, Problem
+from meshwright.planner.solver.problem import CallOptions, Option, Precedence, Problem
 from meshwright.planner.solver.windows import TaskWindow, windows
 
 Ticks: TypeAlias = NDArray[np.int64]
@@ -47,7 +47,7 @@ def bounds_with(problem: Problem, call: CallOptions) -> Ticks:
 class _Bound:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._call = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
+        self._call = problem.runs
         self._rest = {call.name: min((_rest(o) for o in call.options), default=0) for call in problem.calls}
         self._fastest = {call.name: min((o.ticks for o in call.options), default=0) for call in problem.calls}
         self._least = {call.name: min((_work(o) for o in call.options), default=0) for call in problem.calls}

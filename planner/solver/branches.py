@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,8 +115,8 @@ class _Room:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._size, self._resident, self._transient, self._saved = (
-            {call.name: np.array([of(o) for o in call.options], dtype=np.int64) for call in problem.calls}
-            for of in (_num_ranks, _resident, _transient, _shared)
+            {call.name: np.array([amount(o) for o in call.options], dtype=np.int64) for call in problem.calls}
+            for amount in map(attrgetter, ("place.num_ranks", "resident_blocks", "transient_blocks", "shared_blocks"))
         )
         self._free = {call.name: np.array(list(_unowned(problem, call)), dtype=np.int64) for call in problem.calls}
 
@@ -150,19 +151,3 @@ def _unowned(problem: Problem, call: CallOptions) -> Iterator[int]:
             owned[option.place] = min(option.shared_blocks, owned.get(option.place, option.shared_blocks))
     for option in call.options:
         yield max(0, option.shared_blocks - owned.get(option.place, option.shared_blocks))
-
-
-def _num_ranks(option: Option) -> int:
-    return option.place.num_ranks
-
-
-def _resident(option: Option) -> int:
-    return option.resident_blocks
-
-
-def _transient(option: Option) -> int:
-    return option.transient_blocks
-
-
-def _shared(option: Option) -> int:
-    return option.shared_blocks

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshwright.planner.solver.alike import Alike, alike
 from meshwright.planner.solver.dominance import undominated
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
+from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
 
 
 def possible(problem: Problem) -> Problem:
@@ -118,7 +118,7 @@ def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, .
     streams from a call waits for its start, so that a short option that starts late cannot stand in for a long one.
     """
     room = problem.num_ranks - _least_ranks_of_producers(problem, call)
-    runs = {task.name for task in problem.tasks if isinstance(task, CallRun) and task.call == call}
+    runs = {name for name, of in problem.runs.items() if of == call}
     is_streamed_from = any(p.streamed and p.before in runs for p in problem.precedences)
 
     def amounts(option: Option) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, .
 
 def _least_ranks_of_producers(problem: Problem, call: str) -> int:
     """The ranks that what streams to a call has at least, whichever of it is the smallest."""
-    run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
+    run = problem.runs
     before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == call and p.before in run}
     sizes = [min((o.place.num_ranks for o in problem.options(name)), default=0) for name in before]
     return min(sizes, default=problem.num_ranks)

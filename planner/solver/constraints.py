@@ -188,7 +188,7 @@ def _tasks_wait_for_their_predecessors(
     model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
 ) -> None:
     """A task starts after what it waits for has ended and been handed over, or earlier where that is streamed to it."""
-    call = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
+    call = problem.runs
     for before, after, lag, streamed in problem.precedences:
         if not streamed:
             model.add(times.start[after] >= times.end[before] + lag)
@@ -231,7 +231,7 @@ def _occupies(model: cp_model.CpModel, task: Transfer, atom: int, x: Variables) 
 
 def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
     """Redundant, for the bound: between two tasks, an atom has time for all its work that must lie between them."""
-    run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
+    run = problem.runs
     for ranks in problem.atoms:
         load = {call.name: _load(model, x, call, ranks) for call in problem.calls}
         for window in windows(problem):

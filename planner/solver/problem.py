@@ -149,7 +149,7 @@ class Problem:
         for what, names in (("call", [c.name for c in self.calls]), ("task", [t.name for t in self.tasks])):
             if len(set(names)) < len(names):
                 raise ValueError(f"two {what}s share a name: {sorted(names)}.")
-        used = {task.call for task in self.tasks if isinstance(task, CallRun)}
+        used = set(self.runs.values())
         used |= {name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target)}
         used |= {name for group in self.copies for name in group}
         if unknown := used - {call.name for call in self.calls}:
@@ -157,9 +157,13 @@ class Problem:
         ends = {name for precedence in self.precedences for name in (precedence.before, precedence.after)}
         if unknown := ends - {task.name for task in self.tasks}:
             raise ValueError(f"there is no task named {sorted(unknown)}.")
-        runs = {task.name for task in self.tasks if isinstance(task, CallRun)}
-        if others := {p.after for p in self.precedences if p.streamed} - runs:
+        if others := {p.after for p in self.precedences if p.streamed} - set(self.runs):
             raise ValueError(f"only a run can be streamed to, not {sorted(others)}.")
+
+    @cached_property
+    def runs(self) -> Mapping[str, str]:
+        """The call of each run, by the task's name."""
+        return {task.name: task.call for task in self.tasks if isinstance(task, CallRun)}
 
     @cached_property
     def horizon(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from meshwright.planner.solver.problem import CallRun, Option, Problem
+from meshwright.planner.solver.problem import Option, Problem
 from meshwright.planner.solver.relaxation import SAFETY, solved
 from meshwright.planner.solver.windows import windows
 
@@ -47,7 +47,7 @@ class Spread:
         self._makespan = self._solver.NumVar(0, self._far, "")
         self._start = {name: self._solver.NumVar(0, self._far, "") for name in problem.order}
         self._end = {name: self._solver.NumVar(0, self._far, "") for name in problem.order}
-        self._run = {task.name: task.call for task in problem.tasks if isinstance(task, CallRun)}
+        self._run = problem.runs
         self._ticks = {c.name: [float(o.ticks) for o in c.options] for c in problem.calls}
         self._work = {c.name: [self._share(o) * o.ticks for o in c.options] for c in problem.calls}
         for picks in self._pick.values():
