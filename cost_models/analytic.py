@@ -14,12 +14,13 @@ from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.context import ContextShard, parts
-from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.cost import Addend, Cost, Memory, addends_of, cost_of
 from meshwright.cost_models.generation_cost import Generation, Work, work_of
+from meshwright.cost_models.layout_costs import PipelineCosts
 from meshwright.cost_models.memory_cost import LayoutMemory
-from meshwright.cost_models.pipeline import MicroBatches, Pipeline, interleaved, micro_batches
+from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, Move, Once
+from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summed
 from meshwright.cost_models.roofline import least_rank_seconds
 from meshwright.cost_models.streaming_cost import (
     Chunks,
@@ -36,7 +37,7 @@ from meshwright.profiles.frameworks import Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import rows_per_prompt
-from meshwright.profiles.schedule import Offload, Recompute
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
@@ -76,12 +77,12 @@ class AnalyticModel:
         self._tails: Once[Call, float] = Once()
         self._memories: Once[Call, Memory] = Once()
         self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
-        self._without_chunks: Once[Layout, Layout] = Once()
+        self._on_layouts: Once[tuple[str, ModelSpec, Layout], PipelineCosts] = Once()
         self._offloads: Once[tuple[str, ModelSpec, Layout, Offload], Cost] = Once()
         self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
         self._works: Once[tuple[int, int, Overlap, int, int], Work] = Once()
         self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
-        self._updates: Once[tuple[ModelSpec, Layout], Cost] = Once()
+        self._updates: Once[tuple[ModelSpec, Layout], list[Addend]] = Once()
         self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
         self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
@@ -117,6 +118,11 @@ class AnalyticModel:
 
         return self._layout_memories.of((call.stage.name, call.model, call.layout), make)
 
+    def on_layout(self, call: Call) -> LayoutCosts:
+        if call.stage.generates:
+            return Summed(self, call)
+        return self._pipeline_costs(call)
+
     def move_seconds(self, move: Move) -> Cost:
         return transfer.move_seconds(move, self._cluster, self._efficiency, self._size)
 
@@ -124,18 +130,37 @@ class AnalyticModel:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
 
     def _seconds(self, call: Call) -> Cost:
-        if call.layout.vpp > 1:
-            return self._interleaved_seconds(call)
+        if not call.stage.generates and not call.schedule.chunk_tokens:
+            return cost_of(self._pipeline_costs(call).addends(call.schedule))
         if call.schedule.offload is not Offload.NONE:
             kept = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
             return self.seconds(kept) + self._offload_seconds(call)
-        return self._generation_seconds(call) if call.stage.generates else self._pipeline_seconds(call)
+        return self._generation_seconds(call) if call.stage.generates else self._streamed_seconds(call)
 
-    def _interleaved_seconds(self, call: Call) -> Cost:
-        """All that does not depend on the number of chunks is asked of the plain pipeline."""
-        layout = self._without_chunks.of(call.layout, lambda: replace(call.layout, vpp=1))
-        num_batches = -(-self._rows(call) // call.schedule.micro_batch_size)
-        return interleaved(self.seconds(replace(call, layout=layout)), call.layout, num_batches)
+    def _pipeline_costs(self, call: Call) -> PipelineCosts:
+        key = call.stage.name, call.model, call.layout
+        return self._on_layouts.of(key, lambda: self._make_pipeline_costs(call))
+
+    def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
+        layout, workload, shard = call.layout, self._workload, self._part_of_shard(call)
+        rows = self._rows(call)
+
+        def pipeline_of(recompute: Recompute) -> Pipeline:
+            kind = call.stage.name, call.model, layout, recompute
+            return self._pipelines.of(kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), shard))
+
+        return PipelineCosts(
+            layout=layout,
+            num_rows=rows,
+            num_updates=workload.num_minibatches * workload.num_epochs if call.stage.trains else 0,
+            pipeline_of=pipeline_of,
+            batches_of=lambda size: self._micro_batches(rows, size, layout.cp),
+            update=lambda: self._updates.of((call.model, layout), lambda: pipeline_of(Recompute.NONE).update_addends()),
+            away=lambda offload: addends_of(self._offload_seconds(_with(call, Schedule(offload=offload)))),
+            memory=self._layout_memory(call),
+            chunked=Summed(self, call),
+            plain=self._pipeline_costs(replace(call, layout=replace(layout, vpp=1))) if layout.vpp > 1 else None,
+        )
 
     def _rows(self, call: Call) -> int:
         """Of one replica, in one update where the stage trains."""
@@ -198,20 +223,6 @@ class AnalyticModel:
                 "batch, so that not all could be delivered when due; use the batch size at most."
             )
         return Overlap.of(schedule, call.layout.dp, num_rows, call.max_deferral)
-
-    def _pipeline_seconds(self, call: Call) -> Cost:
-        workload, schedule, trains = self._workload, call.schedule, call.stage.trains
-        if schedule.chunk_tokens:
-            return self._streamed_seconds(call)
-        updates = workload.num_minibatches * workload.num_epochs if trains else 1
-        num_rows = self._rows(call)
-        kind = call.stage.name, call.model, call.layout, schedule.recompute
-        pipeline = self._pipelines.of(kind, lambda: self._pipeline(call, self._part_of_shard(call)))
-        once = pipeline.seconds(self._micro_batches(num_rows, schedule.micro_batch_size, call.layout.cp))
-        if not trains:
-            return once
-        update = self._updates.of((call.model, call.layout), lambda: pipeline.update_seconds().scaled(updates))
-        return once.scaled(updates) + update
 
     def _streamed_seconds(self, call: Call) -> Cost:
         """Prompts sorted by length, and all chunks; raises BadInput for a stage that cannot stream."""
@@ -288,3 +299,7 @@ class AnalyticModel:
             (num_rows, micro_batch_size, 1),
             lambda: micro_batches(self._workload.sequence_lengths, num_rows, micro_batch_size),
         )
+
+
+def _with(call: Call, schedule: Schedule) -> Call:
+    return replace(call, schedule=schedule)

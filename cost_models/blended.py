@@ -12,10 +12,10 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.collectives import Group, Law, Network
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
-from meshwright.cost_models.measured import MeasuredShard
+from meshwright.cost_models.measurements.measured import MeasuredShard
+from meshwright.cost_models.measurements.peaks import Peaks, with_peaks
 from meshwright.cost_models.mixed import MixedModel
-from meshwright.cost_models.peaks import Peaks, with_peaks
-from meshwright.cost_models.question import Call, CostModel, Move, Once
+from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, Once, Summed
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.model_shape import ModelSpec
@@ -48,6 +48,9 @@ class BlendedModel(AnalyticModel):
 
     def memory(self, call: Call) -> Memory:
         return self._measured_memories.of(call, lambda: self._memory(call))
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return Summed(self, call)
 
     def move_seconds(self, move: Move) -> Cost:
         return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)

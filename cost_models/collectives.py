@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.interpolation import Curve
+from meshwright.cost_models.measurements.interpolation import Curve
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, Protocol
 from meshwright.profiles.layout import Layout

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import TypeAlias
 
 
 class Source(StrEnum):
@@ -17,6 +18,9 @@ class Source(StrEnum):
     ANALYTIC = "analytic"
     EXTRAPOLATED = "extrapolated"
 
+
+WEIGHTS = "weights"
+"""The term of resident bytes that the owner of a copy holds for all stages that share it."""
 
 _RANK = {source: rank for rank, source in enumerate(Source)}
 
@@ -65,6 +69,10 @@ class Cost:
         return Cost(tuple(Term(name, amount, source) for (name, source), amount in amounts.items()))
 
 
+Addend: TypeAlias = tuple[str, float, Source]
+"""What a term is made of."""
+
+
 class Tally:
     """Amounts being added up by name; a term takes the least trusted source of its addends."""
 
@@ -82,11 +90,31 @@ class Tally:
 
     @property
     def total(self) -> float:
-        return math.fsum(amount for amount, _ in self._addends.values())
+        return math.fsum(self.amounts)
+
+    @property
+    def amounts(self) -> list[float]:
+        """Those of the terms."""
+        return [amount for amount, _ in self._addends.values()]
+
+    @property
+    def addends(self) -> list[Addend]:
+        """The terms in order of first addition, as what they are made of."""
+        return [(name, amount, source) for name, (amount, source) in self._addends.items()]
 
     def cost(self) -> Cost:
         """The terms in order of first addition."""
-        return Cost(tuple([Term(name, amount, source) for name, (amount, source) in self._addends.items()]))
+        return cost_of(self.addends)
+
+
+def cost_of(addends: Iterable[Addend]) -> Cost:
+    """One term for each."""
+    return Cost(tuple([Term(*addend) for addend in addends]))
+
+
+def addends_of(cost: Cost) -> list[Addend]:
+    """What its terms are made of."""
+    return [(term.name, term.amount, term.source) for term in cost.terms]
 
 
 def total(costs: Iterable[Cost]) -> Cost:

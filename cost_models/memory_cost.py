@@ -8,13 +8,14 @@ is what is offloaded to the host. The fullest pipeline stage is answered.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.cost_models.context import longest_part
-from meshwright.cost_models.cost import Cost, Memory, Tally
+from meshwright.cost_models.cost import WEIGHTS, Cost, Memory, Tally
 from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.question import Bytes, Call
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -39,8 +40,6 @@ _GATHERED_COPIES = 2, 3
 """Keys and values of all context-parallel ranks that are alive at once, forward and in training: as they arrive, in the
 order of their sequences, and their gradient."""
 
-_NOTHING = Cost()
-
 
 class LayoutMemory:
     """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
@@ -52,6 +51,14 @@ class LayoutMemory:
             _RankMemory(call, shard, workload, element_bytes, part=part, copied=copied) for part in parts
         )
 
+    def bytes(self, schedule: Schedule) -> Bytes:
+        """As `memory`, without the names of the terms."""
+        answers = [rank.bytes(schedule) for rank in self._ranks]
+        if len(answers) == 1:
+            return answers[0]
+        fullest = max(answers, key=lambda answer: math.ceil(answer.peak))
+        return fullest._replace(host=max([answer.host for answer in answers]))
+
     def memory(self, call: Call) -> Memory:
         """The fullest pipeline stage, with the most that any leaves on its host."""
         answers = [rank.memory(call) for rank in self._ranks]
@@ -61,10 +68,13 @@ class LayoutMemory:
 
 
 class _State(NamedTuple):
-    """What stays on the device between turns, and what is offloaded to the host."""
+    """What stays on the device between turns, and what is offloaded to the host: its terms, and their bytes."""
 
     resident: Cost
     away: Cost
+    resident_bytes: float
+    weights_bytes: float
+    away_bytes: tuple[float, ...]
 
 
 class _RankMemory:
@@ -76,6 +86,7 @@ class _RankMemory:
     def __init__(
         self, call: Call, shard: ModelSpec, workload: Workload, size: int, *, part: StagePart, copied: float
     ) -> None:
+        self._call = call
         self._stage, self._model, self._layout = call.stage, call.model, call.layout
         self._shard, self._workload, self._size = shard, workload, size
         self._part, self._copied = part, copied
@@ -90,72 +101,95 @@ class _RankMemory:
         self._states: dict[Offload, _State] = {}
 
     def memory(self, call: Call) -> Memory:
-        state = self._states.get(call.schedule.offload)
-        if state is None:
-            state = self._states[call.schedule.offload] = self._state(call)
-        cache, running = self._cache(call.schedule), self._running(call.schedule)
-        resident = state.resident
-        if call.schedule.runs_on:
-            resident += cache
+        schedule = call.schedule
+        state, cache, running = self._state(schedule.offload), self._cache(schedule), self._running(schedule)
+        resident, transient = Cost(), running.cost()
+        if schedule.runs_on:
+            resident = cache.cost()
         else:
-            running = cache + running
-        if self._refitting.total > running.total:
-            running = self._refitting
-        return Memory(resident=resident, transient=state.away + running, host=state.away)
+            transient = cache.cost() + transient
+        if self._refitting.total > transient.total:
+            transient = self._refitting.cost()
+        return Memory(resident=state.resident + resident, transient=state.away + transient, host=state.away)
 
-    def _state(self, call: Call) -> _State:
+    def bytes(self, schedule: Schedule) -> Bytes:
+        """As `memory`."""
+        state, running = self._state(schedule.offload), self._running(schedule).amounts
+        resident, cache = state.resident_bytes, self._cache(schedule).amounts
+        if schedule.runs_on:
+            resident += math.fsum(cache)
+        else:
+            running += cache
+        refitting = self._refitting.amounts
+        if refitting and refitting[0] > math.fsum(running):
+            running = refitting
+        transient = math.fsum((*state.away_bytes, *running))
+        return Bytes(resident, state.weights_bytes, transient, math.fsum(state.away_bytes))
+
+    def _state(self, offload: Offload) -> _State:
+        known = self._states.get(offload)
+        if known is None:
+            call = replace(self._call, schedule=replace(self._call.schedule, offload=offload))
+            known = self._states[offload] = self._make_state(call)
+        return known
+
+    def _make_state(self, call: Call) -> _State:
         away = offloaded(call, self._part, self._size)
         kept = weights(self._copied, self._size) + optimizer_state(call, self._part, self._size)
         names = {term.name for term in away.terms}
-        return _State(Cost(tuple(term for term in kept.terms if term.name not in names)), away)
+        resident = Cost(tuple(term for term in kept.terms if term.name not in names))
+        return _State(
+            resident=resident,
+            away=away,
+            resident_bytes=resident.total,
+            weights_bytes=sum(term.amount for term in resident.terms if term.name == WEIGHTS),
+            away_bytes=tuple(term.amount for term in away.terms),
+        )
 
-    def _refit_buffer(self) -> Cost:
+    def _refit_buffer(self) -> Tally:
         """A copy of a trained role receives all its weights before it overwrites the old ones."""
         tally = Tally()
         if self._stage.is_refit:
             tally.add("refit buffer", self._part.num_params * self._size)
-        return tally.cost()
+        return tally
 
-    def _running(self, schedule: Schedule) -> Cost:
+    def _running(self, schedule: Schedule) -> Tally:
         if self._stage.generates:
             return self._generating(schedule)
         return self._training(schedule) if self._stage.trains else self._forwarding(schedule)
 
-    def _cache(self, schedule: Schedule) -> Cost:
+    def _cache(self, schedule: Schedule) -> Tally:
         """Keys and values for the longest sequence: of every slot, or of every row of a stage that streams."""
-        if self._stage.generates:
-            rows = self._slots(schedule)
-        elif schedule.chunk_tokens:
-            rows = self._rows
-        else:
-            return _NOTHING
         tally = Tally()
-        tally.add("kv cache", rows * self._cached_bytes)
-        return tally.cost()
+        if self._stage.generates:
+            tally.add("kv cache", self._slots(schedule) * self._cached_bytes)
+        elif schedule.chunk_tokens:
+            tally.add("kv cache", self._rows * self._cached_bytes)
+        return tally
 
     def _slots(self, schedule: Schedule) -> int:
         """Slots that can hold a sequence."""
         in_flight = schedule.batches_in_flight * self._rows - (-schedule.overcommit // self._layout.dp)
         return min(schedule.generation_slots, in_flight)
 
-    def _generating(self, schedule: Schedule) -> Cost:
+    def _generating(self, schedule: Schedule) -> Tally:
         """The working set of a prefill, and sampling."""
         group = -(-self._slots(schedule) // self._layout.pp)
         tally = Tally()
         tally.add("working set", group * self._workload.prompt.max * self._working_bytes)
         if self._part.is_last:
             tally.add("logits", group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
-        return tally.cost()
+        return tally
 
-    def _forwarding(self, schedule: Schedule) -> Cost:
+    def _forwarding(self, schedule: Schedule) -> Tally:
         tokens = self._micro_batch_tokens(schedule)
         tally = Tally()
         tally.add("working set", tokens * self._working_bytes)
         self._add_gathered(tally, tokens, trains=False)
         self._add_logits(tally, tokens, copies=1)
-        return tally.cost()
+        return tally
 
-    def _training(self, schedule: Schedule) -> Cost:
+    def _training(self, schedule: Schedule) -> Tally:
         """Activations of every micro-batch in flight, and the logits of one.
 
         A stage holds those of `micro_batches_in_flight`. Full recomputation keeps the input of each layer and works on
@@ -175,7 +209,7 @@ class _RankMemory:
             tally.add("activations", in_flight * tokens * self._part.num_layers * layer_bytes)
         self._add_gathered(tally, tokens, trains=True)
         self._add_logits(tally, tokens, copies=2)
-        return tally.cost()
+        return tally
 
     def _bytes_of_layer(self, recompute: Recompute) -> float:
         """Bytes per token that one layer keeps for its backward pass.
@@ -244,7 +278,7 @@ _MAIN_WEIGHT_BYTES = 4
 def weights(num_params: float, element_bytes: int) -> Cost:
     """The weight copy of a rank that holds `num_params` parameters."""
     tally = Tally()
-    tally.add("weights", num_params * element_bytes)
+    tally.add(WEIGHTS, num_params * element_bytes)
     return tally.cost()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from meshwright.cost_models import transfer
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.model_shape import ModelSpec
@@ -42,6 +42,9 @@ class MixedModel:
 
     def memory(self, call: Call) -> Memory:
         return self._models[call.part].memory(call)
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return self._models[call.part].on_layout(call)
 
     def move_seconds(self, move: Move) -> Cost:
         """Between parts, each receiving rank drives its own device and both ends share the fabric."""

@@ -8,6 +8,7 @@ counted on the last stage, which is then the slowest unless it holds a layer few
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from meshwright.cost_models.collectives import (
     Network,
 )
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard
-from meshwright.cost_models.cost import Cost, Source, Tally, Term
+from meshwright.cost_models.cost import Addend, Cost, Source, Tally, cost_of
 from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
@@ -36,6 +37,9 @@ _MAX_KINDS, _ALIKE = 8, 1.1
 """Micro-batches are costed together in at most this many kinds, and those of one kind always whose tokens differ by no
 more than this factor."""
 
+_MOST_DEALT = 2048
+"""Rows that are dealt one by one; of more, so many or one micro-batch stand for all."""
+
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
 """The terms that a pipeline of several stages has beside others."""
 
@@ -44,9 +48,9 @@ _LOGPROB_BYTES = (4, 12)
 
 
 class MicroBatches(NamedTuple):
-    """`number` micro-batches, each of which costs what `rows` rows of `tokens` tokens would; neither need be whole."""
+    """`number` micro-batches, each of which costs what `rows` rows of `tokens` tokens would; none need be whole."""
 
-    number: int
+    number: float
     rows: float
     tokens: float
 
@@ -57,9 +61,13 @@ def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> t
     Rows of lengths l are sum(l) tokens with scores in proportion to sum(l^2). Equal rows that have as many of both are
     sum(l)^2 / sum(l^2) rows of sum(l^2) / sum(l) tokens.
     """
-    ordered = lengths.strata(num_rows)
+    num_batches = -(-num_rows // micro_batch_size)
+    few = -(-num_batches * min(num_rows, _MOST_DEALT) // num_rows)
+    ordered = lengths.strata(round(num_rows * few / num_batches)).tolist()
     if ordered[0] == ordered[-1] and num_rows % micro_batch_size == 0:  # of many rows that are alike none is dealt
-        return (MicroBatches(num_rows // micro_batch_size, float(micro_batch_size), float(ordered[0])),)
+        return (MicroBatches(num_batches, float(micro_batch_size), float(ordered[0])),)
+    if few == 1:
+        return (_kind([ordered])._replace(number=num_batches),)
     dealt = sorted(([ordered[i] for i in indices] for indices in deal(ordered, micro_batch_size)), key=sum)
     factor = max(_ALIKE, (sum(dealt[-1]) / sum(dealt[0])) ** (1 / _MAX_KINDS))
     kinds: list[list[list[int]]] = []
@@ -67,7 +75,7 @@ def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> t
         if not kinds or sum(micro_batch) > factor * sum(kinds[-1][0]):
             kinds.append([])
         kinds[-1].append(micro_batch)
-    return tuple(map(_kind, kinds))
+    return tuple(kind._replace(number=kind.number * num_batches / few) for kind in map(_kind, kinds))
 
 
 def _kind(alike: list[list[int]]) -> MicroBatches:
@@ -101,12 +109,16 @@ class Pipeline:
     framework: Framework
 
     def seconds(self, batches: tuple[MicroBatches, ...]) -> Cost:
-        """Forward-only or 1F1B over the micro-batches, without the optimizer.
+        """As `addends`."""
+        return cost_of(self.addends(batches))
+
+    def addends(self, batches: tuple[MicroBatches, ...]) -> list[Addend]:
+        """Seconds, forward-only or 1F1B, over the micro-batches, without the optimizer.
 
         Exchanges are costed at the mean micro-batch: they are linear in its tokens.
         """
         trains, pp = self.call.stage.trains, self.call.layout.pp
-        num_batches, total_tokens = 0, 0.0
+        num_batches, total_tokens = 0.0, 0.0
         for number, rows, tokens in batches:
             num_batches += number
             total_tokens += number * rows * tokens
@@ -135,7 +147,7 @@ class Pipeline:
             if not has_ends:
                 busy += ends / num_batches / (pp - 1)
             tally.add(BUBBLE, (pp - 1) * (busy + (1 + trains) * send), compute.source)
-        return tally.cost()
+        return tally.addends
 
     @cached_property
     def _layer_counts(self) -> LayerCounts:
@@ -149,8 +161,8 @@ class Pipeline:
         again, again_source = self._recomputed(passes)
         return _Compute(time.layer, time.ends, again, time.source, again_source)
 
-    def update_seconds(self) -> Cost:
-        """One optimizer update, none of it overlapped unless the framework says so.
+    def update_addends(self) -> list[Addend]:
+        """Seconds of one optimizer update, none of it overlapped unless the framework says so.
 
         The distributed optimizer moves each rank's gradients once and its weights once over the replicas and their
         context-parallel ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core
@@ -176,7 +188,7 @@ class Pipeline:
             embedding_bytes = framework.gradient_bytes * model.embedding_params / layout.tp
             summed, source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
             tally.add("tied embedding", summed, source)
-        return tally.cost()
+        return tally.addends
 
     def _over_replicas(self, operation: str, part: StagePart, param_bytes: int) -> tuple[float, Source]:
         """An exchange of what replicas have in common, after it one of the experts that only some of them share."""
@@ -299,20 +311,19 @@ class Pipeline:
         return (data.per_node - 1) * self.framework.stall_seconds
 
 
-def interleaved(plain: Cost, layout: Layout, num_batches: int) -> Cost:
-    """A training stage whose ranks hold v = `layout.vpp` chunks each, from its `plain` cost by 1F1B on the same ranks.
+def interleaved(plain: Sequence[Addend], layout: Layout, num_batches: int) -> list[Addend]:
+    """A training stage whose ranks hold v = `layout.vpp` chunks each, from its `plain` seconds by 1F1B on the same
+    ranks.
 
     Each micro-batch is sent v times as often. The first one passes a v-th of the other stages' layers before the
     slowest stage has work, and as many messages as before (Narayanan et al., arXiv:2104.04473, section 2.2.2).
     """
-    once = sum(term.amount for term in plain.terms if term.name == MESSAGES) / num_batches
-    passed = (layout.pp - 1) * once
-    return Cost(tuple(_in_chunks(term, layout.vpp, passed) for term in plain.terms))
+    once = sum([amount for name, amount, _ in plain if name == MESSAGES]) / num_batches
+    passed, vpp = (layout.pp - 1) * once, layout.vpp
 
+    def in_chunks(name: str, amount: float) -> float:
+        if name == MESSAGES:
+            return vpp * amount
+        return passed + (amount - passed) / vpp if name == BUBBLE else amount
 
-def _in_chunks(term: Term, vpp: int, passed: float) -> Term:
-    if term.name == MESSAGES:
-        return Term(term.name, vpp * term.amount, term.source)
-    if term.name == BUBBLE:
-        return Term(term.name, passed + (term.amount - passed) / vpp, term.source)
-    return term
+    return [(name, in_chunks(name, amount), source) for name, amount, source in plain]

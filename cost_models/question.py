@@ -6,11 +6,11 @@ A question carries only facts and one choice; a model answers it without knowing
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.cost import WEIGHTS, Cost, Memory
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
@@ -92,6 +92,40 @@ class Once(Generic[K, T]):
         return known
 
 
+class Bytes(NamedTuple):
+    """On the fullest rank: `resident` always, of it the `weights`, `transient` only while the stage runs; `host` in the
+    memory of its host."""
+
+    resident: float
+    weights: float
+    transient: float
+    host: float
+
+    @property
+    def peak(self) -> float:
+        return self.resident + self.transient
+
+
+class LayoutCosts(Protocol):
+    """What one stage takes on one layout under any schedule, as sums alone: a search asks about very many of them."""
+
+    def seconds(self, schedule: Schedule) -> float: ...
+
+    def tail_seconds(self, schedule: Schedule) -> float: ...
+
+    def bytes(self, schedule: Schedule) -> Bytes: ...
+
+
+class Answers(Protocol):
+    """What is known of single choices."""
+
+    def seconds(self, call: Call) -> Cost: ...
+
+    def tail_seconds(self, call: Call) -> float: ...
+
+    def memory(self, call: Call) -> Memory: ...
+
+
 class CostModel(Protocol):
     """Seconds and bytes of a choice, for one cluster, workload and precision fixed at construction."""
 
@@ -124,6 +158,11 @@ class CostModel(Protocol):
         on the slots."""
         ...
 
+    def on_layout(self, call: Call) -> LayoutCosts:
+        """The sums of what the three above answer, for every schedule in place of the call's; its deferral is of those
+        that overcommit."""
+        ...
+
     def move_seconds(self, move: Move) -> Cost:
         """Seconds that a refit takes on the ranks of both pools."""
         ...
@@ -131,6 +170,29 @@ class CostModel(Protocol):
     def handover_seconds(self, num_bytes: float) -> Cost:
         """Seconds to hand experience of this size from one pool to another."""
         ...
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The sums of what a cost model answers about one schedule after the other."""
+
+    model: Answers
+    call: Call
+
+    def seconds(self, schedule: Schedule) -> float:
+        return self.model.seconds(self._with(schedule)).total
+
+    def tail_seconds(self, schedule: Schedule) -> float:
+        return self.model.tail_seconds(self._with(schedule))
+
+    def bytes(self, schedule: Schedule) -> Bytes:
+        memory = self.model.memory(self._with(schedule))
+        weights = sum(term.amount for term in memory.resident.terms if term.name == WEIGHTS)
+        return Bytes(memory.resident.total, weights, memory.transient.total, memory.host.total)
+
+    def _with(self, schedule: Schedule) -> Call:
+        deferral = self.call.max_deferral if schedule.overcommit else 0
+        return replace(self.call, schedule=schedule, max_deferral=deferral)
 
 
 @dataclass(frozen=True)
@@ -158,6 +220,9 @@ class PassedOn:
 
     def memory(self, call: Call) -> Memory:
         return self._asked().memory(call)
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return self._asked().on_layout(call)
 
     def move_seconds(self, move: Move) -> Cost:
         return self._asked().move_seconds(move)

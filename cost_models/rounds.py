@@ -96,9 +96,9 @@ def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
     Lengths are the middles of `num_rows` equally likely parts of their distribution; the last one is the expected
     longest response of the whole batch, since every replica waits for the slowest.
     """
-    responses = np.array(workload.response_lengths.strata(num_rows))
+    responses = workload.response_lengths.strata(num_rows)
     responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
-    prompts = np.array(workload.prompt_lengths.strata(num_rows))
+    prompts = workload.prompt_lengths.strata(num_rows)
     if np.ptp(responses) == np.ptp(prompts) == 0:
         return (Batch(responses, prompts),)
     phases = [i / NUM_ORDERS for i in range(NUM_ORDERS)]

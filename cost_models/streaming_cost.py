@@ -37,7 +37,7 @@ class ReplicaPasses(NamedTuple):
 
 def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
     """Whole chunks; and what is left of each response, as wide as it is on average."""
-    responses, prompt = np.array(workload.response_lengths.strata(num_rows)), workload.prompt_lengths.mean
+    responses, prompt = workload.response_lengths.strata(num_rows), workload.prompt_lengths.mean
     whole, rest = np.divmod(responses, chunk_tokens)
     found = []
     num_whole, num_rests = int(whole.sum()), int(np.count_nonzero(rest))
@@ -53,16 +53,16 @@ def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Ch
 def last_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
     """The last chunk of the longest response, and of those that may end with it: all that reach into that chunk."""
     responses = workload.response_lengths.strata(num_rows)
-    longest = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
+    longest = max(int(responses[-1]), round(workload.response_lengths.expected_maximum(workload.batch_size)))
     width = (longest - 1) % chunk_tokens + 1
-    number = max(1, sum(length > longest - width for length in responses))
+    number = max(1, int(np.count_nonzero(responses > longest - width)))
     return (Chunks(number, width, workload.prompt_lengths.mean + longest - width),)
 
 
 def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int) -> ReplicaPasses:
     """Prompts as they come, then chunks: rows of different responses share a pass when theirs are ready together."""
     batches, cached = list(prompts), dict.fromkeys((batch.tokens for batch in prompts), 0.0)
-    numbers: dict[float, int] = {}
+    numbers: dict[float, float] = {}
     for batch in prompts:
         numbers[batch.tokens] = numbers.get(batch.tokens, 0) + batch.number
     for number, width, before in chunks:

@@ -199,7 +199,7 @@ def shares_of(workload: Workload, num_rows: int) -> Integers:
     num_replicas = min(_num_replicas(workload, num_rows), max(1, _MOST_SEQUENCES // num_rows))
     batch_size = num_replicas * num_rows
     num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
-    responses = np.array(workload.response_lengths.strata(num_batches * batch_size))
+    responses = workload.response_lengths.strata(num_batches * batch_size)
     dealt: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
     return dealt
 
@@ -207,7 +207,7 @@ def shares_of(workload: Workload, num_rows: int) -> Integers:
 def _dealt(workload: Workload, num_rows: int) -> _Dealt:
     """Each batch has the prompts in another order; one batch stands for all where all rows are alike."""
     shares, total = shares_of(workload, num_rows), int(batches_of(workload, num_rows)[0].responses.sum())
-    prompts, orders = np.array(workload.prompt_lengths.strata(num_rows)), np.random.default_rng(1)
+    prompts, orders = workload.prompt_lengths.strata(num_rows), np.random.default_rng(1)
     batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in shares[:, 0])
     alike = np.ptp(shares[:, 0]) == np.ptp(prompts) == 0
     return _Dealt(shares, batches[:1] if alike else batches, total)

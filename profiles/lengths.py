@@ -42,12 +42,12 @@ class Histogram:
     def maximum(self) -> int:
         return self.tokens[-1]
 
-    def strata(self, count: int) -> tuple[int, ...]:
+    def strata(self, count: int) -> NDArray[np.int64]:
         """The lengths of a typical sample of `count`, ascending: one from the middle of each equally likely part."""
         reached = np.minimum(count, np.floor(self._cumulative * count + 0.5 + 1e-9)).astype(int)
         numbers = np.diff(reached, prepend=0)
         numbers[-1] += count - reached[-1]
-        return tuple(np.repeat(self.tokens, numbers).tolist())
+        return np.repeat(np.array(self.tokens, dtype=np.int64), numbers)
 
     @cached_property
     def _cumulative(self) -> NDArray[np.float64]:

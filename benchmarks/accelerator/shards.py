@@ -21,7 +21,7 @@ import yaml
 
 from benchmarks.accelerator.jobs import SIZES
 from benchmarks.fidelity.score import Answer, Bar, Score
-from meshwright.cost_models.imported import BODIES, imported_table
+from meshwright.cost_models.measurements.imported import BODIES, imported_table
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
 from meshwright.profiles.cluster import Cluster, of_one_kind

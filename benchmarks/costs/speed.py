@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -50,7 +49,7 @@ def _calls(facts: Facts, stage: Stage) -> list[Call]:
     return [
         Call(stage=stage, model=model, layout=choice.layout, schedule=choice.schedule)
         for size in pool_sizes(facts.cluster)
-        for choice in choices(facts, stage, size, (), Counter())
+        for choice in choices(facts, stage, size, ())
     ]
 
 

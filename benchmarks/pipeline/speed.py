@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import Call, CostModel
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pins import Ranks
@@ -20,7 +21,6 @@ from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.program.instruction_durations import Planned, StepWork, lags_of
 from meshwright.planner.program.program import lower
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.frontier import Candidate
 from meshwright.planner.simulation.events import play, score
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
@@ -87,7 +87,7 @@ def plan_by_hand(facts: Facts) -> Plan:
         facts,
         model,
         handovers=handovers(facts, model),
-        picks={stage.name: pick(facts, model, stage) for stage in PPO_GRAPH.stages},
+        picks={stage.name: pick(stage) for stage in PPO_GRAPH.stages},
         order=(
             "refit actor_generate",
             "refit actor_logprob",
@@ -98,20 +98,11 @@ def plan_by_hand(facts: Facts) -> Plan:
     )
 
 
-def pick(facts: Facts, model: CostModel, stage: Stage) -> Pick:
+def pick(stage: Stage) -> Pick:
     ranks = Ranks(0, 1024) if stage.generates else Ranks(0 if stage.role in (Role.ACTOR, Role.REWARD) else 512, 512)
     layout = Layout(tp=8, pp=1, dp=ranks.num_ranks // 8)
     schedule = Schedule(generation_slots=32) if stage.generates else Schedule(micro_batch_size=2)
-    call = Call(stage=stage, model=facts.models.spec(stage.role), layout=layout, schedule=schedule)
-    memory = model.memory(call)
-    candidate = Candidate(
-        layout=layout,
-        schedule=schedule,
-        seconds=model.seconds(call),
-        resident=memory.resident,
-        transient=memory.transient,
-    )
-    return Pick(ranks, candidate)
+    return Pick(ranks, Choice(layout, schedule))
 
 
 if __name__ == "__main__":

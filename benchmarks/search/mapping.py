@@ -29,7 +29,8 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.plan.steps_ahead import synchronous as no_stage_ahead
 from meshwright.planner.search.assemble import Pick
-from meshwright.planner.search.frontier import Candidate, frontier
+from meshwright.planner.search.candidates import Candidate
+from meshwright.planner.search.frontier import frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import Role
@@ -120,7 +121,8 @@ def _picks(sizes: Sequence[int], ways: Sequence[Way]) -> dict[str, Pick]:
     picks: dict[str, Pick] = {}
     first = 0
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        picks |= {stage: Pick(Ranks(first, sizes[index]), chosen) for stage, chosen in ways[index].chosen.items()}
+        ranks, chosen = Ranks(first, sizes[index]), ways[index].chosen
+        picks |= {stage: Pick(ranks, candidate.choice) for stage, candidate in chosen.items()}
         first += sizes[index]
     return picks
 
@@ -185,12 +187,12 @@ def _alone(stage: str) -> Callable[[Candidate], Way]:
     kind = PPO_GRAPH.by_name[stage]
 
     def way(candidate: Candidate) -> Way:
-        total = candidate.seconds.total
+        total = candidate.seconds
         seconds = (total * kind.generates, total * (not kind.generates and not kind.trains), total * kind.trains)
         return Way(
             seconds=seconds,
-            resident_bytes=candidate.resident.total,
-            transient_bytes=candidate.transient.total,
+            resident_bytes=candidate.resident_bytes,
+            transient_bytes=candidate.transient_bytes,
             chosen={stage: candidate},
         )
 

@@ -33,16 +33,13 @@ from meshwright.planner.plan.plan import SearchWork
 _PLAN = """
 import sys
 from pathlib import Path
-from meshwright.cost_models.blended import cost_model
-from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.plan import write_plan
-from meshwright.planner.solver.result import Limits
+from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.runtime.api.planning import plan
 
-job, plan = Path(sys.argv[1]), Path(sys.argv[2])
-facts = resolve(read_job(job), job.parent)
-found = best_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision), limits=Limits())
-sys.exit(found) if isinstance(found, str) else write_plan(plan, found)
+job, target = Path(sys.argv[1]), Path(sys.argv[2])
+found = plan(resolve(read_job(job), job.parent))
+write_plan(target, found) if isinstance(found, Plan) else sys.exit(found.status)
 """
 
 

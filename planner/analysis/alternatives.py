@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.edges import Handover, handovers
 from meshwright.planner.plan.evaluate import free_bytes, private_bytes, refit_name, resident_bytes, tasks
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.frontier import Candidate, Frontier, frontiers
+from meshwright.planner.search.frontier import Frontier, frontiers
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
@@ -77,15 +78,15 @@ def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Front
 
     for ranks in found.pools:
         room = room_for(plan, stage, ranks)
-        nearest = sorted(found.on(ranks), key=lambda candidate: candidate.seconds.total)
-        small = (Pick(ranks, c) for c in nearest if c.peak_bytes - c.weights_bytes <= room)
-        plans = ((pick, plan_with(pick)) for pick in small if _choice(pick) != _choice(picks[stage]))
+        nearest = sorted(found.on(ranks), key=lambda candidate: candidate.seconds)
+        small = (Pick(ranks, c.choice) for c in nearest if c.peak_bytes - c.weights_bytes <= room)
+        plans = ((pick, plan_with(pick)) for pick in small if pick != picks[stage])
         fitting = ((pick, other) for pick, other in plans if _fits(other))
         for pick, other in islice(fitting, _FASTEST):
             yield Alternative(
                 ranks=ranks,
-                layout=pick.candidate.layout,
-                schedule=pick.candidate.schedule,
+                layout=pick.choice.layout,
+                schedule=pick.choice.schedule,
                 period_seconds=other.period_seconds,
                 delta_seconds=other.period_seconds - plan.period_seconds,
             )
@@ -114,16 +115,8 @@ def _picks(plan: Plan) -> dict[str, Pick]:
     found = {}
     for placement in plan.placements:
         pool = plan.pool(placement.pool)
-        candidate = Candidate(
-            layout=placement.layout,
-            schedule=placement.schedule,
-            seconds=placement.cost,
-            resident=placement.resident,
-            transient=placement.transient,
-            tail_seconds=placement.tail_seconds,
-            host=placement.host,
-        )
-        found[placement.stage] = Pick(Ranks(pool.first_rank, pool.num_ranks), candidate)
+        choice = Choice(placement.layout, placement.schedule)
+        found[placement.stage] = Pick(Ranks(pool.first_rank, pool.num_ranks), choice)
     return found
 
 
@@ -132,7 +125,3 @@ def _order(plan: Plan) -> tuple[str, ...]:
     names = [task.name for task in tasks(plan)]
     absent = [name for name in map(refit_name, plan.graph.refit_targets) if name not in names]
     return (*absent, *names)
-
-
-def _choice(pick: Pick) -> tuple[Ranks, Layout, Schedule]:
-    return pick.ranks, pick.candidate.layout, pick.candidate.schedule

@@ -46,8 +46,7 @@ def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
     excluded = [
         candidate
         for candidate in candidates
-        if candidate.seconds.total < seconds * (1 - _LEAST_GAIN)
-        and candidate.peak_bytes - candidate.weights_bytes > room
+        if candidate.seconds < seconds * (1 - _LEAST_GAIN) and candidate.peak_bytes - candidate.weights_bytes > room
     ]
     if not excluded:
         return None
@@ -56,6 +55,6 @@ def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
         stage=stage,
         layout=smallest.layout,
         schedule=smallest.schedule,
-        gain_seconds=seconds - smallest.seconds.total,
+        gain_seconds=seconds - smallest.seconds,
         lacking_bytes=smallest.peak_bytes - smallest.weights_bytes - room,
     )

@@ -15,11 +15,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.cost_models.cost import Cost, Term
-from meshwright.cost_models.question import Call, CostModel, Move, PassedOn
+from meshwright.cost_models.cost import WEIGHTS, Cost, Term
+from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, PassedOn, Summed
 from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.evaluate import WEIGHTS
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
@@ -75,6 +74,9 @@ class Paced(PassedOn):
     def seconds(self, call: Call) -> Cost:
         cost, factor = super().seconds(call), self._factor(call.stage)
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return Summed(self, call)
 
     def tail_seconds(self, call: Call) -> float:
         return super().tail_seconds(call) * self._factor(call.stage)

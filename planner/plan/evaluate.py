@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
+from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.profiles.cluster import AnyCluster
-
-WEIGHTS = "weights"
-"""The term of resident bytes that the owner of a copy holds for all stages that share it."""
 
 Item: TypeAlias = Placement | Refit
 _I = TypeVar("_I", Placement, Refit)

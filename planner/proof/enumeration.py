@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost_models.cost import WEIGHTS
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.evaluate import WEIGHTS
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
 from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import CostModel, Move
+from meshwright.cost_models.question import Call, CostModel, Move
+from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.evaluate import evaluate, name_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
-from meshwright.planner.plan.steps_ahead import StepsAhead, staleness_of, synchronous
-from meshwright.planner.search.frontier import Candidate
-from meshwright.profiles.stages import GENERATE
+from meshwright.planner.plan.steps_ahead import StepsAhead, max_deferral, staleness_of, synchronous
+from meshwright.profiles.stages import GENERATE, Stage
 
 _I = TypeVar("_I", Placement, Refit)
 
@@ -29,7 +29,7 @@ class Pick:
     """What one stage was given."""
 
     ranks: Ranks
-    candidate: Candidate
+    choice: Choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def assemble(
     """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`; no stage works
     ahead where `ahead` is not given."""
     ahead = ahead or synchronous(facts.graph)
-    generation = picks[GENERATE].candidate.schedule
+    generation = picks[GENERATE].choice.schedule
     pools = _pools(picks)
     draft = Plan(
         schema_version=SCHEMA_VERSION,
@@ -65,8 +65,8 @@ def assemble(
         solver=origin.solver,
         pools=tuple(pools[ranks] for ranks in sorted(pools)),
         placements=tuple(
-            _placement(name, pools[picks[name].ranks].name, picks[name].candidate, ahead[name])
-            for name in facts.graph.names
+            _placement(facts, model, stage, pick=picks[stage.name], pool=pools[picks[stage.name].ranks], ahead=ahead)
+            for stage in facts.graph.stages
         ),
         edges=tuple(_edge(handover) for handover in handovers),
         refits=(),
@@ -107,21 +107,30 @@ def _pools(picks: Mapping[str, Pick]) -> dict[Ranks, Pool]:
     }
 
 
-def _placement(stage: str, pool: str, candidate: Candidate, steps_ahead: int) -> Placement:
+def _placement(facts: Facts, model: CostModel, stage: Stage, *, pick: Pick, pool: Pool, ahead: StepsAhead) -> Placement:
+    part, deferral = facts.cluster.part_of(pick.ranks.first_rank), max_deferral(ahead, facts.staleness)
     return Placement(
-        stage=stage,
-        pool=pool,
-        layout=candidate.layout,
-        schedule=candidate.schedule,
-        steps_ahead=steps_ahead,
+        stage=stage.name,
+        pool=pool.name,
+        layout=pick.choice.layout,
+        schedule=pick.choice.schedule,
+        steps_ahead=ahead[stage.name],
         start_seconds=0.0,
         end_seconds=0.0,
-        cost=candidate.seconds,
-        tail_seconds=candidate.tail_seconds,
-        resident=candidate.resident,
-        transient=candidate.transient,
-        host=candidate.host,
+        **costs_of(model, call_of(facts, stage, pick.choice, deferral=deferral, part=part)),
     )
+
+
+def costs_of(model: CostModel, call: Call) -> dict[str, Any]:
+    """What a placement says of the costs of its choice, by the names of its fields."""
+    memory = model.memory(call)
+    return {
+        "cost": model.seconds(call),
+        "tail_seconds": model.tail_seconds(call) if call.schedule.chunk_tokens else 0.0,
+        "resident": memory.resident,
+        "transient": memory.transient,
+        "host": memory.host,
+    }
 
 
 def _edge(handover: Handover) -> Edge:

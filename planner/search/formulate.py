@@ -18,7 +18,8 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pools import first_ranks, pool_sizes, pool_step
 from meshwright.planner.plan.steps_ahead import StepsAhead, synchronous
-from meshwright.planner.search.frontier import Candidate, Frontier
+from meshwright.planner.search.candidates import Candidate
+from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.solver.problem import (
     MAX_SUM,
     CallOptions,
@@ -150,7 +151,7 @@ def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
 def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
     """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks; fewer when the
     slowest choices of a large cluster would otherwise have too many to be added up."""
-    every = [[c.seconds.total for found in fs.candidates.values() for c in found] for fs in frontiers]
+    every = [[c.seconds for found in fs.candidates.values() for c in found] for fs in frontiers]
     step = math.fsum(min(seconds, default=0.0) for seconds in every) or 1.0
     slowest = math.fsum(max(seconds, default=0.0) for seconds in every)
     digits = math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)
@@ -167,11 +168,11 @@ def _option(
     weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
-        ticks=math.floor(candidate.seconds.total / tick),
+        ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
-        resident_blocks=weights + math.ceil((candidate.resident.total - candidate.weights_bytes) / BLOCK_BYTES),
+        resident_blocks=weights + math.ceil(candidate.private_bytes / BLOCK_BYTES),
         shared_blocks=weights if is_shared else 0,
-        transient_blocks=math.ceil(candidate.transient.total / BLOCK_BYTES) + lacking_blocks,
+        transient_blocks=math.ceil(candidate.transient_bytes / BLOCK_BYTES) + lacking_blocks,
     )
 
 
@@ -193,8 +194,8 @@ def _early_ticks(tick: float, candidate: Candidate) -> int:
     """Ticks before the end of what a stage streams at which it may start; rounded up, so that a bound stays one."""
     if not candidate.schedule.chunk_tokens:
         return 0
-    early = math.ceil((candidate.seconds.total - candidate.tail_seconds) / tick)
-    return min(early, math.floor(candidate.seconds.total / tick))
+    early = math.ceil((candidate.seconds - candidate.tail_seconds) / tick)
+    return min(early, math.floor(candidate.seconds / tick))
 
 
 def _transfer(

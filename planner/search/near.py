@@ -11,24 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules
-from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
+from meshwright.planner.plan.steps_ahead import Scope, max_deferral, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
+from meshwright.planner.search.candidates import Candidate, costed, undominated
+from meshwright.planner.search.costing import Asked
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import (
-    Asked,
-    Candidate,
-    Frontier,
-    PoolKind,
-    costed_choice,
-    undominated,
-)
+from meshwright.planner.search.frontier import Frontier, PoolKind
 from meshwright.planner.search.searched import Searched
 from meshwright.planner.search.solver_record import solver_record, work_of
 from meshwright.planner.search.space import agrees
@@ -52,11 +47,11 @@ _TIME = 4.0
 
 def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: Sequence[Pin] = ()) -> Plan | None:
     """The best plan of these facts with choices near those of `plan`, without a bound; None where there is none."""
-    edges, effort, costed, costs = handovers(facts, model), Effort(), [], StageCosts(facts, model, pins)
+    edges, effort, every, costs = handovers(facts, model), Effort(), [], StageCosts(facts, model, pins)
     answered: list[Searched] = []
     for scope in _scopes(plan, facts):
         frontiers = [_frontier(plan.placement(stage.name), costs, scope) for stage in facts.graph.stages]
-        costed += frontiers
+        every += frontiers
         formulation = formulate(facts, model, frontiers, edges, scope.ahead)
         from meshwright.planner.solver.solve import solve
 
@@ -67,7 +62,7 @@ def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: 
     if not answered:
         return None
     best = min(answered, key=lambda one: one.objective_seconds)
-    solver = solver_record(limits, is_whole=False, statuses=(), bound_seconds=0.0, work=work_of(costed, effort))
+    solver = solver_record(limits, is_whole=False, statuses=(), bound_seconds=0.0, work=work_of(every, effort))
     origin = Origin(digests=facts.digests(), pins=tuple(map(str, pins)), solver=solver)
     found = best.assembled(facts, model, origin)
     update = {"objective_seconds": found.period_seconds, "gap": 1.0}
@@ -88,18 +83,19 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
     """What fits and no other choice beats, of those near a placement."""
     stage, facts, asked = costs.facts.graph.by_name[placement.stage], costs.facts, Asked()
     mine = [pin for pin in costs.pins if pin.stage == stage.name]
+    deferral = max_deferral(scope.ahead, facts.staleness)
 
     def kept(kind: PoolKind) -> tuple[Candidate, ...]:
         if kind.num_ranks * _LARGE < facts.cluster.num_ranks:
             return ()
         near = (choice for choice in _choices(placement, facts, kind.num_ranks, scope) if agrees(choice, mine))
-        found = [costed_choice(facts, costs.model, stage, choice, scope, part=kind.part) for choice in near]
+        found = [costed(costs.model, call_of(facts, stage, one, deferral=deferral, part=kind.part)) for one in near]
         asked.timed, asked.weighed = asked.timed + len(found), asked.weighed + len(found)
         part = facts.cluster.parts[kind.part]
         fitting = [
             one
             for one in found
-            if one.peak_bytes <= part.device.usable_bytes and one.host.total <= host_share(part, facts.graph)
+            if one.peak_bytes <= part.device.usable_bytes and one.host_bytes <= host_share(part, facts.graph)
         ]
         by_layout: dict[Layout, list[Candidate]] = {}
         for one in fitting:

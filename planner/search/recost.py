@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.calls import call_in
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
@@ -14,10 +14,7 @@ from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.plan.pools import pool_violations
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
-from meshwright.planner.plan.steps_ahead import Scope, synchronous
-from meshwright.planner.search.assemble import move_of
-from meshwright.planner.search.frontier import costed_choice
-from meshwright.profiles.stages import GENERATE
+from meshwright.planner.search.assemble import costs_of, move_of
 
 
 def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
@@ -59,20 +56,7 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
 
 
 def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
-    stage, choice = plan.stage(placement.stage), Choice(placement.layout, placement.schedule)
-    scope, part = (
-        Scope(ahead={**synchronous(plan.graph), GENERATE: placement.steps_ahead}),
-        plan.part_of(placement.stage),
-    )
-    candidate = costed_choice(plan.facts, model, stage, choice, scope, part=part)
-    costs = {
-        "cost": candidate.seconds,
-        "tail_seconds": candidate.tail_seconds,
-        "resident": candidate.resident,
-        "transient": candidate.transient,
-        "host": candidate.host,
-    }
-    return placement.model_copy(update=costs)
+    return placement.model_copy(update=costs_of(model, call_in(plan, placement)))
 
 
 def _refit(plan: Plan, refit: Refit, model: CostModel) -> Refit:

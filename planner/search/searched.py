@@ -64,7 +64,7 @@ def _picks(formulation: Formulation, answer: Answer) -> dict[str, Pick]:
     picks = {}
     for stage, pairs in formulation.behind.items():
         pool, candidate = pairs[answer.picked[stage]]
-        picks[stage] = Pick(Ranks(answer.first_ranks[stage], pool.num_ranks), candidate)
+        picks[stage] = Pick(Ranks(answer.first_ranks[stage], pool.num_ranks), candidate.choice)
     return picks
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from meshwright.planner.plan.plan import SearchWork, Solver
-from meshwright.planner.search.frontier import TOO_SLOW, Frontier
+from meshwright.planner.search.costing import TOO_SLOW
+from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.solver.result import Effort, Limits
 
 _DIGITS = 9

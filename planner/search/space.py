@@ -25,6 +25,14 @@ PINNED = "excluded by a pin"
 
 
 def choices(
+    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], *, scope: Scope | None = None
+) -> Iterator[Choice]:
+    """The legal choices that agree with the pins, in a fixed order, as `choices_by_layout` has them."""
+    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), scope=scope)
+    return (Choice(layout, schedule) for layout, schedules in every for schedule in schedules)
+
+
+def choices_by_layout(
     facts: Facts,
     stage: Stage,
     num_ranks: int,
@@ -33,8 +41,9 @@ def choices(
     *,
     scope: Scope | None = None,
     plain_only: bool = False,
-) -> Iterator[Choice]:
-    """The legal choices that agree with the pins, in a fixed order; the others are counted in `rejected`.
+) -> Iterator[tuple[Layout, list[Schedule]]]:
+    """The legal layouts, each with its legal schedules that agree with the pins, in a fixed order; the other choices
+    are counted in `rejected`.
 
     Those that are not plain are left out, uncounted, where only plain ones are asked for. The scope is the plainest
     where none is given.
@@ -49,15 +58,17 @@ def choices(
             if broken:
                 rejected[broken[0]] += 1
                 break  # what one number of chunks breaks, the others do
+            legal = []
             for schedule in schedules(facts, stage, layout, scope):
                 if plain_only and not _is_plain_schedule(schedule):
                     continue
-                choice = Choice(layout, schedule)
-                broken = streaming_rules(facts, layout, schedule)
-                if not broken and agrees(choice, pins):
-                    yield choice
+                broken = streaming_rules(facts, layout, schedule) if schedule.chunk_tokens else ()
+                if not broken and (not pins or agrees(Choice(layout, schedule), pins)):
+                    legal.append(schedule)
                 else:
                     rejected[broken[0] if broken else PINNED] += 1
+            if legal:
+                yield layout, legal
 
 
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
@@ -111,7 +122,7 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         for ahead in patterns(facts.graph, facts.staleness)
         for scope in scopes(ahead, facts.staleness)
         for size in sizes
-        for choice in choices(facts, stage, size, (), Counter(), scope=scope)
+        for choice in choices(facts, stage, size, (), scope=scope)
     ]
     for pin in pins:
         if pin.key == "pool":

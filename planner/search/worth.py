@@ -81,7 +81,7 @@ class Worth:
     def learn(self, stage: str, key: ScopeKey, costed: Frontier) -> None:
         """Of a stage that is costed the fastest choices are the least."""
         self.least[stage, key] = {
-            kind: min(candidate.seconds.total for candidate in candidates)
+            kind: min(candidate.seconds for candidate in candidates)
             for kind, candidates in costed.candidates.items()
             if candidates
         }

@@ -134,4 +134,4 @@ def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths
 
 def _typical_tokens(lengths: Histogram, rows: int, placement: Placement) -> float:
     """Tokens of one replica's typical rows, as the cost model counts them."""
-    return float(sum(lengths.strata(-(-rows // placement.layout.dp))))
+    return float(lengths.strata(-(-rows // placement.layout.dp)).sum())

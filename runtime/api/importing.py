@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 
-from meshwright.cost_models.imported import imported_points, imported_table
+from meshwright.cost_models.measurements.imported import imported_points, imported_table
 from meshwright.planner.plan.job import ClusterSpec, Facts
 from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, device_of, read_configs, read_operators
 from meshwright.profiles.algorithms import PPO_GRAPH

@@ -12,7 +12,7 @@ from benchmarks.accelerator.limits import decode_seconds, train_seconds
 from benchmarks.accelerator.shards import MODELS, against
 from benchmarks.accelerator.shards import write_job as write_job_of_shards
 from benchmarks.accelerator.shares import shares
-from meshwright.cost_models.imported import imported_points, imported_table
+from meshwright.cost_models.measurements.imported import imported_points, imported_table
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
 from meshwright.profiles.algorithms import PPO_GRAPH

@@ -22,7 +22,7 @@ from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
-from tests.cost_models.operators import EFFICIENCY, operators_by
+from tests.cost_models.measurements.operators import EFFICIENCY, operators_by
 from tests.cost_models.tables import PROVENANCE, sample
 
 LLAMA_2_7B = {

@@ -1,11 +1,13 @@
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from meshwright.cost_models import pipeline
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Source
-from meshwright.cost_models.pipeline import BUBBLE, MESSAGES, micro_batches
+from meshwright.cost_models.pipeline import BUBBLE, MESSAGES, MicroBatches, micro_batches
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
@@ -47,6 +49,21 @@ def test_no_row_is_forgotten_and_no_token_is_added(num_rows: int, size: int) -> 
     assert all(1 <= rows <= size for _, rows, _ in found)
     tokens = sum(number * rows * tokens for number, rows, tokens in found)
     assert tokens == pytest.approx(sum(lengths.strata(num_rows)))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 64])
+def test_of_many_rows_a_part_stands_for_all(long_tail: Workload, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = long_tail.sequence_lengths
+    found = micro_batches(lengths, 16384, size)
+    monkeypatch.setattr(pipeline, "_MOST_DEALT", 2**20)
+    every = micro_batches(lengths, 16384, size)
+
+    def amounts(batches: tuple[MicroBatches, ...]) -> list[float]:
+        """Tokens, and squares of lengths."""
+        return [math.fsum(n * rows * tokens**power for n, rows, tokens in batches) for power in (1, 2)]
+
+    assert sum(batch.number for batch in found) == sum(batch.number for batch in every)
+    assert amounts(found) == pytest.approx(amounts(every), rel=5e-3)
 
 
 @pytest.mark.parametrize("stage", [*FORWARD_STAGES, *TRAIN_STAGES])

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.question import Call, LayoutCosts, Move, Summed
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
@@ -151,6 +151,9 @@ class ToyModel:
         activations = rows * tokens * call.model.hidden_size * call.model.num_layers * 8 * saved / layout.tp
         return Memory(resident=Cost(tuple(resident)), transient=Cost((Term("activations", activations),)))
 
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return Summed(self, call)
+
     def move_seconds(self, move: Move) -> Cost:
         if move.source == move.target and move.overlap == move.source.num_ranks:
             return Cost()
@@ -200,6 +203,9 @@ class RandomModel:
             resident=Cost((Term("weights", weights * scale), Term("other", other * scale))),
             transient=Cost((Term("activations", transient * scale),)),
         )
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return Summed(self, call)
 
     def move_seconds(self, move: Move) -> Cost:
         source, target = move.source, move.target

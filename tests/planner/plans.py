@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.edges import handovers
@@ -12,7 +11,6 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, synchronous
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.frontier import costed_choice
 from meshwright.planner.search.space import choices, pools
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from tests.planner.jobs import RandomModel, small_facts
@@ -55,7 +53,7 @@ def random_plan(
         facts,
         model,
         handovers=handovers(facts, model),
-        picks={stage.name: _pick(draw, facts, model, stage, scope) for stage in facts.graph.stages},
+        picks={stage.name: _pick(draw, facts, stage, scope) for stage in facts.graph.stages},
         order=_order(draw, facts.graph, ahead),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
         ahead=ahead,
@@ -64,11 +62,10 @@ def random_plan(
     return plan.model_copy(update={"solver": solver})
 
 
-def _pick(draw: random.Random, facts: Facts, model: CostModel, stage: Stage, scope: Scope) -> Pick:
+def _pick(draw: random.Random, facts: Facts, stage: Stage, scope: Scope) -> Pick:
     ranks = draw.choice(pools(facts, stage, ()))
-    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), Counter(), scope=scope)))
-    candidate = costed_choice(facts, model, stage, choice, scope)
-    return Pick(ranks, candidate)
+    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), scope=scope)))
+    return Pick(ranks, choice)
 
 
 def _order(draw: random.Random, graph: StageGraph, ahead: StepsAhead) -> tuple[str, ...]:

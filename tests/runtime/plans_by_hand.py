@@ -11,10 +11,9 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, synchronous
+from meshwright.planner.plan.steps_ahead import StepsAhead, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.frontier import costed_choice
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
@@ -39,7 +38,6 @@ def plan_by_hand(
     """The plan with each stage where it is said to be, `other` standing for all that are not named, in their order."""
     model = cost_model(facts.cluster, facts.workload, facts.precision, None)
     ahead = ahead or synchronous(facts.graph)
-    scope = Scope(ahead=ahead, offload=True)
     picks = {}
     for stage in facts.graph.stages:
         place = where[stage.name if stage.name in where else "other"]
@@ -47,7 +45,7 @@ def plan_by_hand(
         if stage.generates and not schedule.generation_slots:
             schedule = Schedule(generation_slots=-(-facts.workload.batch_size // Layout.parse(place.layout).dp))
         choice = Choice(Layout.parse(place.layout), schedule)
-        picks[stage.name] = Pick(place.pool, costed_choice(facts, model, stage, choice, scope))
+        picks[stage.name] = Pick(place.pool, choice)
     solver = Solver(
         name="none",
         version="0",

@@ -91,10 +91,10 @@ def test_every_candidate_is_an_option_on_every_pool_of_its_size(formulation: For
 def test_ticks_round_down_and_blocks_round_up(formulation: Formulation) -> None:
     for call in formulation.problem.calls:
         for option, (_, candidate) in zip(call.options, formulation.behind[call.name], strict=True):
-            seconds = candidate.seconds.total
+            seconds = candidate.seconds
             assert 0 <= seconds - option.ticks * formulation.tick_seconds < formulation.tick_seconds
-            assert 0 <= option.resident_blocks * BLOCK_BYTES - candidate.resident.total < 2 * BLOCK_BYTES
-            assert 0 <= option.transient_blocks * BLOCK_BYTES - candidate.transient.total < BLOCK_BYTES
+            assert 0 <= option.resident_blocks * BLOCK_BYTES - candidate.resident_bytes < 2 * BLOCK_BYTES
+            assert 0 <= option.transient_blocks * BLOCK_BYTES - candidate.transient_bytes < BLOCK_BYTES
 
 
 def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(formulation: Formulation) -> None:

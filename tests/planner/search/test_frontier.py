@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call
 from meshwright.planner.plan.pins import Ranks, parse_pins
-from meshwright.planner.search.frontier import DOMINATED, TOO_LARGE, Candidate, frontier
-from meshwright.planner.search.space import choices
+from meshwright.planner.search.candidates import Candidate, costed
+from meshwright.planner.search.costing import DOMINATED, TOO_LARGE
+from meshwright.planner.search.frontier import frontier
+from meshwright.planner.search.space import choices, choices_by_layout
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import RandomModel, small_facts
@@ -37,18 +38,11 @@ def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> N
     tied = stage.name != "reward_score"
     for (_, size), kept in found.candidates.items():
         every = []
-        for choice in choices(FACTS, stage, size, (), Counter()):
+        for choice in choices(FACTS, stage, size, ()):
             call = Call(
                 stage=stage, model=FACTS.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule
             )
-            memory = MODEL.memory(call)
-            candidate = Candidate(
-                layout=choice.layout,
-                schedule=choice.schedule,
-                seconds=MODEL.seconds(call),
-                resident=memory.resident,
-                transient=memory.transient,
-            )
+            candidate = costed(MODEL, call)
             if candidate.peak_bytes <= limit:
                 every.append(candidate)
         for candidate in every:
@@ -60,26 +54,14 @@ def test_every_choice_is_kept_or_counted() -> None:
     stage = PPO_GRAPH.by_name["critic_train"]
     found = frontier(FACTS, MODEL, stage, ())
     rejected: Counter[str] = Counter()
-    legal = sum(len(list(choices(FACTS, stage, size, (), rejected))) for _, size in found.candidates)
+    legal = sum(
+        len(schedules)
+        for _, size in found.candidates
+        for _, schedules in choices_by_layout(FACTS, stage, size, (), rejected)
+    )
     kept = sum(len(candidates) for candidates in found.candidates.values())
     assert found.rejected[DOMINATED] + found.rejected[TOO_LARGE] + kept == legal
     assert found.rejected - Counter({DOMINATED: 10**9, TOO_LARGE: 10**9}) == rejected
-
-
-class Shrinking(RandomModel):
-    """A larger micro-batch takes less memory, as chunks that were measured may say."""
-
-    memory_grows = False
-
-    def memory(self, call: Call) -> Memory:
-        return Memory(resident=Cost(), transient=Cost((Term("activations", 2**31 / call.schedule.micro_batch_size),)))
-
-
-def test_a_model_whose_memory_may_shrink_is_asked_about_every_choice() -> None:
-    found = frontier(FACTS, Shrinking(3, 2**29), PPO_GRAPH.by_name["reward_score"], ())
-    sizes = {c.schedule.micro_batch_size for candidates in found.candidates.values() for c in candidates}
-    assert 1 not in sizes
-    assert max(sizes) == FACTS.workload.batch_size
 
 
 def test_without_a_limit_nothing_is_too_large() -> None:

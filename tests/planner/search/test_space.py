@@ -10,7 +10,7 @@ import pytest
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks, forbidden, parse_pins
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
-from meshwright.planner.search.space import check_pins, choices, pools
+from meshwright.planner.search.space import check_pins, choices, choices_by_layout, pools
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -38,7 +38,7 @@ def test_the_choices_are_those_that_break_no_rule(stage: Stage, facts: Facts) ->
         if not (sp and tp == 1) and not (vpp > 1 and pp == 1)
     ]
     legal = {layout for layout in layouts if layout.num_ranks == 4 and not layout_rules(facts, stage, layout)}
-    found = list(choices(facts, stage, 4, (), Counter()))
+    found = list(choices(facts, stage, 4, ()))
     assert {choice.layout for choice in found} == legal
     for layout in legal:
         schedules = {choice.schedule for choice in found if choice.layout == layout}
@@ -53,7 +53,7 @@ def test_the_choices_are_those_that_break_no_rule(stage: Stage, facts: Facts) ->
 def test_only_experts_are_spread() -> None:
     facts = mixture_facts(FACTS)
     for stage in PPO_GRAPH.stages:
-        found = {choice.layout for choice in choices(facts, stage, 4, (), Counter())}
+        found = {choice.layout for choice in choices(facts, stage, 4, ())}
         spread = {layout.ep for layout in found if layout.dp == 4}
         assert spread == ({1, 2, 4} if stage.role in ("actor", "ref") else {1})
         for layout in found:
@@ -63,7 +63,7 @@ def test_only_experts_are_spread() -> None:
 def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
     facts = mixture_facts(FACTS)
     for stage in PPO_GRAPH.stages:
-        cut = {c.layout.sp for c in choices(facts, stage, 4, (), Counter()) if c.layout.tp == 2}
+        cut = {c.layout.sp for c in choices(facts, stage, 4, ()) if c.layout.tp == 2}
         if stage.trains and stage.role == "actor":
             assert cut == {True}
         else:
@@ -81,10 +81,10 @@ def test_a_stage_of_spread_experts_may_be_pinned() -> None:
 
 def test_what_is_left_out_is_counted_under_its_rule() -> None:
     rejected: Counter[str] = Counter()
-    list(choices(FACTS, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
+    list(choices_by_layout(FACTS, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
     assert rejected == Counter()
     facts = small_facts(batch_size=3, num_heads=2)
-    list(choices(facts, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
+    list(choices_by_layout(facts, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
         "dp=4 is more than the 3 sequences of a minibatch; use dp=3 at most.": 1,
@@ -121,9 +121,9 @@ def test_an_illegal_pin_names_the_nearest_legal_value(pins: list[str], sentence:
 
 def test_a_forbidden_value_is_the_only_one_left_out() -> None:
     stage = PPO_GRAPH.by_name["actor_train"]
-    every = set(choices(FACTS, stage, 4, (), Counter()))
+    every = set(choices(FACTS, stage, 4, ()))
     pins = parse_pins([forbidden("actor_train.recompute = full"), forbidden("actor_train.layout=tp4")], PPO_GRAPH)
-    left = set(choices(FACTS, stage, 4, pins, Counter()))
+    left = set(choices(FACTS, stage, 4, pins))
     assert every - left == {c for c in every if c.schedule.recompute is Recompute.FULL or c.layout == Layout(tp=4)}
     barred = parse_pins([forbidden("actor_train.pool=2:2")], PPO_GRAPH)
     assert set(pools(FACTS, stage, ())) - set(pools(FACTS, stage, barred)) == {Ranks(2, 2)}
@@ -138,9 +138,10 @@ def test_a_pinned_pool_is_the_only_one() -> None:
 def test_a_stage_on_all_ranks_does_not_stream() -> None:
     rejected: Counter[str] = Counter()
     facts, scored = small_facts(response=256), PPO_GRAPH.by_name["reward_score"]
-    assert not any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 4, (), rejected))
+    alone = choices_by_layout(facts, scored, 4, (), rejected)
+    assert not any(schedule.chunk_tokens for _, schedules in alone for schedule in schedules)
     assert rejected["a stage on all 4 ranks has none beside it to stream from; use chunk_tokens=0."] > 0
-    assert any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 2, (), Counter()))
+    assert any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 2, ()))
 
 
 def test_two_pinned_pools_do_not_cross() -> None:

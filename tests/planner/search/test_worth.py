@@ -58,12 +58,12 @@ def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
     stage, model = PPO_GRAPH.by_name["reward_score"], ToyModel(FACTS)
     whole = frontier(FACTS, model, stage, ())
     kinds = list(whole.candidates)
-    most = {kind: 1.2 * min(c.seconds.total for c in whole.candidates[kind]) for kind in kinds[1:]}
+    most = {kind: 1.2 * min(c.seconds for c in whole.candidates[kind]) for kind in kinds[1:]}
     found = frontier(FACTS, model, stage, (), most_seconds=most)
     assert found.candidates[kinds[0]] == ()
     assert found.rejected[TOO_SLOW]
     for kind, seconds in most.items():
-        assert found.candidates[kind] == tuple(c for c in whole.candidates[kind] if c.seconds.total <= seconds)
+        assert found.candidates[kind] == tuple(c for c in whole.candidates[kind] if c.seconds <= seconds)
 
 
 def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:

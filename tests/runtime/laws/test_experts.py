@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -64,9 +63,7 @@ def planned(stage: str) -> list[str]:
     """Every layout on two and on four ranks that a plan may give to this stage of a mixture."""
     spec = replace(FACTS.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96), num_kv_heads=2)
     facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
-    found = (
-        choice.layout for size in (2, 4) for choice in choices(facts, PPO_GRAPH.by_name[stage], size, (), Counter())
-    )
+    found = (choice.layout for size in (2, 4) for choice in choices(facts, PPO_GRAPH.by_name[stage], size, ()))
     return [str(layout) for layout in sorted(set(found))]
 
 

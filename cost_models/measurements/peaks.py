@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.cost_models.cost import Cost, Memory, Source, Term
-from meshwright.cost_models.measured import splits, surfaces
+from meshwright.cost_models.measurements.measured import splits, surfaces
 from meshwright.cost_models.params import micro_batches_in_flight
 from meshwright.cost_models.question import Call
 from meshwright.profiles.layout import layers_of_stages

@@ -10,7 +10,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.cost import Source, Term
-from meshwright.cost_models.peaks import MEASURED
+from meshwright.cost_models.measurements.peaks import MEASURED
 from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster

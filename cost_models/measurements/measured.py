@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from meshwright.cost_models.compute import Shard, Time
 from meshwright.cost_models.cost import Source, least_trusted
-from meshwright.cost_models.interpolation import Surface
+from meshwright.cost_models.measurements.interpolation import Surface
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body, Measurement, Shape, Table, shape_of
 

@@ -11,9 +11,9 @@ from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.collectives import ALL_REDUCE, Group, Network
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.imported import BODIES, imported_points, imported_table
-from meshwright.cost_models.measured import MeasuredShard
-from meshwright.cost_models.operators import MeasuredKernels
+from meshwright.cost_models.measurements.imported import BODIES, imported_points, imported_table
+from meshwright.cost_models.measurements.measured import MeasuredShard
+from meshwright.cost_models.measurements.operators import MeasuredKernels
 from meshwright.cost_models.question import Call
 from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -23,7 +23,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Exchange
 from meshwright.profiles.workload import Workload
-from tests.cost_models.operators import EFFICIENCY
+from tests.cost_models.measurements.operators import EFFICIENCY
 
 
 def test_a_table_of_operators_has_no_training_and_is_never_called_measured(

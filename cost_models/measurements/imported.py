@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.operators import MeasuredKernels
+from meshwright.cost_models.measurements.operators import MeasuredKernels
 from meshwright.profiles.aiconfigurator import PACKAGE, Message, Operators
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of

@@ -1,0 +1,79 @@
+"""Seconds and bytes of a stage that passes sequences through a pipeline, on one layout under any schedule.
+
+    seconds = pipeline (micro-batches, recomputation), its bubble and messages as its chunks have them
+            + updates, once for each minibatch and epoch, of a stage that trains
+            + what waits in the host's memory, there and back
+
+Of these each is computed once for what it depends on, and a pipeline in chunks is told from the plain one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from meshwright.cost_models.cost import Addend
+from meshwright.cost_models.memory_cost import LayoutMemory
+from meshwright.cost_models.pipeline import MicroBatches, Pipeline, interleaved
+from meshwright.cost_models.question import Bytes, Summed
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCosts:
+    """One stage on one layout; `num_rows` are those of the fullest replica, in one update where the stage trains.
+
+    `away` are the seconds of what is offloaded, and `plain` is the same stage on the layout without chunks, if it has
+    any. What is read while it is generated is asked of `chunked`.
+    """
+
+    layout: Layout
+    num_rows: int
+    num_updates: int
+    pipeline_of: Callable[[Recompute], Pipeline]
+    batches_of: Callable[[int], tuple[MicroBatches, ...]]
+    update: Callable[[], Sequence[Addend]]
+    away: Callable[[Offload], Sequence[Addend]]
+    memory: LayoutMemory
+    chunked: Summed
+    plain: PipelineCosts | None = None
+    _known: dict[tuple[int, Recompute], Sequence[Addend]] = field(default_factory=dict)
+    _known_away: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
+
+    def addends(self, schedule: Schedule) -> list[Addend]:
+        """Seconds of one step, where whole sequences are read; raises BadInput for state that the stage has not."""
+        found = (self.plain or self)._staying(schedule)
+        if self.layout.vpp > 1:
+            found = interleaved(found, self.layout, -(-self.num_rows // schedule.micro_batch_size))
+        offload = schedule.offload
+        if offload is Offload.NONE:
+            return list(found)
+        if offload not in self._known_away:
+            self._known_away[offload] = self.away(offload)
+        return [*found, *self._known_away[offload]]
+
+    def seconds(self, schedule: Schedule) -> float:
+        if schedule.chunk_tokens:
+            return self.chunked.seconds(schedule)
+        return math.fsum([amount for _, amount, _ in self.addends(schedule)])
+
+    def tail_seconds(self, schedule: Schedule) -> float:
+        return self.chunked.tail_seconds(schedule) if schedule.chunk_tokens else self.seconds(schedule)
+
+    def bytes(self, schedule: Schedule) -> Bytes:
+        return self.memory.bytes(schedule)
+
+    def _staying(self, schedule: Schedule) -> Sequence[Addend]:
+        """Of a pipeline without chunks, all of whose state stays on the device."""
+        key = schedule.micro_batch_size, schedule.recompute
+        if key not in self._known:
+            self._known[key] = self._make(*key)
+        return self._known[key]
+
+    def _make(self, micro_batch_size: int, recompute: Recompute) -> Sequence[Addend]:
+        once = self.pipeline_of(recompute).addends(self.batches_of(micro_batch_size))
+        if not self.num_updates:
+            return once
+        return [(name, amount * self.num_updates, source) for name, amount, source in (*once, *self.update())]
