@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
 from torch import Tensor
 
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.runtime.execution.request import RunRequest
 from tests.reference.ppo import Row
 from tests.runtime.checkpoints import edit_config, write_checkpoint
-from tests.runtime.observed import Observed
+from tests.runtime.observed import Observed, observe
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import VOCAB_SIZE
 
 END_TOKENS = (1, 7, 19)
@@ -24,6 +31,27 @@ def write_models(directory: Path) -> None:
         (directory / name / "generation_config.json").write_text(f'{{"eos_token_id": {list(END_TOKENS)}}}')
     for seed, name in enumerate(("values", "scores"), start=2):
         write_checkpoint(directory / name, head="ForSequenceClassification", seed=seed, **small)
+
+
+def request_of(
+    job: Mapping[str, Any], directory: Path, name: str, where: Mapping[str, Where], *, steps: int, steps_ahead: int = 0
+) -> RunRequest:
+    """A run of this job, under a plan whose stages are where it is said and generate so many steps ahead."""
+    path, out = directory / f"{name}.yaml", directory / name
+    path.write_text(yaml.safe_dump(job))
+    out.mkdir()
+    facts = resolve(read_job(path), directory)
+    plan = plan_by_hand(facts, where, patterns(facts.graph, facts.staleness)[steps_ahead])
+    return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=steps)
+
+
+def observe_all(requests: Mapping[str, RunRequest]) -> dict[str, Observed]:
+    """What each run did, in one launch for each number of ranks."""
+    found = {}
+    for num_ranks in sorted({asked.plan.facts.cluster.num_ranks for asked in requests.values()}):
+        alike = {name: asked for name, asked in requests.items() if asked.plan.facts.cluster.num_ranks == num_ranks}
+        found |= zip(alike, observe(num_ranks, list(alike.values())), strict=True)
+    return found
 
 
 def drawn_in(run: Observed, step: int, batch_size: int) -> list[Row]:
@@ -45,6 +73,12 @@ class Distances:
     def add(self, name: str, found: Tensor, expected: Tensor) -> None:
         distance = (found.double() - expected).norm() / expected.norm()
         self.worst[name] = max(self.worst[name], float(distance))
+
+    def add_all(self, name: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+        """Of tensors under the same names."""
+        assert found.keys() == expected.keys()
+        for each, values in expected.items():
+            self.add(name, found[each], values)
 
     def beyond(self, tolerance: float) -> dict[str, float]:
         return {name: distance for name, distance in self.worst.items() if not distance <= tolerance}

@@ -12,17 +12,15 @@ import pytest
 import torch
 import yaml
 
-from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference import critic_free
 from tests.reference.critic_free import Compared, CriticFreeReference, CriticFreeSettings
 from tests.reference.ppo import Row, picked, weights_of
-from tests.runtime.observed import Observed, observe
-from tests.runtime.plans_by_hand import Where, plan_by_hand
-from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, write_models
+from tests.runtime.observed import Observed
+from tests.runtime.plans_by_hand import Where
+from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, observe_all, request_of, write_models
 from tests.runtime.small_job import write_job
 
 STEPS, BATCH, GROUP, MAX_RESPONSE = 4, 16, 4, 12
@@ -106,23 +104,13 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
     job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "num_epochs": 2}
     job["workload"]["group_size"] = GROUP
     job |= {"algorithm": case.algorithm, KEYS[case.algorithm]: {**SETTINGS, **case.settings}}
-    path = directory / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**job, "staleness": case.steps_ahead}))
-    facts = resolve(read_job(path), directory)
-    plan = plan_by_hand(facts, case.where, patterns(facts.graph, case.steps_ahead)[case.steps_ahead])
-    out = directory / name
-    out.mkdir()
-    return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=STEPS)
+    job["staleness"] = case.steps_ahead
+    return request_of(job, directory, name, case.where, steps=STEPS, steps_ahead=case.steps_ahead)
 
 
 @pytest.fixture(scope="module")
 def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
-    """Of every case, in one launch for each number of ranks."""
-    found = {}
-    for num_ranks in (1, 2, 4):
-        names = [name for name, case in CASES.items() if case.num_ranks == num_ranks]
-        found |= zip(names, observe(num_ranks, [requests[name] for name in names]), strict=True)
-    return found
+    return observe_all(requests)
 
 
 @pytest.mark.slow
@@ -140,10 +128,7 @@ def test_a_run_draws_and_learns_what_the_reference_does(
         compared = judge.step(step, drawn)
         _compare_experience(found, run, step, drawn, compared)
         _compare_updates(found, run, step, drawn, compared)
-    trained, expected = run.weights("actor"), weights_of(judge.actor)
-    assert trained.keys() == expected.keys()
-    for weight, values in expected.items():
-        found.add("weights", trained[weight], values)
+    found.add_all("weights", run.weights("actor"), weights_of(judge.actor))
     assert found.beyond(TOLERANCE) == {}
 
 

@@ -12,17 +12,14 @@ import pytest
 import torch
 import yaml
 
-from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference import ppo
 from tests.reference.ppo import Learnt, Reference, Row, Settings
-from tests.runtime.observed import Observed, observe
-from tests.runtime.plans_by_hand import Where, plan_by_hand
-from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, write_models
+from tests.runtime.observed import Observed
+from tests.runtime.plans_by_hand import Where
+from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, observe_all, request_of, write_models
 from tests.runtime.small_job import write_job
 
 STEPS, BATCH, MAX_RESPONSE = 10, 16, 12
@@ -104,24 +101,13 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
     paths = {"actor": "policy", "critic": "values", "ref": "ref", "reward": "scores"}
     job["models"] = {role: {"path": path} for role, path in paths.items()}
     job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": BATCH, "num_epochs": 2}
-    path = directory / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**job, "staleness": case.staleness}))
-    plan = plan_by_hand(
-        resolve(read_job(path), directory), case.where, patterns(PPO_GRAPH, case.staleness)[case.steps_ahead]
-    )
-    out = directory / name
-    out.mkdir()
-    return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=STEPS)
+    job["staleness"] = case.staleness
+    return request_of(job, directory, name, case.where, steps=STEPS, steps_ahead=case.steps_ahead)
 
 
 @pytest.fixture(scope="module")
 def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
-    """Of every case, in one launch for each number of ranks."""
-    found = {}
-    for num_ranks in (1, 2, 4):
-        names = [name for name, case in CASES.items() if case.num_ranks == num_ranks]
-        found |= zip(names, observe(num_ranks, [requests[name] for name in names]), strict=True)
-    return found
+    return observe_all(requests)
 
 
 @pytest.mark.slow
@@ -139,10 +125,7 @@ def test_a_run_draws_and_learns_what_the_reference_does(
         _compare_experience(found, run, step, drawn, learnt)
         _compare_updates(found, run, step, drawn, learnt)
     for role, model in (("actor", judge.actor), ("critic", judge.critic)):
-        trained, expected = run.weights(role), ppo.weights_of(model)
-        assert trained.keys() == expected.keys()
-        for weight, values in expected.items():
-            found.add(f"{role} weights", trained[weight], values)
+        found.add_all(f"{role} weights", run.weights(role), ppo.weights_of(model))
     assert found.beyond(TOLERANCE) == {}
 
 
