@@ -36,7 +36,7 @@ from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.pipeline_p2p import Relay
 
-_ROUNDS_AHEAD = 16
+_ROUNDS_AHEAD = 4
 """A sequence is admitted where the live ones could go on for so many rounds without another block being freed."""
 
 

@@ -69,7 +69,7 @@ class Stopping:
         if self.strings is not None:
             complete = map(self.strings.complete, group.live)
             found |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), Finish.STOP)
-        ends = np.isin(records.last(rows), self._ends)
+        ends = (records.last(rows)[:, None] == self._ends).any(axis=1)
         return found | dict.fromkeys(np.flatnonzero(ends).tolist(), Finish.EOS)
 
     @cached_property
