@@ -187,6 +187,10 @@ class AnalyticModel:
 
         generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
         cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
+        need = self._workload.cache_need(call.schedule, call.layout.dp)
+        if need.preemptions:
+            mean_prompt = self._workload.prompt_lengths.mean
+            cost += generation.preemption(need.preemptions, need.preempted_tokens, mean_prompt)
         carried = min(overlap.in_flight(num_rows) - num_rows, num_slots)
         if not (call.recomputes_cache and carried):
             return cost

@@ -26,6 +26,9 @@ from meshwright.profiles.table import Body
 RECOMPUTATION = "cache recomputation"
 """The term of what a turn computes anew of sequences in flight."""
 
+PREEMPTION = "pre-emption"
+"""The term of what is computed anew of sequences that had to give way."""
+
 _DRAWN_BYTES = 16
 """A sampled token and its log-probability, both sent in fp64."""
 
@@ -78,6 +81,15 @@ class Generation:
         self._add(parts, Body.PREFILL, _load([(num_groups + pp - 1, rows / num_groups, tokens, 0.0)]))
         for term in parts.cost().terms:
             whole.add(RECOMPUTATION, term.amount, term.source)
+        return whole.cost()
+
+    def preemption(self, times: float, tokens: float, mean_prompt: float) -> Cost:
+        """So often in a turn sequences give way that hold so many tokens together, and are computed anew: the youngest,
+        which hold little more than their prompts. A single term."""
+        parts, whole = Tally(), Tally()
+        self._add(parts, Body.PREFILL, _load([(times, max(1.0, tokens / mean_prompt), mean_prompt, 0.0)]))
+        for term in parts.cost().terms:
+            whole.add(PREEMPTION, term.amount, term.source)
         return whole.cost()
 
     def _add(self, tally: Tally, body: Body, load: Load) -> None:

@@ -1,4 +1,5 @@
-"""Bytes on the fullest rank of a pool, sized for the longest sequence that the workload can produce.
+"""Bytes on the fullest rank of a pool, sized for the longest sequence that the workload can produce, or for what a
+cache of bounded size holds of many.
 
 What stays while other stages run is resident: the weight copy under the term "weights" (which a planner drops where
 two stages share one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation
@@ -16,6 +17,7 @@ from meshwright.cost_models.context import longest_part
 from meshwright.cost_models.cost import WEIGHTS, Cost, Memory, Tally
 from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
 from meshwright.cost_models.question import Bytes, Call
+from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of, most_packed
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -91,7 +93,7 @@ class _RankMemory:
         self._shard, self._workload, self._size = shard, workload, size
         self._part, self._copied = part, copied
         self._rows = -(-workload.batch_size // call.layout.dp)
-        self._cached_bytes = workload.max_tokens * self._part.num_layers * shard.cached_elements * size
+        self._cached_bytes = BLOCK_TOKENS * self._part.num_layers * shard.cached_elements * size
         experts, ep = shard.experts, call.layout.ep
         # The longest sequence of every replica that shares experts is routed to them as a power law has it.
         self._busiest = experts.busiest(workload.max_tokens * ep, ep) if experts else 1.0
@@ -159,13 +161,17 @@ class _RankMemory:
         return self._training(schedule) if self._stage.trains else self._forwarding(schedule)
 
     def _cache(self, schedule: Schedule) -> Tally:
-        """Keys and values for the longest sequence: of every slot, or of every row of a stage that streams."""
+        """Keys and values in blocks: as many as sequences in flight need, or those of the longest sequence for every
+        row of a stage that streams; and the spare one."""
         tally = Tally()
         if self._stage.generates:
-            tally.add("kv cache", self._slots(schedule) * self._cached_bytes)
+            tally.add("kv cache", (self._blocks(schedule) + 1) * self._cached_bytes)
         elif schedule.chunk_tokens:
-            tally.add("kv cache", self._rows * self._cached_bytes)
+            tally.add("kv cache", (self._rows * blocks_of(self._workload.max_tokens) + 1) * self._cached_bytes)
         return tally
+
+    def _blocks(self, schedule: Schedule) -> int:
+        return self._workload.cache_need(schedule, self._layout.dp).blocks
 
     def _slots(self, schedule: Schedule) -> int:
         """Slots that can hold a sequence."""
@@ -173,13 +179,22 @@ class _RankMemory:
         return min(schedule.generation_slots, in_flight)
 
     def _generating(self, schedule: Schedule) -> Tally:
-        """The working set of a prefill, and sampling."""
+        """The working set of a prefill or that of attention in a decode step, whichever is more, and sampling."""
         group = -(-self._slots(schedule) // self._layout.pp)
+        prefill = most_packed(group, self._workload.prompt.max) * self._working_bytes
         tally = Tally()
-        tally.add("working set", group * self._workload.prompt.max * self._working_bytes)
+        tally.add("working set", max(prefill, self._blocks(schedule) * self._attending_bytes()))
         if self._part.is_last:
             tally.add("logits", group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally
+
+    def _attending_bytes(self) -> float:
+        """Of a block of the cache in a decode step: a copy of its keys and values of one layer, where they do not lie
+        together; scores in fp32 and in the model's type, and two sums of values in fp32."""
+        shard = self._shard
+        scores = BLOCK_TOKENS * shard.num_heads * (_FP32_BYTES + self._size)
+        sums = 2 * shard.num_heads * shard.head_dim * _FP32_BYTES
+        return BLOCK_TOKENS * shard.cached_elements * self._size + scores + sums
 
     def _forwarding(self, schedule: Schedule) -> Tally:
         tokens = self._micro_batch_tokens(schedule)

@@ -9,6 +9,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from meshwright.profiles.documents import Document
 from meshwright.profiles.lengths import Histogram, LengthSpec
+from meshwright.profiles.live_tokens import CacheNeed, LiveTokens
+from meshwright.profiles.packing import rows_per_prompt
+from meshwright.profiles.schedule import Schedule
 
 
 class Workload(Document):
@@ -57,6 +60,22 @@ class Workload(Document):
     def sequence_lengths(self) -> Histogram:
         """Prompt and response together, drawn independently."""
         return self.prompt_lengths.plus(self.response_lengths)
+
+    @cached_property
+    def live_tokens(self) -> LiveTokens:
+        """Those of sequences in flight."""
+        return LiveTokens(self.prompt_lengths, self.response_lengths, self.max_tokens)
+
+    def cache_need(self, schedule: Schedule, dp: int) -> CacheNeed:
+        """The cache of each of `dp` replicas that generates by the schedule: the bound of its memory."""
+        rows = -(-self.batch_size // dp)
+        in_flight = schedule.batches_in_flight * rows - (-schedule.overcommit // dp)
+        return self.live_tokens.need(
+            min(schedule.generation_slots, in_flight),
+            in_flight,
+            runs_on=schedule.runs_on,
+            rows_per_prompt=rows_per_prompt(self.batch_size, self.group_size, dp),
+        )
 
     @property
     def max_tokens(self) -> int:

@@ -109,11 +109,11 @@ class Flight(Generic[W, G, E]):
         self.num_live: Counter[int] = Counter()
         """Those that have begun, by the turn in which they did."""
 
-    def resume(self, turn: int, waiting: Iterable[W], ended: Iterable[E]) -> None:
-        """Goes on after `turn` with what is live in the groups, and with these."""
+    def resume(self, turn: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Begun] = ()) -> None:
+        """Goes on after `turn` with what is live in the groups, and with these; what is paused has begun."""
         self.turn, self.ended = turn, list(ended)
         self.waiting.extend(waiting)
-        live = [one for group in self.groups for one in group.live]
+        live = [*(one for group in self.groups for one in group.live), *paused]
         self.num_unfinished = Counter(one.step for one in (*live, *self.waiting))
         self.num_live = Counter(one.first_turn for one in live)
 

@@ -71,7 +71,7 @@ class SimulatedGroup(SlotGroup[Drawn]):
         return self._reach + self.num_passes
 
     def learn(self) -> list[Drawn]:
-        """Takes out the sequences that ended in the last pass, in the order of their slots."""
+        """Takes out the sequences that ended in the last pass, in the order of the live ones."""
         if not self._has_drawn:
             return []
         self._has_drawn = False
@@ -79,7 +79,7 @@ class SimulatedGroup(SlotGroup[Drawn]):
             return []
         has_ended = [one.last_pass == self.num_passes for one in self.live]
         ended = [one for one, is_over in zip(self.live, has_ended, strict=True) if is_over]
-        self._compact([one.prompt_tokens + self.num_passes - one.first_pass for one in self.live], has_ended)
+        self._keep(not is_over for is_over in has_ended)
         self._look_ahead()
         return ended
 

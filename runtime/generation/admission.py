@@ -48,6 +48,9 @@ class Admission:
         self._batches: dict[int, tuple[int, int]] = {}
         """Of prompt batches that are not delivered whole: how many of this replica's are, and their tokens."""
 
+        self._share: tuple[int, tuple[Prompt, ...]] = -1, ()
+        """Of this replica in the prompt batch that was asked for last."""
+
     @property
     def num_admitted(self) -> int:
         """Of the replica's prompts from step 0 on, as if the run had begun there."""
@@ -109,10 +112,13 @@ class Admission:
         return WholeStep(step) if self._in_flight > 1 else Everything()
 
     def _prompt(self, position: int) -> Prompt:
-        """The prompt at a position of the replica's row of shares."""
+        """The prompt at a position of the replica's row of shares, which is asked for in order."""
         steps, index = divmod(position, self._per_step)
-        prompts = self._data.batch(self._steps.start + steps)
-        return shared(prompts, self._replica, self._num_replicas, self._data.group_size)[index]
+        step = self._steps.start + steps
+        if self._share[0] != step:
+            prompts = self._data.batch(step)
+            self._share = step, shared(prompts, self._replica, self._num_replicas, self._data.group_size)
+        return self._share[1][index]
 
 
 def shared(prompts: Sequence[Prompt], replica: int, num_replicas: int, group_size: int = 1) -> tuple[Prompt, ...]:

@@ -56,7 +56,7 @@ class Chunker:
         chunks += [
             self._chunk(sequence.prompt, sequence.tokens, None)
             for sequence in live
-            if len(sequence.tokens) - self._handed.get(_key(sequence.prompt), 0) >= self.chunk_tokens
+            if sequence.num_drawn - self._handed.get(_key(sequence.prompt), 0) >= self.chunk_tokens
         ]
         if chunks:
             self._hand_over(chunks)

@@ -1,7 +1,7 @@
 """Decode steps that are recorded once for a shape and launched whole from then on, as CUDA graphs.
 
 A step of a small batch is hundreds of short kernels, and the host needs longer to launch them one by one than the
-device to run them. A recording is of one shape and fixed addresses. So the rows and the cached tokens of a step are
+device to run them. A recording is of one shape and fixed addresses. So the rows and the blocks of a step are
 rounded up to a few sizes, what a step is asked is copied to where the recording reads it, and when the weights have
 moved the recordings are made anew.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
@@ -9,21 +9,21 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.slots import LiveGroup
+from meshwright.runtime.model.block_attention import BlockReads, Shape
 from meshwright.runtime.model.model_shard import Decoder
 
 _ROWS = 8
 """More rows than these are rounded up to a multiple of them, fewer to a power of two."""
-_CACHED_TOKENS = 256
-"""Cached tokens are rounded up to a multiple of these: attention reads as many of every row."""
+_PARTS = 8
+"""Blocks are read up to the last one that is held, in whole parts of the cache."""
 
 Work: TypeAlias = Callable[[], Tensor]
 Recorder: TypeAlias = Callable[[Work], Work]
@@ -38,12 +38,10 @@ def can_replay(model: Decoder) -> bool:
 class Replayed:
     """Decode steps with a recording for every shape they have met."""
 
-    def __init__(
-        self, step: DecodeStep, model: Decoder, groups: Iterable[LiveGroup], record: Recorder | None = None
-    ) -> None:
-        """Rows are added to a step in the free slots of its group; by default `record` makes CUDA graphs."""
-        self._step, self._model = step, model
-        self._num_slots = {group.first_slot: group.num_slots for group in groups}
+    def __init__(self, step: DecodeStep, model: Decoder, group_size: int = 1, record: Recorder | None = None) -> None:
+        """Blocks may have `group_size` readers; by default `record` makes CUDA graphs."""
+        self._step, self._model, self._group_size = step, model, group_size
+        self._num_blocks = step.cache.tables.num_blocks + 1
         self._given = record
         self._forget()
 
@@ -55,42 +53,36 @@ class Replayed:
     def _forget(self) -> None:
         self._weights = _addresses(self._model)
         self._record = self._given or CudaGraphs()
-        self._recordings: dict[_Shape, _Recording] = {}
+        self._recordings: dict[Shape, _Recording] = {}
 
-    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
-        num_rows, room = len(lengths), self._step.cache.max_tokens
-        shape = _Shape(
-            first_slot,
-            rows=min(_rounded_rows(num_rows), self._num_slots[first_slot]),
-            cached_tokens=min(_up(longest + 1, _CACHED_TOKENS), room) - 1,
+    def __call__(self, inputs: Tensor, reads: BlockReads) -> Tensor:
+        num_rows, num_shared = len(reads.lengths), len(reads.shared)
+        shape = Shape(
+            rows=_rounded_rows(num_rows + 1),
+            blocks=min(_up(int(reads.window.max()) + 1, -(-self._num_blocks // _PARTS)), self._num_blocks),
+            shared=1 << (num_shared - 1).bit_length() if num_shared else 0,
+            readers=self._group_size if num_shared else 1,
         )
-        # Rows that are added have nothing cached and write to the first place of a free slot.
         asked = F.pad(inputs, (0, 0) * (inputs.dim() - 1) + (0, shape.rows - num_rows))
-        cached = F.pad(lengths, (0, shape.rows - num_rows))
+        rounded = reads.rounded(shape).to(inputs.device)
         recording = self._recordings.get(shape)
         if recording is None:
-            recording = self._recordings[shape] = _Recording(self._step, shape, asked, cached)
+            recording = self._recordings[shape] = _Recording(self._step, asked, rounded)
             answer = recording.run()  # also what a recording needs to have run once before
             recording.run = self._record(recording.run)
         else:
             recording.inputs.copy_(asked)
-            recording.lengths.copy_(cached)
+            recording.reads.copy_(rounded)
             answer = recording.run()
         return answer[:num_rows].clone()  # the next step may write over it
-
-
-class _Shape(NamedTuple):
-    first_slot: int
-    rows: int
-    cached_tokens: int
 
 
 class _Recording:
     """The tensors that a recorded step reads, and the step on them."""
 
-    def __init__(self, step: DecodeStep, shape: _Shape, inputs: Tensor, lengths: Tensor) -> None:
-        self.inputs, self.lengths = inputs, lengths
-        self.run: Work = lambda: step(self.inputs, shape.first_slot, self.lengths, shape.cached_tokens)
+    def __init__(self, step: DecodeStep, inputs: Tensor, reads: BlockReads) -> None:
+        self.inputs, self.reads = inputs, reads
+        self.run: Work = lambda: step(self.inputs, self.reads)
 
 
 class CudaGraphs:

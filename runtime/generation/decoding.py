@@ -1,7 +1,7 @@
 """One more token for every row: a decoder's forward pass on single tokens, straight on the weights of its modules.
 
 A decode step of a small batch is so little arithmetic that megatron's modules around it would take most of its time,
-and attention over a slot cache needs no copy of keys and values when the heads of a group are laid side by side. The
+and attention over a paged cache needs no copy of keys and values when blocks meet the queries of their rows. The
 numbers are those of the modules, which prefill and training go through; a test holds the two together.
 """
 
@@ -15,29 +15,30 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.runtime.model.kv_cache import DecodeView, SlotCache
+from meshwright.runtime.model.block_attention import BlockAttention, BlockReads
+from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 
 
 class Decoding(Protocol):
-    """A pipeline stage's part of the decode steps, one more token for every row of a group of slots in each."""
+    """A pipeline stage's part of the decode steps, one more token for every row of a group in each."""
 
     def begin_turn(self) -> None:
         """To be called before the steps of a turn: weights may have moved since the last."""
 
-    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
+    def __call__(self, inputs: Tensor, reads: BlockReads) -> Tensor:
         """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
 
-        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it, of the rows in
-        the slots from `first_slot` on; `lengths` [B] counts the tokens that each has cached, `longest` at most.
+        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it; `reads` is
+        what of the cache they read.
         """
 
 
 class DecodeStep:
     """Decode steps on the model's own parameters, so that refits are seen."""
 
-    def __init__(self, model: Decoder, mesh: Mesh, cache: SlotCache) -> None:
+    def __init__(self, model: Decoder, mesh: Mesh, cache: PagedCache) -> None:
         """For a language model without sequence parallelism, whose keys and values are in `cache`."""
         assert not model.config.sequence_parallel
         assert not model.spec.scalar_head
@@ -52,10 +53,11 @@ class DecodeStep:
         """Nothing to do: a parameter that moved is still the same parameter."""
 
     @torch.inference_mode()
-    def __call__(self, inputs: Tensor, first_slot: int, lengths: Tensor, longest: int) -> Tensor:
-        cache = self.cache.decode(first_slot, lengths, longest)
+    def __call__(self, inputs: Tensor, reads: BlockReads) -> Tensor:
+        reads = reads.to(inputs.device)
+        cache = BlockAttention(self.cache, reads)
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
-        cos, sin = self._cos[cache.positions], self._sin[cache.positions]
+        cos, sin = self._cos[reads.lengths], self._sin[reads.lengths]
         for index, layer in enumerate(self._layers):
             hidden = layer.attend(hidden, cos, sin, index, cache)
             hidden = layer.feed_forward(hidden)
@@ -88,7 +90,7 @@ class _Layer:
             self._up, self._down = _parameters(mlp.linear_fc1), _Joining(mlp.linear_fc2, group)
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
 
-    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: DecodeView) -> Tensor:
+    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: BlockAttention) -> Tensor:
         """`hidden` after the attention of layer `index` of this stage; cos and sin [B, 1, 1, D] of the new tokens."""
         # Megatron lays out the queries of a group, then its key, then its value.
         mixed = F.linear(self._input_norm(hidden), *self._qkv).view(self._qkv_shape)

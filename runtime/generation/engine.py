@@ -8,33 +8,46 @@ on its way, and sequences in flight keep their tokens, keys and values while the
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+import bisect
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.planner.simulation.flight import Delivery, Everything, Flight
+from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of, most_packed
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.generation.chunking import Listener
 from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep, Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
-from meshwright.runtime.generation.sampling import Sampling, uniforms
-from meshwright.runtime.generation.shared_prompts import Parted, SharedPrompts
-from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Prompt, Response, packs
+from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.sampling import Sampling, Uniforms
+from meshwright.runtime.generation.shared_prompts import SharedPrompts
+from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response, packs
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
+from meshwright.runtime.model.block_attention import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
-from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.pipeline_p2p import Relay
 
-_HASHED_AT_ONCE = 128
-"""Positions whose uniform numbers are hashed together."""
+_ROUNDS_AHEAD = 4
+"""A sequence is admitted where the live ones could go on for so many rounds without another block being freed."""
+
+
+class Admitted(NamedTuple):
+    """Sequences that have just got a slot: all of them, by their places those whose tokens go through the model, and
+    for the others the slot whose prompt they read; how many of all begin."""
+
+    sequences: list[LiveSequence]
+    fed: list[int]
+    sources: dict[int, int]
+    num_begun: int
 
 
 class Generator:
@@ -49,6 +62,7 @@ class Generator:
         num_slots: int,
         max_tokens: int,
         max_response: int,
+        num_blocks: int | None = None,
         eos_tokens: frozenset[int],
         temperature: float,
         seed: int,
@@ -58,23 +72,31 @@ class Generator:
         recomputes_cache: bool = False,
         group_size: int = 1,
     ) -> None:
-        """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt.
+        """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt, in
+        `num_blocks` blocks of cache: as many as all could need where no number is given, one longest one at least.
 
         The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
         keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
         get those of the new ones. Of `group_size` rows of one prompt the first is prefilled.
         """
+        needed = blocks_of(max_tokens)
+        num_blocks = num_slots * needed if num_blocks is None else num_blocks
+        assert num_blocks >= needed, f"{num_blocks} blocks of cache hold no sequence of {max_tokens} tokens"
         self._recomputes_cache, self._cached_version = recomputes_cache, -1
-        self._most_packed = num_slots * max(1, max_tokens - max_response)
+        self._most_packed = most_packed(-(-num_slots // mesh.layout.pp), max_tokens - max_response)
         parameter = next(model.parameters())
         self._model, self._spec, self._mesh = model, spec, mesh
         self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings)
-        self._sampling, self._seed = Sampling(temperature=temperature, top_k=top_k, top_p=top_p), seed
+        self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        self._uniforms = Uniforms(seed, num_slots)
         self._device, self._dtype = parameter.device, parameter.dtype
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.cut(num_slots, mesh.layout.pp))
-        self._cache = SlotCache(
+        self._paused: list[Partial] = []
+        """Sequences that had to give way, the oldest first: they go on before anything else begins."""
+        self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
-            num_slots=num_slots,
+            num_blocks=num_blocks,
+            num_rows=num_slots,
             num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
             max_tokens=max_tokens,
             head_dim=spec.head_dim,
@@ -82,12 +104,14 @@ class Generator:
             device=self._device,
         )
         step = DecodeStep(model, mesh, self._cache)
-        self._step: Decoding = Replayed(step, model, self._flight.groups) if can_replay(model) else step
+        self._step: Decoding = Replayed(step, model, group_size) if can_replay(model) else step
         self._relay = Relay(mesh, self._device)
         self._prompts = SharedPrompts(group_size)
         self._lockstep = Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
+        self.num_preempted, self.most_blocks = 0, 0
+        """How often a sequence gave way, and the most blocks that were held at a time."""
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
         """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
@@ -99,36 +123,36 @@ class Generator:
 
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
-        """The prompts admitted and not delivered: ended, live, then waiting ones."""
-        ended = [response.prompt for response in self._flight.ended]
-        return (*ended, *(sequence.prompt for _, sequence in self._slots()), *self._flight.waiting)
+        """The prompts admitted and not delivered: ended, live, paused, then waiting ones."""
+        ended, live = ([one.prompt for one in found] for found in (self._flight.ended, self._live()))
+        return (*ended, *live, *(one.prompt for one in self._paused), *self._flight.waiting)
 
     def kept(self) -> InFlight:
         """What is in flight between two turns."""
-        flight = self._flight
+        flight, live = self._flight, self._live()
         return InFlight(
             turn=flight.turn,
-            live=tuple(tuple(replace(sequence, text=None) for sequence in group.live) for group in flight.groups),
+            live=tuple(tuple(sequence.kept() for sequence in group.live) for group in flight.groups),
+            paused=tuple(self._paused),
             waiting=tuple(flight.waiting),
             ended=tuple(flight.ended),
-            cached=tuple(self._cache.read(slot, sequence.num_cached) for slot, sequence in self._slots()),
+            blocks=tuple(tuple(self._cache.tables.held(one.slot).tolist()) for one in live),
+            cached=tuple(self._cache.read(one.slot, one.num_cached) for one in live),
         )
 
     def resume(self, kept: InFlight) -> None:
-        """Takes over what a generator of the same kind had in flight."""
+        """Takes over what a generator of the same kind had in flight, in the same blocks."""
         for group, live in zip(self._flight.groups, kept.live, strict=True):
-            group.live = list(live)
-        self._flight.resume(kept.turn, kept.waiting, kept.ended)
-        for (slot, _), (keys, values) in zip(self._slots(), kept.cached, strict=True):
-            self._cache.write(slot, keys, values)
+            for partial in live:
+                group.seat(partial)
+        self._paused = list(kept.paused)
+        self._flight.resume(kept.turn, kept.waiting, kept.ended, kept.paused)
+        for one, blocks, (keys, values) in zip(self._live(), kept.blocks, kept.cached, strict=True):
+            self._cache.tables.restore(one.slot, blocks)
+            self._cache.write(one.slot, keys, values)
 
-    def _slots(self) -> list[tuple[int, LiveSequence]]:
-        """Each live sequence with its slot."""
-        return [
-            (group.first_slot + index, sequence)
-            for group in self._flight.groups
-            for index, sequence in enumerate(group.live)
-        ]
+    def _live(self) -> list[LiveSequence]:
+        return [sequence for group in self._flight.groups for sequence in group.live]
 
     def turn(
         self,
@@ -163,6 +187,20 @@ class Generator:
         self._lockstep.finish()
         return delivered
 
+    def again(self, sequences: Sequence[Partial]) -> Callable[[], object]:
+        """What draws the next tokens of these sequences, with nothing else in flight, and may be called any number of
+        times: a prefill of those of which nothing is drawn, a decode step of the others."""
+        [group] = self._flight.groups
+        seated = []
+        for sequence in sequences:
+            cached = len(sequence.prompt.tokens) + max(0, len(sequence.tokens) - 1)
+            self._cache.tables.take(group.next_slot, cached + 1)
+            seated.append(group.seat(sequence))
+        if sequences[0].tokens:
+            return lambda: self.decode(group, group.rows).tolist()
+        admitted = Admitted(seated, list(range(len(seated))), {}, len(seated))
+        return lambda: self.prefill(group, admitted, self._parts(admitted)).tolist()
+
     def _learn(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
         """Records the tokens that the group was being advanced by; what ended with them."""
         if group.first_slot not in self._drawn:
@@ -170,87 +208,141 @@ class Generator:
         drawn = self._drawn.pop(group.first_slot)
         if drawn is None:
             drawn = self._relay.receive_drawn(len(group.live))
-        tokens, logprobs = drawn.tolist()
-        responses, moves = group.record(map(int, tokens), logprobs, version=version, finish=self._stopping.finish)
-        for move in moves:
-            self._cache.move(move.source, move.target, move.num_tokens)
+        tokens, logprobs = drawn.cpu().numpy()
+        responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._stopping.finish)
+        self._release(freed)
         if stream is not None:
             stream.tell(group.live, responses)
         return responses
 
+    def _release(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._cache.tables.release(slot)
+        self._prompts.leave(slots)
+
     def _advance(self, group: LiveGroup) -> int:
-        """One token for every live sequence of the group and the first token of every admitted one, of which there are
-        so many."""
-        continuing = list(group.live)
-        admitted = group.admit(self._flight.waiting, self._flight.turn)
-        first_slot, drawn = group.first_slot + len(continuing), []
-        parted = self._prompts.parted(admitted, first_slot, self._slots()) if admitted else Parted((), ())
-        with self._lockstep.passes(bool(continuing) + bool(parted.fresh)):
-            if continuing:
-                drawn.append(self.decode(group.first_slot, continuing))
-            if admitted:
-                drawn.append(self.prefill(first_slot, admitted, parted))
+        """One token for every live sequence of the group and for every admitted one; how many of these begin."""
+        self._grow(group)
+        continuing = group.rows
+        admitted = self._admit(group)
+        parts = self._parts(admitted)
+        self.most_blocks = max(self.most_blocks, self._cache.tables.num_used)
+        drawn = []
+        with self._lockstep.passes(bool(len(continuing)) + len(parts)):
+            if len(continuing):
+                drawn.append(self.decode(group, continuing))
+            if admitted.sequences:
+                drawn.append(self.prefill(group, admitted, parts))
         self._prompts.keep_for(self._flight.waiting)
         if drawn:
             tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
             if tokens is not None:
                 self._relay.send_drawn(tokens)
             self._drawn[group.first_slot] = tokens
-        return len(admitted)
+        return admitted.num_begun
+
+    def _grow(self, group: LiveGroup) -> None:
+        """Blocks for the next token of every live sequence. Where too few are free the youngest of the group gives way,
+        to be computed anew: a group's own, for the others' tokens are on their way."""
+        tables = self._cache.tables
+        while True:
+            slots, needed = group.first_slot + group.rows, group.records.cached(group.rows) + 1
+            short = tables.short(slots, needed).tolist()
+            if all(tables.take(int(slots[index]), int(needed[index])) for index in short):
+                return
+            youngest = max(range(len(group.live)), key=lambda index: group.live[index].age)
+            bisect.insort(self._paused, group.live[youngest].kept(), key=lambda one: one.age)
+            self._release(group.leave([youngest]))
+            self.num_preempted += 1
+
+    def _admit(self, group: LiveGroup) -> Admitted:
+        """Seats what waits while there are slots and blocks, what is paused first."""
+        admitted, waiting, turn = Admitted([], [], {}, 0), self._flight.waiting, self._flight.turn
+        num_begun, num_live = 0, sum(len(group.live) for group in self._flight.groups)
+        while not group.is_full and (self._paused or waiting):
+            begins = not self._paused
+            partial = Partial(prompt=waiting[0], first_turn=turn) if begins else self._paused[0]
+            source = self._prompts.source(partial.prompt) if begins else None
+            if not self._holds(group.next_slot, partial, source, num_live):
+                break
+            if source is None:
+                admitted.fed.append(len(admitted.sequences))
+            else:
+                admitted.sources[len(admitted.sequences)] = source
+            seated = group.seat(partial)
+            admitted.sequences.append(seated)
+            if begins:
+                self._prompts.seat(waiting.popleft(), seated.slot)
+            else:
+                self._paused.pop(0)
+            num_begun, num_live = num_begun + begins, num_live + 1
+        return admitted._replace(num_begun=num_begun)
+
+    def _holds(self, slot: int, partial: Partial, source: int | None, num_live: int) -> bool:
+        """Whether the slot has got blocks for a sequence and its next token, and enough are left for the live ones."""
+        tables, num_prompt = self._cache.tables, len(partial.prompt.tokens)
+        if source is not None:
+            tables.share(source, slot, num_prompt)
+        left = num_live * _ROUNDS_AHEAD // BLOCK_TOKENS
+        if tables.take(slot, num_prompt + len(partial.tokens) + 1) and (tables.num_free >= left or not num_live):
+            return True
+        tables.release(slot)
+        return False
+
+    def _parts(self, admitted: Admitted) -> list[list[tuple[int, int, int]]]:
+        """Packs of what is fed: (place among the fed, first, end)."""
+        fed = [admitted.sequences[index] for index in admitted.fed]
+        return list(packs([len(one.prompt.tokens) + one.num_drawn for one in fed], self._most_packed))
 
     @torch.no_grad()
-    def prefill(self, first_slot: int, admitted: Sequence[LiveSequence], parted: Parted | None = None) -> Tensor:
-        """Caches the prompts of sequences in consecutive slots and draws their first tokens, [2, B] as `_draw`.
+    def prefill(self, group: LiveGroup, admitted: Admitted, parts: Sequence[Sequence[tuple[int, int, int]]]) -> Tensor:
+        """Caches what sequences have that were admitted and draws their next tokens, [2, B] as `_draw`."""
+        fed = [admitted.sequences[index] for index in admitted.fed]
+        logits = self._feed([(one.slot, (*one.prompt.tokens, *one.tokens)) for one in fed], parts)
+        for index, source in admitted.sources.items():
+            one = admitted.sequences[index]
+            self._cache.share(source, one.slot, len(one.prompt.tokens))
+        rows = group.rows[len(group.rows) - len(admitted.sequences) :]
+        logits = self._prompts.of_all(admitted.sequences, admitted.fed, logits)
+        return _nothing_drawn(len(rows)) if logits is None else self._drawn_from(logits, group, rows)
 
-        Where it is `parted` some get a copy of what another one has cached.
-        """
-        parted = parted or Parted(tuple(range(len(admitted))), ())
-        output = self._cache_prompts(first_slot, [(index, admitted[index]) for index in parted.fresh])
-        for source, target, num_tokens in parted.copies:
-            self._cache.move(source, target, num_tokens)
-        if not self._mesh.is_last_stage:
-            if output is not None:
+    def _feed(
+        self, texts: Sequence[tuple[int, tuple[int, ...]]], parts: Sequence[Sequence[tuple[int, int, int]]]
+    ) -> Tensor | None:
+        """Keys and values of tokens, each row's from the first on in its slot; what the last stage says of the last
+        ones [B, V / tp], nothing before it or where there is none."""
+        said = []
+        for pack in parts:
+            slots, firsts = [texts[row][0] for row, _, _ in pack], [first for _, first, _ in pack]
+            tokens = [torch.tensor(texts[row][1][first:end]) for row, first, end in pack]
+            rows = self._cache.continue_rows(slots, firsts, [len(part) for part in tokens])
+            packed = torch.cat(tokens).to(self._device)
+            output = forward_continued(self._model, self._mesh, self._relay, packed, rows, ends_only=True)
+            if self._mesh.is_last_stage:
+                whole = [index for index, (row, _, end) in enumerate(pack) if end == len(texts[row][1])]
+                said.append(output.squeeze(1)[whole])
+            else:
                 self._relay.send_hidden(output)
-            self._prompts.of_all(admitted, parted.fresh, None)
-            return _nothing_drawn(admitted)
-        logits = self._prompts.of_all(admitted, parted.fresh, None if output is None else output.squeeze(1))
-        assert logits is not None
-        return self._drawn_from(logits, admitted)
-
-    def _cache_prompts(self, first_slot: int, fresh: Sequence[tuple[int, LiveSequence]]) -> Tensor | None:
-        """Keys and values of prompts, each at its place behind the first slot; what the last stage says of their last
-        tokens, elsewhere the hidden states to send, nothing where there is none."""
-        if not fresh:
-            return None
-        prompts, slots = [one.prompt.tokens for _, one in fresh], [first_slot + index for index, _ in fresh]
-        rows = self._cache.continue_rows(slots, [0] * len(prompts), [len(prompt) for prompt in prompts])
-        tokens = torch.tensor(list(itertools.chain(*prompts)), device=self._device)
-        return forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
+        return torch.cat(said) if said else None
 
     @torch.no_grad()
     def _recompute(self) -> None:
-        """Keys and values of all live sequences anew: packed prefills of their tokens, none of them of more tokens than
-        the prompts of all slots may have together, which memory was planned for."""
-        for pack in packs([(slot, one.num_cached) for slot, one in self._slots()], self._most_packed):
-            live = dict(self._slots())
-            texts = [(*live[slot].prompt.tokens, *live[slot].tokens)[first:end] for slot, first, end in pack]
-            rows = self._cache.continue_rows([s for s, _, _ in pack], [f for _, f, _ in pack], [len(t) for t in texts])
-            tokens = torch.tensor(list(itertools.chain(*texts)), device=self._device)
-            with self._lockstep.passes(1):
-                output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
-            if not self._mesh.is_last_stage:
-                self._relay.send_hidden(output)
+        """Keys and values of all live sequences anew, in packs that memory was planned for."""
+        live = self._live()
+        texts = [(one.slot, (*one.prompt.tokens, *one.tokens)[: one.num_cached]) for one in live]
+        parts = list(packs([len(text) for _, text in texts], self._most_packed))
+        with self._lockstep.passes(len(parts)):
+            self._feed(texts, parts)
         self._relay.flush()
 
     @torch.no_grad()
-    def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
-        """Draws one more token for sequences in consecutive slots, [2, B] as `_draw`."""
-        cached = [sequence.num_cached for sequence in live]
-        inputs = self._receive_hidden(len(live))
+    def decode(self, group: LiveGroup, rows: Numbers) -> Tensor:
+        """Draws one more token for live sequences of the group, by their rows, [2, B] as `_draw`."""
+        inputs = self._receive_hidden(len(rows))
         if inputs is None:
-            inputs = torch.tensor([sequence.tokens[-1] for sequence in live], device=self._device)
-        lengths = torch.tensor(cached, device=self._device)
-        return self._draw(self._step(inputs, first_slot, lengths, max(cached)), live)
+            inputs = torch.from_numpy(group.records.last(rows)).to(self._device)
+        reads = block_reads(self._cache.tables, group.first_slot + rows, group.records.cached(rows))
+        return self._draw(self._step(inputs, reads), group, rows)
 
     def _receive_hidden(self, *shape: int) -> Tensor | None:
         """Hidden states [*shape, hidden] from the earlier stage; None on the first."""
@@ -258,36 +350,28 @@ class Generator:
             return None
         return self._relay.receive_hidden((*shape, self._spec.hidden_size), self._dtype)
 
-    def _draw(self, output: Tensor, rows: Sequence[LiveSequence]) -> Tensor:
+    def _draw(self, output: Tensor, group: LiveGroup, rows: Numbers) -> Tensor:
         """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp].
 
         Before the last stage `output` are hidden states, which are sent on, and the answer is zeros.
         """
         if not self._mesh.is_last_stage:
             self._relay.send_hidden(output)
-            return _nothing_drawn(rows)
-        return self._drawn_from(output, rows)
+            return _nothing_drawn(len(rows))
+        return self._drawn_from(output, group, rows)
 
-    def _drawn_from(self, output: Tensor, rows: Sequence[LiveSequence]) -> Tensor:
+    def _drawn_from(self, output: Tensor, group: LiveGroup, rows: Numbers) -> Tensor:
         """As `_draw`, on the last stage."""
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
-        drawn, logprobs = self._sampling.draw(logits, self._uniforms(rows).to(logits.device))
+        records = group.records
+        numbers = self._uniforms.of(group.first_slot + rows, records.draws[rows], records.num_drawn[rows])
+        drawn, logprobs = self._sampling.draw(logits, numbers.to(logits.device))
         return torch.stack([drawn.double(), logprobs.double()])
 
-    def _uniforms(self, rows: Sequence[LiveSequence]) -> Tensor:
-        """The number [B] that decides each row's next token; numbers are hashed many positions at a time."""
-        short = [row for row in rows if len(row.uniforms) <= len(row.tokens)]
-        if short:
-            draws = torch.tensor([[row.prompt.draw] for row in short])
-            positions = torch.tensor([[len(row.uniforms)] for row in short]) + torch.arange(_HASHED_AT_ONCE)
-            for row, numbers in zip(short, uniforms(self._seed, draws, positions).tolist(), strict=True):
-                row.uniforms += numbers
-        return torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64)
 
-
-def _nothing_drawn(rows: Sequence[LiveSequence]) -> Tensor:
+def _nothing_drawn(num_rows: int) -> Tensor:
     """What a stage before the last one knows of the next tokens [2, B]."""
-    return torch.zeros(2, len(rows), dtype=torch.float64)
+    return torch.zeros(2, num_rows, dtype=torch.float64)
 
 
 def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:

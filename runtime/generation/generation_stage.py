@@ -130,6 +130,7 @@ class Generating:
             self._copy.spec,
             self._copy.mesh,
             num_slots=schedule.generation_slots,
+            num_blocks=workload.cache_need(schedule, self._copy.mesh.layout.dp).blocks,
             max_tokens=workload.max_tokens,
             max_response=workload.response.max,
             eos_tokens=frozenset(self._data.ends.tokens),

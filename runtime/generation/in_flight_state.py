@@ -21,9 +21,9 @@ from torch import Tensor
 from meshwright.profiles.documents import write_bytes_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import json_value
-from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
+from meshwright.runtime.generation.slots import Finish, Partial, Prompt, Response
 
-_FORMAT, _TOLD = "meshwright underway 1", "underway"
+_FORMAT, _TOLD = "meshwright underway 2", "underway"
 """Of the files, and the key of their metadata."""
 
 
@@ -32,10 +32,14 @@ class InFlight:
     """A replica's sequences in flight, and this rank's keys and values of those that are live."""
 
     turn: int
-    live: tuple[tuple[LiveSequence, ...], ...]
-    """By group of slots, in the order of the slots."""
+    live: tuple[tuple[Partial, ...], ...]
+    """By group of slots, in the order in which they took them."""
+    paused: tuple[Partial, ...]
+    """Those that gave way to others, the oldest first."""
     waiting: tuple[Prompt, ...]
     ended: tuple[Response, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    """Of the cache, that each live sequence holds, group by group: sums over them depend on nothing else."""
     cached: tuple[tuple[Tensor, Tensor], ...]
     """Keys and values [layers, kv_heads, tokens, head_dim] of each live sequence, group by group."""
 
@@ -132,45 +136,33 @@ def _pack(found: InFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:
         tensors[f"cached/{number}/keys"], tensors[f"cached/{number}/values"] = keys, values
     _pack_prompts("live", [one.prompt for one in live], tensors)
     _pack_drawn("live", live, tensors)
+    _pack_prompts("paused", [one.prompt for one in found.paused], tensors)
+    _pack_drawn("paused", found.paused, tensors)
     _pack_prompts("waiting", found.waiting, tensors)
     _pack_prompts("ended", [one.prompt for one in found.ended], tensors)
     _pack_drawn("ended", found.ended, tensors)
     return {
         "turn": found.turn,
         "groups": [len(group) for group in found.live],
-        "num_cached": len(found.cached),
+        "blocks": found.blocks,
         "finishes": [response.finish.value for response in found.ended],
     }
 
 
 def _unpack(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InFlight:
-    sequences = iter(
-        [
-            LiveSequence(prompt=prompt, first_turn=first, tokens=tokens, logprobs=logprobs, versions=versions)
-            for prompt, (first, tokens, logprobs, versions) in zip(
-                _prompts("live", tensors), _drawn("live", tensors), strict=True
-            )
-        ]
-    )
+    sequences = iter(_partials("live", tensors))
     responses = (
-        Response(
-            prompt=prompt,
-            tokens=tuple(tokens),
-            logprobs=tuple(logprobs),
-            versions=tuple(versions),
-            finish=Finish(finish),
-            first_turn=first,
-        )
-        for prompt, (first, tokens, logprobs, versions), finish in zip(
-            _prompts("ended", tensors), _drawn("ended", tensors), told["finishes"], strict=True
-        )
+        Response(**vars(partial), finish=Finish(finish))
+        for partial, finish in zip(_partials("ended", tensors), told["finishes"], strict=True)
     )
-    numbers = range(told["num_cached"])
+    numbers = range(len(told["blocks"]))
     return InFlight(
         turn=told["turn"],
         live=tuple(tuple(itertools.islice(sequences, size)) for size in told["groups"]),
+        paused=tuple(_partials("paused", tensors)),
         waiting=tuple(_prompts("waiting", tensors)),
         ended=tuple(responses),
+        blocks=tuple(map(tuple, told["blocks"])),
         cached=tuple((tensors[f"cached/{number}/keys"], tensors[f"cached/{number}/values"]) for number in numbers),
     )
 
@@ -191,7 +183,7 @@ def _prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
     ]
 
 
-def _pack_drawn(name: str, drawn: Sequence[LiveSequence | Response], tensors: dict[str, Tensor]) -> None:
+def _pack_drawn(name: str, drawn: Sequence[Partial], tensors: dict[str, Tensor]) -> None:
     """First turns and lengths [2, R], and tokens, log-probabilities and versions end to end."""
     facts = [(one.first_turn, len(one.tokens)) for one in drawn]
     tensors[f"{name}/drawn/facts"] = torch.tensor(facts, dtype=torch.int64).view(-1, 2).T
@@ -200,11 +192,20 @@ def _pack_drawn(name: str, drawn: Sequence[LiveSequence | Response], tensors: di
     tensors[f"{name}/drawn/versions"] = torch.tensor([v for one in drawn for v in one.versions], dtype=torch.int64)
 
 
-def _drawn(name: str, tensors: Mapping[str, Tensor]) -> list[tuple[int, list[int], list[float], list[int]]]:
+def _partials(name: str, tensors: Mapping[str, Tensor]) -> list[Partial]:
     firsts, lengths = tensors[f"{name}/drawn/facts"].tolist()
     parts = (tensors[f"{name}/drawn/{field}"].split(lengths) for field in ("tokens", "logprobs", "versions"))
-    lists = ([part.tolist() for part in of_field] for of_field in parts)
-    return list(zip(firsts, *lists, strict=True))
+    drawn = zip(_prompts(name, tensors), firsts, *parts, strict=True)
+    return [
+        Partial(
+            prompt=prompt,
+            first_turn=first,
+            tokens=tuple(tokens.tolist()),
+            logprobs=tuple(logprobs.tolist()),
+            versions=tuple(versions.tolist()),
+        )
+        for prompt, first, tokens, logprobs, versions in drawn
+    ]
 
 
 def _path(directory: Path, rank: int) -> Path:

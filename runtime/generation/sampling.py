@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.runtime.generation.records import Numbers
+
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio, as a signed number
+
+_HASHED_AT_ONCE = 128
+"""Positions whose uniform numbers are hashed together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,27 @@ def uniforms(seed: int, rows: Tensor, positions: Tensor) -> Tensor:
     for part in (rows, positions):
         state = _mix(state ^ _mix(part + _GOLDEN))
     return (_logical_shift(state, 11)).double() * 2.0**-53
+
+
+class Uniforms:
+    """The numbers that decide the next token of each row, hashed many positions at a time."""
+
+    def __init__(self, seed: int, num_rows: int) -> None:
+        self._seed = seed
+        self._hashed = np.zeros((num_rows, _HASHED_AT_ONCE))
+        self._hashed_for = np.full((num_rows, 2), -1)
+        """Of each row the draw, and the first position over `_HASHED_AT_ONCE`."""
+
+    def of(self, rows: Numbers, draws: Numbers, positions: Numbers) -> Tensor:
+        """[B], for sequences that the draws identify, at their positions."""
+        parts, places = np.divmod(positions, _HASHED_AT_ONCE)
+        wanted = np.stack([draws, parts], axis=1)
+        stale = (self._hashed_for[rows] != wanted).any(axis=1)
+        if stale.any():
+            first = torch.from_numpy(parts[stale, None] * _HASHED_AT_ONCE)
+            numbers = uniforms(self._seed, torch.from_numpy(draws[stale, None]), first + torch.arange(_HASHED_AT_ONCE))
+            self._hashed[rows[stale]], self._hashed_for[rows[stale]] = numbers.numpy(), wanted[stale]
+        return torch.from_numpy(self._hashed[rows, places])
 
 
 def _cut_below(scaled: Tensor, lowest: Tensor) -> Tensor:

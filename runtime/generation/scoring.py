@@ -1,6 +1,6 @@
 """Scores responses that arrive in chunks: what a stage does that streams from generation.
 
-Keys and values of a row stay in a slot between its chunks, so every token goes through the model once. Rows that have
+Keys and values of a row stay in a cache between its chunks, so every token goes through the model once. Rows that have
 come to different lengths go through it side by side.
 """
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from meshwright.profiles.cache import blocks_of
 from meshwright.runtime.model.cached_forward import forward_continued
-from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
@@ -52,9 +53,10 @@ class ChunkScorer:
         self._micro_batch_size, self._temperature = micro_batch_size, temperature
         self._max_tokens = max_tokens
         self._device, self._dtype = parameter.device, parameter.dtype
-        self._cache = SlotCache(
+        self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
-            num_slots=max_rows,
+            num_blocks=max_rows * blocks_of(max_tokens),
+            num_rows=max_rows,
             num_kv_heads=model.spec.num_kv_heads // mesh.layout.tp,
             max_tokens=max_tokens,
             head_dim=model.spec.head_dim,
@@ -63,7 +65,7 @@ class ChunkScorer:
         )
         self._relay = Relay(mesh, self._device)
         self._free = list(range(max_rows))
-        """A heap: rows that begin together are neighbours where they can be, for attention to take them together."""
+        """A heap."""
         self._rows: dict[int, _Row] = {}
 
     def extend(self, chunks: Mapping[int, Sequence[int]]) -> None:
@@ -85,6 +87,7 @@ class ChunkScorer:
         self._relay.flush()
         done = self._rows.pop(row)
         heapq.heappush(self._free, done.slot)
+        self._cache.tables.release(done.slot)
         if not self._mesh.is_last_stage:
             return None
         last = [] if self._model.spec.scalar_head else [torch.zeros(1, device=self._device)]
@@ -112,6 +115,8 @@ class ChunkScorer:
         inputs = fed if scalar else [tokens[:-1] for tokens in fed]
         lengths = [len(tokens) for tokens in inputs]
         slots, cached = [state.slot for state in states], [state.num_cached for state in states]
+        for slot, start, length in zip(slots, cached, lengths, strict=True):
+            self._cache.tables.take(slot, start + length)
         view = self._cache.continue_rows(slots, cached, lengths)
         output = forward_continued(self._model, self._mesh, self._relay, torch.cat(inputs).to(self._device), view)
         for state, length in zip(states, lengths, strict=True):

@@ -1,4 +1,4 @@
-"""Prompts, the sequences in the slots and their responses: admission, progress and release, in plain Python.
+"""Prompts, the sequences in the slots and their responses: admission, progress and release, on the host.
 
 Every rank of a replica keeps the same groups of slots by recording the same sampled tokens, so that no message is
 needed to agree on admission.
@@ -6,16 +6,23 @@ needed to agree on admission.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from meshwright.planner.simulation.slot_groups import SlotGroup, SlotMove
+import numpy as np
+
+from meshwright.planner.simulation.slot_groups import SlotGroup
+from meshwright.runtime.generation.records import NO_LIMIT, Numbers, Reals, Records
 
 if TYPE_CHECKING:
     from meshwright.runtime.generation.stopping import DecodedText
+
+
+Age: TypeAlias = tuple[int, int, int]
+"""What orders sequences by when they began: of two, the younger one's is larger."""
 
 
 class Finish(StrEnum):
@@ -41,17 +48,17 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Response:
-    """What was drawn for a prompt, and why it ended. Tokens, log-probabilities and versions are of one length."""
+class Partial:
+    """What was drawn for a prompt so far, by a sequence that has no slot. Tokens, log-probabilities and versions are
+    of one length."""
 
     prompt: Prompt
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
     """Of the weights that drew each token; never falls. Where a cache is kept over a change of weights, what they
     attended to is in part of older ones: the log-probabilities are those that were sampled, and of no one version."""
-    finish: Finish
-    first_turn: int
+    first_turn: int = 0
     """The generator's turn in which the first token was drawn."""
 
     @property
@@ -64,18 +71,28 @@ class Response:
         """Of the prompt batch that its prompt came in."""
         return self.prompt.step
 
+    @property
+    def age(self) -> Age:
+        return self.first_turn, self.step, self.row
 
-@dataclass(kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
+class Response(Partial):
+    """What was drawn for a prompt, and why it ended."""
+
+    finish: Finish
+
+
+@dataclass(kw_only=True, eq=False)
 class LiveSequence:
-    """A prompt and what has been generated for it."""
+    """A sequence in a slot; what it has drawn is among the records of its group."""
 
     prompt: Prompt
+    slot: int
+    records: Records
+    row: int
+    """Of the records."""
     first_turn: int = 0
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    uniforms: list[float] = field(default_factory=list)
-    """Numbers that decide this sequence's tokens by position, as far as they have been hashed."""
     text: DecodedText | None = None
     """Kept where stop strings are watched for; made again from the tokens where it is missing."""
 
@@ -84,58 +101,121 @@ class LiveSequence:
         return self.prompt.step
 
     @property
+    def num_drawn(self) -> int:
+        return int(self.records.num_drawn[self.row])
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.records.tokens(self.row)
+
+    @property
+    def last_token(self) -> int:
+        return int(self.records.last(np.array([self.row]))[0])
+
+    @property
     def num_cached(self) -> int:
         """Tokens whose keys and values are in the cache: all but the last one drawn."""
-        return len(self.prompt.tokens) + len(self.tokens) - 1
+        return len(self.prompt.tokens) + self.num_drawn - 1
+
+    @property
+    def age(self) -> Age:
+        return self.first_turn, self.prompt.step, self.prompt.row
+
+    def kept(self) -> Partial:
+        """What is left of it without its slot."""
+        return Partial(**self._drawn())
+
+    def ended(self, finish: Finish) -> Response:
+        return Response(**self._drawn(), finish=finish)
+
+    def _drawn(self) -> dict[str, Any]:
+        records = self.records
+        drawn = (tuple(values(self.row)) for values in (records.tokens, records.logprobs, records.versions))
+        names = "tokens", "logprobs", "versions"
+        return {"prompt": self.prompt, "first_turn": self.first_turn, **dict(zip(names, drawn, strict=True))}
 
 
 class LiveGroup(SlotGroup[LiveSequence]):
     """A group whose sequences have their tokens."""
 
-    def admit(self, waiting: deque[Prompt], turn: int = 0) -> Sequence[LiveSequence]:
-        """Moves prompts from the front of `waiting` into free slots and returns their sequences, in slot order."""
-        admitted = [LiveSequence(prompt=prompt, first_turn=turn) for prompt in self._next(waiting)]
-        self.live.extend(admitted)
-        return admitted
+    def __init__(self, first_slot: int, num_slots: int) -> None:
+        super().__init__(first_slot, num_slots)
+        self.records = Records(num_slots)
+        self.rows: Numbers = np.zeros(0, dtype=np.int64)
+        """Of the live sequences among the records."""
+        self._free = list(range(num_slots))  # a heap
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
+    @property
+    def next_slot(self) -> int:
+        """That the next sequence gets."""
+        return self.first_slot + self._free[0]
+
+    def seat(self, partial: Partial) -> LiveSequence:
+        """Lets a sequence go on, or begin, in the next slot."""
+        row, prompt = heapq.heappop(self._free), partial.prompt
+        most = NO_LIMIT if prompt.max_response is None else prompt.max_response
+        self.records.begin(row, num_prompt=len(prompt.tokens), most=most, draw=prompt.draw)
+        if partial.tokens:
+            self.records.extend(row, partial.tokens, partial.logprobs, partial.versions)
+        seated = LiveSequence(
+            prompt=prompt,
+            slot=self.first_slot + row,
+            records=self.records,
+            row=row,
+            first_turn=partial.first_turn,
+        )
+        self.live.append(seated)
+        self.rows = np.append(self.rows, row)
+        return seated
 
     def record(
         self,
-        tokens: Iterable[int],
-        logprobs: Iterable[float],
+        tokens: Numbers,
+        logprobs: Reals,
         *,
         version: int,
-        finish: Callable[[LiveSequence], Finish | None],
-    ) -> tuple[list[Response], list[SlotMove]]:
+        finish: Callable[[LiveGroup], Mapping[int, Finish]],
+    ) -> tuple[list[Response], list[int]]:
         """Appends one token, drawn by policy `version`, to every live sequence.
 
-        `finish` says whether and why a sequence ends now. Returns what ended, in slot order, and the moves that fill
-        the freed slots.
+        `finish` says which end now, by their place among the live ones, and why. Returns what ended, in the order of
+        the live ones, and the slots that are free again.
         """
-        finished = []
-        for sequence, token, logprob in zip(self.live, tokens, logprobs, strict=True):
-            sequence.tokens.append(token)
-            sequence.logprobs.append(logprob)
-            sequence.versions.append(version)
-            finished.append(finish(sequence))
-        if not any(finished):
+        self.records.add(self.rows, tokens, logprobs, version)
+        finished = finish(self)
+        if not finished:
             return [], []
-        responses = [_response(s, f) for s, f in zip(self.live, finished, strict=True) if f]
-        cached = [sequence.num_cached for sequence in self.live]
-        return responses, self._compact(cached, [f is not None for f in finished])
+        responses = [self.live[index].ended(why) for index, why in sorted(finished.items())]
+        return responses, self.leave(finished)
+
+    def leave(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
+        """Takes out live sequences by their place among them; the slots that are free again."""
+        kept = np.ones(len(self.live), dtype=bool)
+        kept[list(indices)] = False
+        left = self.rows[~kept].tolist()
+        for row in left:
+            heapq.heappush(self._free, row)
+        self._keep(kept.tolist())
+        self.rows = self.rows[kept]
+        return [self.first_slot + row for row in left]
 
 
-def packs(rows: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Rows of (slot, tokens) packed together, at most `most` tokens each: (slot, first, end) of every part of a row.
+def packs(rows: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Rows of so many tokens packed together, at most `most` tokens each: (row, first, end) of every part of a row.
 
     A row that does not fit goes on in the next pack.
     """
     pack: list[tuple[int, int, int]] = []
     left = most
-    for slot, length in rows:
+    for row, length in enumerate(rows):
         first = 0
         while first < length:
             end = min(length, first + left)
-            pack.append((slot, first, end))
+            pack.append((row, first, end))
             left -= end - first
             first = end
             if not left:
@@ -143,14 +223,3 @@ def packs(rows: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int
                 pack, left = [], most
     if pack:
         yield pack
-
-
-def _response(sequence: LiveSequence, finish: Finish) -> Response:
-    return Response(
-        prompt=sequence.prompt,
-        tokens=tuple(sequence.tokens),
-        logprobs=tuple(sequence.logprobs),
-        versions=tuple(sequence.versions),
-        finish=finish,
-        first_turn=sequence.first_turn,
-    )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from meshwright.runtime.generation.slots import Finish, LiveSequence
+from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.slots import Finish, LiveGroup, LiveSequence
 
 
 class StopStrings:
@@ -27,9 +30,9 @@ class StopStrings:
         """Whether the token drawn last completes one of the strings; to be asked once after every token."""
         if sequence.text is None:
             sequence.text = DecodedText(self._tokenizer)
-            for token in sequence.tokens[:-1]:  # those of a sequence that a checkpoint kept
+            for token in sequence.tokens[:-1]:  # those of a sequence that had no slot for a while
                 sequence.text.grow(token, self._strings, self._kept)
-        return sequence.text.grow(sequence.tokens[-1], self._strings, self._kept)
+        return sequence.text.grow(sequence.last_token, self._strings, self._kept)
 
 
 class DecodedText:
@@ -58,12 +61,17 @@ class Stopping:
     max_response: int
     strings: StopStrings | None = None
 
-    def finish(self, sequence: LiveSequence) -> Finish | None:
-        """Why the sequence ends with the token drawn last; None while it goes on."""
-        if sequence.tokens[-1] in self.eos_tokens:
-            return Finish.EOS
-        if self.strings is not None and self.strings.complete(sequence):
-            return Finish.STOP
-        own = sequence.prompt.max_response
-        limit = self.max_response if own is None else min(own, self.max_response)
-        return Finish.LENGTH if len(sequence.tokens) >= limit else None
+    def finish(self, group: LiveGroup) -> dict[int, Finish]:
+        """Which live sequences of a group end with the tokens drawn last, by their place among them, and why."""
+        rows, records = group.rows, group.records
+        longest = np.minimum(records.most[rows], self.max_response)
+        found = dict.fromkeys(np.flatnonzero(records.num_drawn[rows] >= longest).tolist(), Finish.LENGTH)
+        if self.strings is not None:
+            complete = map(self.strings.complete, group.live)
+            found |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), Finish.STOP)
+        ends = (records.last(rows)[:, None] == self._ends).any(axis=1)
+        return found | dict.fromkeys(np.flatnonzero(ends).tolist(), Finish.EOS)
+
+    @cached_property
+    def _ends(self) -> Numbers:
+        return np.array(sorted(self.eos_tokens), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Keys and values of the sequences being generated, one slot each.
+"""Keys and values of sequences of different lengths, in blocks of tokens that rows hold as they grow.
 
-Live sequences occupy a contiguous run of slots, so that a decode step reads the cache through a view, never a copy.
-Positions are per row: rows of different lengths live side by side.
+A cache has so many blocks and no more: it is as large as was planned, whatever the lengths, and who fills it decides
+which rows wait (Kwon et al., arXiv:2309.06180, section 4: blocks, tables of them, and prefixes that rows share).
 """
 
 from __future__ import annotations
@@ -10,90 +10,99 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
+from meshwright.runtime.model.cache_blocks import BlockTables
 from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
-from meshwright.runtime.model.row_bands import bands
 
 
-class SlotCache:
-    """Rotated keys and values of one pipeline stage: [layers, slots, kv_heads, max_tokens, head_dim]."""
+class PagedCache:
+    """Rotated keys and values of one pipeline stage: [layers, blocks, kv_heads, tokens of a block, head_dim].
+
+    Block 0 is spare: rows that only round up a decode step write there.
+    """
 
     def __init__(
         self,
         *,
         num_layers: int,
-        num_slots: int,
+        num_blocks: int,
+        num_rows: int,
         num_kv_heads: int,
         max_tokens: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, num_slots, num_kv_heads, max_tokens, head_dim)
+        """For `num_rows` rows at a time, of at most `max_tokens` tokens each."""
+        shape = (num_layers, num_blocks + 1, num_kv_heads, BLOCK_TOKENS, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.tables, self.max_tokens = BlockTables(num_blocks, num_rows, max_tokens), max_tokens
 
-    @property
-    def max_tokens(self) -> int:
-        """That a slot has room for."""
-        return self.keys.shape[3]
+    def share(self, source: int, target: int, num_tokens: int) -> None:
+        """Copies what one row has of its first `num_tokens` in a block that is not whole; `target` holds a block there.
 
-    def move(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies the first `num_tokens` of one slot over another."""
-        for cache in (self.keys, self.values):
-            cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
+        Whole blocks are read by both rows: `BlockTables.share`.
+        """
+        whole, rest = divmod(num_tokens, BLOCK_TOKENS)
+        if rest:
+            blocks = self.tables.table
+            for cache in (self.keys, self.values):
+                cache[:, blocks[target, whole]] = cache[:, blocks[source, whole]]
 
-    def read(self, slot: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """A copy on the host of the first `num_tokens` of a slot, [layers, kv_heads, num_tokens, head_dim] each."""
-        keys, values = (cache[:, slot, :, :num_tokens].detach().cpu().clone() for cache in (self.keys, self.values))
+    def read(self, row: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """A copy on the host of the first `num_tokens` of a row, [layers, kv_heads, num_tokens, head_dim] each."""
+        blocks = self._blocks(row, num_tokens)
+        keys, values = (
+            cache[:, blocks].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].detach().cpu().clone()
+            for cache in (self.keys, self.values)
+        )
         return keys, values
 
-    def write(self, slot: int, keys: Tensor, values: Tensor) -> None:
-        """Puts what was read, [layers, kv_heads, num_tokens, head_dim] each, into a slot."""
-        for cache, read in ((self.keys, keys), (self.values, values)):
-            cache[:, slot, :, : read.shape[2]] = read
+    def write(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """Puts what was read, [layers, kv_heads, num_tokens, head_dim] each, into the blocks that the row holds."""
+        num_tokens = keys.shape[2]
+        for index, block in enumerate(self._blocks(row, num_tokens).tolist()):
+            first, end = index * BLOCK_TOKENS, min(num_tokens, (index + 1) * BLOCK_TOKENS)
+            for cache, read in ((self.keys, keys), (self.values, values)):
+                cache[:, block, :, : end - first] = read[:, :, first:end]
 
-    def decode(self, first_slot: int, lengths: Tensor, longest: int) -> DecodeView:
-        """A view for one new token per row; `lengths` [B] counts the tokens cached, of which no row has more than
-        `longest`. A device would have to be waited for to tell them apart: there all rows are read as far."""
-        _, _, heads, max_tokens, _ = self.keys.shape
-        device = lengths.device
-        num_rows = lengths.shape[0]
-        slots = torch.arange(first_slot, first_slot + num_rows, device=device)
-        rows = slots[:, None] * heads + torch.arange(heads, device=device)
-        hidden = torch.arange(longest + 1, device=device) > lengths[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=device).masked_fill_(hidden, -torch.inf)
-        places = (rows * max_tokens + lengths[:, None]).flatten()
-        known, read = [longest] * num_rows if lengths.is_cuda else lengths.tolist(), []
-        for band in bands(known):
-            slots_of, reach = slice(first_slot + band.start, first_slot + band.stop), 1 + max(known[band])
-            keys, values = (cache[:, slots_of, :, :reach].unbind() for cache in (self.keys, self.values))
-            read.append(Band(band, keys, values, mask[band, None, None, :reach]))
-        return DecodeView(self, lengths, places, tuple(read))
+    def _blocks(self, row: int, num_tokens: int) -> Tensor:
+        return torch.from_numpy(self.tables.table[row, : blocks_of(num_tokens)])
 
-    def continue_rows(self, slots: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
-        """A view for packed rows: row b has `lengths[b]` tokens behind the `cached[b]` tokens of `slots[b]`."""
-        _, _, heads, max_tokens, _ = self.keys.shape
-        rows = torch.tensor(slots).repeat_interleave(torch.tensor(lengths))[:, None] * heads + torch.arange(heads)
+    def places(self, blocks: Tensor, within: Tensor) -> Tensor:
+        """Where the tokens [S] at places `within` of `blocks` lie among a layer's [blocks * kv_heads * tokens, D]:
+        [S * kv_heads]."""
+        heads = torch.arange(self.keys.shape[2])
+        return ((blocks[:, None] * len(heads) + heads) * BLOCK_TOKENS + within[:, None]).flatten()
+
+    def continue_rows(self, rows: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
+        """A view for packed rows: the b-th has `lengths[b]` tokens behind the `cached[b]` tokens of `rows[b]`, and
+        holds blocks for them."""
         positions = [torch.arange(start, start + length) for start, length in zip(cached, lengths, strict=True)]
-        places = rows * max_tokens + torch.cat(positions)[:, None]
-        runs = equal_rows(zip(slots, cached, lengths, strict=True))
-        return ContinuedRows(self, tuple(lengths), runs, places.flatten().to(self.keys.device))
+        blocks = [
+            self._blocks(row, int(at[-1]) + 1)[at // BLOCK_TOKENS] for row, at in zip(rows, positions, strict=True)
+        ]
+        places = self.places(torch.cat(blocks), torch.cat(positions) % BLOCK_TOKENS).to(self.keys.device)
+        runs = equal_rows(zip(range(len(rows)), cached, lengths, strict=True))
+        return ContinuedRows(self, tuple(rows), tuple(lengths), runs, places)
 
 
 @dataclass(frozen=True)
 class ContinuedRows:
     """The cache while rows are continued by several tokens each, which lie packed: S tokens, one row behind the other.
 
-    A row of which nothing is cached begins in its slot, whatever was there.
+    A row of which nothing is cached begins in its blocks, whatever was there.
     """
 
-    cache: SlotCache
+    cache: PagedCache
+    rows: tuple[int, ...]
     lengths: tuple[int, ...]
     runs: tuple[EqualRows, ...]
-    places: Tensor  # [S * kv_heads], where their keys go among all of a layer's [slots * kv_heads * max_tokens, D]
+    """Rows that are alike, by their places among `rows`."""
+    places: Tensor  # [S * kv_heads], where their keys go among all of a layer's [blocks * kv_heads * tokens, D]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Puts [S, 1, kv_heads, D] behind what is cached, leaving out what pads S behind the rows."""
@@ -102,40 +111,12 @@ class ContinuedRows:
             store.view(-1, store.shape[-1]).index_copy_(0, self.places, tokens)
 
     def seen(self, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each run all keys and values, those of its own tokens too, as views [B, kv_heads, T, D]."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        """Of each run all keys and values, those of its own tokens too, gathered [B, kv_heads, T, D]."""
         for run in self.runs:
-            rows = slice(run.first_slot, run.first_slot + run.num_rows), slice(None), slice(run.num_keys)
-            yield keys[rows], values[rows]
-
-
-@dataclass(frozen=True)
-class Band:
-    """Neighbouring rows of a decode step, which read their slots as far as the longest of them."""
-
-    rows: slice
-    keys: tuple[Tensor, ...]  # of each layer [b, kv_heads, T, D], as `values`
-    values: tuple[Tensor, ...]
-    mask: Tensor  # [b, 1, 1, T], 0 where a row may look and minus infinity elsewhere
-
-
-@dataclass(frozen=True)
-class DecodeView:
-    """The cache during a decode step: one new token per row, at the row's own position."""
-
-    cache: SlotCache
-    positions: Tensor  # [B]
-    places: Tensor  # [B * kv_heads], where the new keys go among all of a layer's [slots * kv_heads * max_tokens, D]
-    bands: tuple[Band, ...]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[B, kv_heads, heads / kv_heads, D] from the new queries of that shape; new keys and values [B, kv_heads, D]
-        are kept."""
-        size = key.shape[-1]
-        for cache, new in ((self.cache.keys, key), (self.cache.values, value)):
-            cache[layer].view(-1, size).index_copy_(0, self.places, new.reshape(-1, size))
-        attended = [
-            F.scaled_dot_product_attention(query[band.rows], band.keys[layer], band.values[layer], attn_mask=band.mask)
-            for band in self.bands
-        ]
-        return attended[0] if len(attended) == 1 else torch.cat(attended)
+            rows = self.rows[run.first_slot : run.first_slot + run.num_rows]
+            blocks = torch.stack([self.cache._blocks(row, run.num_keys) for row in rows]).to(self.places.device)
+            keys, values = (
+                store[layer][blocks].transpose(1, 2).flatten(2, 3)[:, :, : run.num_keys]
+                for store in (self.cache.keys, self.cache.values)
+            )
+            yield keys, values

@@ -21,7 +21,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body, Measurement, Point
 from meshwright.runtime.device.instruments import Instruments, is_finite, why_failed
 from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import LiveSequence, Prompt
+from meshwright.runtime.generation.slots import Partial, Prompt
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -106,12 +106,10 @@ class Bench:
             return trainer.update
         if point.body is Body.PREFILL:
             generator = self._generator(model, spec, point.rows, point.tokens + 1)
-            rows = range(point.rows)
-            return lambda: generator.prefill(0, [_sequence(row, point.tokens, drawn=False) for row in rows]).tolist()
+            return generator.again(_partials(point.rows, point.tokens))
         if point.body is Body.DECODE:
-            generator = self._generator(model, spec, point.rows, self._room(model, point))
-            live = [_sequence(row, point.context, drawn=True) for row in range(point.rows)]
-            return lambda: generator.decode(0, live).tolist()
+            generator = self._generator(model, spec, point.rows, point.context + 1)
+            return generator.again(_partials(point.rows, point.context, drawn=1))
         if point.body is Body.TRAIN:
             block = _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
@@ -119,12 +117,6 @@ class Bench:
         forward = forward_scalars if spec.scalar_head else forward_logprobs
         experience = _experience(spec, point.rows, point.tokens)
         return lambda: _scored(forward, model, self._mesh, experience)
-
-    def _room(self, model: Decoder, point: Point) -> int:
-        """Tokens a slot has room for. On a CPU rows that lie as far apart as in a run take up to twice as long to read
-        as rows without a gap; on a GPU they do not, and the longest would leave no memory for many."""
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        return max(self._max_positions, point.context + 1) if on_cpu else point.context + 1
 
     def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> tuple[Decoder, Trainer]:
         if key != self._key or self.model is None or self._trainer is None:
@@ -172,10 +164,11 @@ def _agreed(point: Point, mine: _Observed | None) -> Measurement:
     return record(point, sample, max(run.peak_bytes for run in runs), hottest)
 
 
-def _sequence(row: int, num_tokens: int, *, drawn: bool) -> LiveSequence:
-    """A sequence with `num_tokens` in its prompt, and one drawn token that is not cached yet if `drawn`."""
-    prompt = Prompt(row=row, draw=row, tokens=(1,) * num_tokens)
-    return LiveSequence(prompt=prompt, tokens=[1], logprobs=[0.0]) if drawn else LiveSequence(prompt=prompt)
+def _partials(rows: int, num_tokens: int, *, drawn: int = 0) -> list[Partial]:
+    """Sequences with `num_tokens` in their prompts, and so many drawn tokens, of which the last is not cached yet."""
+    prompts = (Prompt(row=row, draw=row, tokens=(1,) * num_tokens) for row in range(rows))
+    tokens, zeros = (1,) * drawn, (0,) * drawn
+    return [Partial(prompt=prompt, tokens=tokens, logprobs=zeros, versions=zeros) for prompt in prompts]
 
 
 def _experience(spec: ModelSpec, rows: int, tokens: int) -> Experience:

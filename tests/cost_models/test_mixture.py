@@ -13,11 +13,13 @@ from meshwright.cost_models.mixture import Mixture
 from meshwright.cost_models.params import stage_parts
 from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.cache import BLOCK_TOKENS
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
@@ -98,7 +100,8 @@ def test_latent_attention_leaves_less_in_the_cache_whatever_tp(
     memory = AnalyticModel(a100s(1), fixed, "bf16").memory
     for layout in ("tp1", "tp8"):
         terms = memory(call("actor_generate", layout, slots=10, model=latent, batches_in_flight=2)).resident.terms
-        assert {t.name: t.amount for t in terms}["kv cache"] == 10 * fixed.max_tokens * 32 * (512 + 32) * 2
+        blocks = fixed.cache_need(Schedule(generation_slots=10, batches_in_flight=2), 1).blocks + 1
+        assert {t.name: t.amount for t in terms}["kv cache"] == blocks * BLOCK_TOKENS * 32 * (512 + 32) * 2
 
 
 def test_decoding_over_a_long_cache_is_quicker_with_latent_attention(

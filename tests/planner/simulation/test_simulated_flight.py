@@ -14,7 +14,7 @@ from meshwright.planner.simulation.flight import Delivery, FirstEnded, Flight, W
 from meshwright.planner.simulation.generated import generation_seconds
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
-from meshwright.runtime.generation.slots import Finish, LiveGroup, LiveSequence, Prompt, Response
+from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt, Response
 
 _AXES = np.array([1.0, 1024.0]), np.array([1.0, 10_000.0])
 TIMES = RoundTimes(
@@ -76,19 +76,23 @@ class RuntimesFlight:
         if group.first_slot not in self._drawn:
             return []
         self._drawn.remove(group.first_slot)
-        zeros = [0] * len(group.live)
-        responses, _ = group.record(zeros, zeros, version=self._flight.turn, finish=_by_length)
+        zeros = np.zeros(len(group.live))
+        responses, _ = group.record(zeros.astype(int), zeros, version=self._flight.turn, finish=_by_length)
         return responses
 
     def _advance(self, group: LiveGroup) -> int:
-        admitted = group.admit(self._flight.waiting, self._flight.turn)
+        num_admitted, waiting = 0, self._flight.waiting
+        while waiting and not group.is_full:
+            group.seat(Partial(prompt=waiting.popleft(), first_turn=self._flight.turn))
+            num_admitted += 1
         if group.live:
             self._drawn.add(group.first_slot)
-        return len(admitted)
+        return num_admitted
 
 
-def _by_length(sequence: LiveSequence) -> Finish | None:
-    return Finish.LENGTH if len(sequence.tokens) == sequence.prompt.max_response else None
+def _by_length(group: LiveGroup) -> dict[int, Finish]:
+    records, rows = group.records, group.rows
+    return dict.fromkeys(np.flatnonzero(records.num_drawn[rows] == records.most[rows]).tolist(), Finish.LENGTH)
 
 
 def prompt_of(one: Drawn) -> Prompt:

@@ -1,4 +1,4 @@
-"""Slots are cut into groups without a gap; free ones are filled in order, and freed ones by those behind them."""
+"""Slots are cut into groups without a gap; free ones are filled in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from meshwright.planner.simulation.slot_groups import SlotGroup
 
 
 class Letters(SlotGroup[str]):
-    """A group of letters, each as long in the cache as is told."""
+    """A group of letters."""
 
     def admit(self, waiting: deque[str]) -> None:
         self.live += self._next(waiting)
 
-    def end(self, letters: str, cached: dict[str, int]) -> list[tuple[int, int, int]]:
-        moves = self._compact([cached[one] for one in self.live], [one in letters for one in self.live])
-        return [(move.source, move.target, move.num_tokens) for move in moves]
+    def end(self, letters: str) -> None:
+        self._keep(one not in letters for one in self.live)
 
 
 @pytest.mark.parametrize(
@@ -39,23 +38,13 @@ def test_free_slots_are_filled_from_the_front_of_the_queue() -> None:
     assert (group.live, list(waiting)) == (list("abc"), list("de"))
 
 
-def test_a_move_names_the_slots_of_the_replica_and_what_is_cached() -> None:
-    group = Letters(4, 3)
-    group.admit(deque("abc"))
-    assert group.end("a", {"a": 1, "b": 2, "c": 3}) == [(6, 4, 3)]
-    assert group.live == list("cb")
-
-
-@given(st.lists(st.tuples(st.integers(1, 90), st.booleans()), max_size=12))
-def test_what_has_not_ended_stays_once_and_its_tokens_move_with_it(letters: list[tuple[int, bool]]) -> None:
-    names = "abcdefghijkl"[: len(letters)]
-    cached = {name: tokens for name, (tokens, _) in zip(names, letters, strict=True)}
-    ended = "".join(name for name, (_, is_over) in zip(names, letters, strict=True) if is_over)
-    group = Letters(0, 12)
-    group.admit(deque(names))
-    slots = dict(enumerate(cached.values()))
-    for source, target, num_tokens in group.end(ended, cached):
-        assert slots[source] == num_tokens
-        slots[target] = slots[source]
-    assert sorted(group.live) == sorted(set(names) - set(ended))
-    assert [slots[index] for index in range(len(group.live))] == [cached[name] for name in group.live]
+@given(st.text("abcdefghijkl"), st.integers(1, 12))
+def test_what_has_not_ended_stays_in_its_order_and_its_slot_is_not_given_away(ended: str, num_slots: int) -> None:
+    group, waiting = Letters(0, num_slots), deque("abcdefghijkl")
+    group.admit(waiting)
+    before = list(group.live)
+    group.end(ended)
+    assert group.live == [name for name in before if name not in ended]
+    group.admit(waiting)
+    assert group.live[: num_slots - len(set(before) & set(ended))] == [name for name in before if name not in ended]
+    assert len(group.live) <= num_slots

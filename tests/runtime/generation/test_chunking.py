@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.runtime.generation.chunking import Chunk, Chunker
-from meshwright.runtime.generation.slots import Finish, LiveGroup, Prompt
+from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt
 from meshwright.runtime.generation.stopping import Stopping
 
 
@@ -25,9 +26,10 @@ def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_s
 
     stream, stopping = Chunker(chunk_tokens, read), Stopping(eos_tokens=frozenset(), max_response=99)
     while waiting or group.live:
-        group.admit(waiting)
-        tokens = [100 * sequence.prompt.draw + len(sequence.tokens) for sequence in group.live]
-        ended, _ = group.record(tokens, [0.0] * len(tokens), version=0, finish=stopping.finish)
+        while waiting and not group.is_full:
+            group.seat(Partial(prompt=waiting.popleft()))
+        tokens = [100 * sequence.prompt.draw + sequence.num_drawn for sequence in group.live]
+        ended, _ = group.record(np.array(tokens), np.zeros(len(tokens)), version=0, finish=stopping.finish)
         stream.tell(group.live, ended)
         found += ended
     assert len(found) == len(lengths) == len(told)
@@ -42,8 +44,9 @@ def test_chunks_that_become_whole_together_are_handed_over_together() -> None:
     handed: list[list[int]] = []
     stream = Chunker(2, lambda chunks: handed.append([chunk.prompt.row for chunk in chunks]))
     group = LiveGroup(0, 3)
-    group.admit(deque(Prompt(row=row, draw=row, tokens=(1,)) for row in range(3)))
+    for row in range(3):
+        group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1,))))
     for _ in range(3):
-        group.record([5, 5, 5], [0.0] * 3, version=0, finish=lambda _: None)
+        group.record(np.full(3, 5), np.zeros(3), version=0, finish=lambda _: {})
         stream.tell(group.live, [])
     assert handed == [[0, 1, 2]]

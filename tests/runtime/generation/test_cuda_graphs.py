@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,17 +13,16 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation.cuda_graphs import Recorder, Replayed, Work, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.slots import LiveGroup
-from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.block_attention import BlockReads, block_reads
+from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 
-MAX_TOKENS = 600
-GROUPS = LiveGroup.cut(24, 2)
+MAX_TOKENS, NUM_ROWS, NUM_BLOCKS = 600, 24, 160
 STEPS = ((0, (3, 1, 4, 1, 5)), (12, (250, 0, 7)), (0, (4, 2, 5, 2, 6, 9)), (12, (258, 255)), (0, tuple(range(11))))
-"""First slot and cached tokens of each row, step by step: shapes are rounded alike, and past the rows of a group."""
+"""First row and cached tokens of each row, step by step: shapes are rounded alike, and past the rows of a group."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Counted:
 
 class Bench(NamedTuple):
     model: Decoder
-    cache: SlotCache
+    cache: PagedCache
     step: DecodeStep
 
 
@@ -46,9 +46,10 @@ def bench(device: str = "cpu") -> Bench:
     mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
     model = build_model(spec, mesh).to(device)
     assert isinstance(model, Decoder)
-    cache = SlotCache(
+    cache = PagedCache(
         num_layers=spec.num_layers,
-        num_slots=24,
+        num_blocks=NUM_BLOCKS,
+        num_rows=NUM_ROWS,
         num_kv_heads=spec.num_kv_heads,
         max_tokens=MAX_TOKENS,
         head_dim=spec.head_dim,
@@ -58,29 +59,32 @@ def bench(device: str = "cpu") -> Bench:
     return Bench(model, cache, DecodeStep(model, mesh, cache))
 
 
-def fill(cache: SlotCache) -> None:
-    """As if the slots had been prefilled: rows that were added before may have written to them."""
+def fill(cache: PagedCache) -> None:
+    """As if rows had been prefilled: rows that were added before may have written to them."""
     draw = torch.Generator().manual_seed(0)
     for held in (cache.keys, cache.values):
         held.copy_(torch.randn(held.shape, generator=draw))
 
 
-def asked(first_slot: int, lengths: tuple[int, ...], device: str) -> tuple[Tensor, int, Tensor, int]:
-    tokens = torch.arange(len(lengths), device=device) + first_slot
-    return tokens, first_slot, torch.tensor(lengths, device=device), max(lengths)
+def asked(cache: PagedCache, first_row: int, lengths: tuple[int, ...], device: str) -> tuple[Tensor, BlockReads]:
+    rows = np.arange(first_row, first_row + len(lengths))
+    for row, length in zip(rows.tolist(), lengths, strict=True):
+        cache.tables.release(row)
+        cache.tables.take(row, length + 1)
+    return torch.arange(len(lengths), device=device) + first_row, block_reads(cache.tables, rows, np.array(lengths))
 
 
 @torch.no_grad()
 def by_both(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]:
     """The answers of the step and of recordings of it, twice through the steps, so that every recording is used."""
     plain, recorded = bench(device), bench(device)
-    replayed = Replayed(recorded.step, recorded.model, GROUPS, record)
+    replayed = Replayed(recorded.step, recorded.model, 1, record)
     answers = []
-    for first_slot, lengths in STEPS + STEPS:
+    for first_row, lengths in STEPS + STEPS:
         fill(plain.cache)
         fill(recorded.cache)
-        ask = asked(first_slot, lengths, device)
-        answers.append((plain.step(*ask).cpu(), replayed(*ask).cpu()))
+        one, other = (asked(cache, first_row, lengths, device) for cache in (plain.cache, recorded.cache))
+        answers.append((plain.step(*one).cpu(), replayed(*other).cpu()))
     return answers
 
 
@@ -91,11 +95,12 @@ def shapes_recorded() -> int:
 
 
 @torch.no_grad()
-def slots_written() -> set[int]:
-    """Slots whose keys a step of three rows of the first group changed."""
+def blocks_written() -> set[int]:
+    """Blocks of whose keys a step of three rows changed some."""
     recorded = bench()
+    fill(recorded.cache)
     before = recorded.cache.keys.clone()
-    Replayed(recorded.step, recorded.model, GROUPS, Counted())(*asked(0, (3, 1, 4), "cpu"))
+    Replayed(recorded.step, recorded.model, 1, Counted())(*asked(recorded.cache, 0, (3, 1, 4), "cpu"))
     return set((recorded.cache.keys != before).any(dim=(0, 2, 3, 4)).nonzero()[:, 0].tolist())
 
 
@@ -103,12 +108,12 @@ def slots_written() -> set[int]:
 def recorded_after(move: bool) -> int:
     """Recordings of one shape that was asked for before and after its weights were, or were not, moved."""
     recorded, counted = bench(), Counted()
-    replayed = Replayed(recorded.step, recorded.model, GROUPS, counted)
-    replayed(*asked(0, (3, 1), "cpu"))
+    replayed = Replayed(recorded.step, recorded.model, 1, counted)
+    replayed(*asked(recorded.cache, 0, (3, 1), "cpu"))
     for parameter in recorded.model.parameters():
         parameter.data = parameter.data.clone() if move else parameter.data.mul_(2.0)
     replayed.begin_turn()
-    replayed(*asked(0, (3, 1), "cpu"))
+    replayed(*asked(recorded.cache, 0, (3, 1), "cpu"))
     return len(counted.recorded)
 
 
@@ -121,8 +126,8 @@ def test_steps_that_round_to_one_shape_share_a_recording() -> None:
     assert run_on_ranks(1, shapes_recorded) == [4]
 
 
-def test_rows_that_are_added_write_to_free_slots_of_their_own_group() -> None:
-    assert run_on_ranks(1, slots_written) == [{0, 1, 2, 3}]
+def test_rows_that_are_added_write_to_the_spare_block() -> None:
+    assert run_on_ranks(1, blocks_written) == [{0, 1, 2, 3}]
 
 
 @pytest.mark.parametrize(("move", "recordings"), [(False, 1), (True, 2)])

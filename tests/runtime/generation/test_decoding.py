@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.model.block_attention import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
-from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.pipeline_p2p import Relay
@@ -39,9 +41,10 @@ def step_by_step(directory: Path, layout: str) -> Tensor | None:
     spec = read_model(directory)
     model = build_model(spec, mesh)
     load_weights(model, spec, mesh, directory)
-    cache = SlotCache(
+    cache = PagedCache(
         num_layers=spec.num_layers // mesh.layout.pp,
-        num_slots=6,
+        num_blocks=7,
+        num_rows=6,
         num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
         max_tokens=LENGTH,
         head_dim=spec.head_dim,
@@ -52,6 +55,9 @@ def step_by_step(directory: Path, layout: str) -> Tensor | None:
     lengths = torch.tensor(LENGTHS)
 
     prompts = torch.cat([row[:length] for row, length in zip(ids, LENGTHS, strict=True)])
+    slots, cached = np.arange(2, 2 + NUM_ROWS), np.array(LENGTHS)
+    for slot in slots.tolist():
+        cache.tables.take(slot, LENGTH)
     rows = cache.continue_rows(range(2, 2 + NUM_ROWS), [0] * NUM_ROWS, LENGTHS)
     output = forward_continued(model, mesh, relay, prompts, rows, ends_only=True)
     outputs = [output.squeeze(1)]
@@ -62,7 +68,7 @@ def step_by_step(directory: Path, layout: str) -> Tensor | None:
             inputs = ids[torch.arange(NUM_ROWS), lengths + number]
         else:
             inputs = relay.receive_hidden((NUM_ROWS, spec.hidden_size), torch.float32)
-        output = step(inputs, 2, lengths + number, max(LENGTHS) + number)
+        output = step(inputs, block_reads(cache.tables, slots, cached + number))
         outputs.append(output)
     if not mesh.is_last_stage:
         relay.send_hidden(output)

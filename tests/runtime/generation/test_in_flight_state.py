@@ -10,7 +10,7 @@ import torch
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.generation.in_flight_state import Drawing, InFlight, Underway, read_underway, write_underway
-from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
+from meshwright.runtime.generation.slots import Finish, Partial, Prompt, Response
 
 
 def underway(draws_by: str = "one plan") -> Underway:
@@ -18,9 +18,11 @@ def underway(draws_by: str = "one plan") -> Underway:
     response = Response(prompt=prompt, tokens=(7,), logprobs=(-0.5,), versions=(2,), finish=Finish.EOS, first_turn=1)
     in_flight = InFlight(
         turn=3,
-        live=((LiveSequence(prompt=prompt, tokens=[4], logprobs=[-1.0], versions=[2]),), ()),
+        live=((Partial(prompt=prompt, tokens=(4,), logprobs=(-1.0,), versions=(2,)),), ()),
+        paused=(Partial(prompt=prompt, tokens=(4, 5), logprobs=(-1.0, -2.0), versions=(1, 2), first_turn=2),),
         waiting=(Prompt(row=1, draw=6, tokens=(3,)),),
         ended=(response,),
+        blocks=((3, 1),),
         cached=((torch.arange(8.0).view(1, 2, 2, 2), torch.ones(1, 2, 2, 2)),),
     )
     drawing = Drawing(num_admitted=9, mean_response_tokens=4.5, batches_in_part=((1, 2, 3),), in_flight=in_flight)
@@ -41,13 +43,14 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     one, other = found.drawing.in_flight, written.drawing.in_flight
     assert one is not None
     assert other is not None
-    assert (one.turn, one.live, one.waiting, one.ended) == (other.turn, other.live, other.waiting, other.ended)
+    for field in ("turn", "live", "paused", "waiting", "ended", "blocks"):
+        assert getattr(one, field) == getattr(other, field)
     assert all(torch.equal(a, b) for a, b in zip(one.cached[0], other.cached[0], strict=True))
     assert {row: values.tolist() for row, values in found.experience[4]["tokens"].items()} == {2: [0, 1, 2], 5: [3, 4]}
 
 
 def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:
-    nothing = InFlight(turn=1, live=((), ()), waiting=(), ended=(), cached=())
+    nothing = InFlight(turn=1, live=((), ()), paused=(), waiting=(), ended=(), blocks=(), cached=())
     drawing = Drawing(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing)
     for number, kept in enumerate((drawing, None)):
         written = Underway(draws_by="one plan", num_steps=6, experience={}, drawing=kept)

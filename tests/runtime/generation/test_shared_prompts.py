@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.shared_prompts import Copied, SharedPrompts
-from meshwright.runtime.generation.slots import LiveSequence, Prompt, Response
+from meshwright.runtime.generation.engine import Admitted, Generator
+from meshwright.runtime.generation.shared_prompts import SharedPrompts
+from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -20,60 +23,73 @@ from tests.runtime.ranks import run_on_ranks
 
 GROUP, NUM_PROMPTS, VOCAB_SIZE, EOS = 4, 5, 24, 7
 PROMPTS = tuple(
-    Prompt(row=row, draw=row, tokens=tuple((tokens(1, 6, seed=row // GROUP)[0] % VOCAB_SIZE).tolist()))
+    Prompt(row=row, draw=row, tokens=tuple((tokens(1, 38, seed=row // GROUP)[0] % VOCAB_SIZE).tolist()))
     for row in range(GROUP * NUM_PROMPTS)
 )
 
 
-def sequence(row: int, step: int = 0) -> LiveSequence:
-    return LiveSequence(prompt=Prompt(row=row, draw=row, tokens=(1, 2, 3), step=step))
+def sequences(count: int) -> list[LiveSequence]:
+    """Of one group of slots, of prompts in groups of samples, one behind the other."""
+    group = LiveGroup(first_slot=3, num_slots=count)
+    return [group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1, 2, 3)))) for row in range(count)]
 
 
-def logits(count: int) -> torch.Tensor:
-    return torch.arange(count)[:, None] * torch.ones(2)
+def admit(
+    shared: SharedPrompts, admitted: Sequence[LiveSequence], of_each: float = 1.0
+) -> tuple[list[int | None], Any]:
+    """The slots that the sequences read from, and what is said of all where each that is fed is told its number."""
+    sources = []
+    for one in admitted:
+        sources.append(shared.source(one.prompt))
+        shared.seat(one.prompt, one.slot)
+    fed = [index for index, source in enumerate(sources) if source is None]
+    logits = torch.arange(len(fed))[:, None] * torch.full((2,), of_each)
+    said = shared.of_all(admitted, fed, logits if fed else None)
+    return sources, None if said is None else said[:, 0].tolist()
 
 
-def test_the_first_of_each_group_is_prefilled_and_the_others_copy_it() -> None:
-    admitted = [sequence(row) for row in range(6)]
-    shared = SharedPrompts(GROUP)
-    found = shared.parted(admitted, 3, enumerate(admitted, start=3))
-    assert found.fresh == (0, 4)
-    assert found.copies == (Copied(3, 4, 3), Copied(3, 5, 3), Copied(3, 6, 3), Copied(7, 8, 3))
-    said = shared.of_all(admitted, found.fresh, logits(2))
-    assert said is not None
-    assert said[:, 0].tolist() == [0, 0, 0, 0, 1, 1]
+def test_the_first_of_each_group_is_fed_and_the_others_read_it() -> None:
+    sources, said = admit(SharedPrompts(GROUP), sequences(6))
+    assert sources == [None, 3, 3, 3, None, 7]
+    assert said == [0, 0, 0, 0, 1, 1]
 
 
-def test_a_later_sample_copies_one_that_is_still_live() -> None:
-    first, second = [sequence(0), sequence(1)], [sequence(2)]
-    shared = SharedPrompts(GROUP)
-    shared.of_all(first, shared.parted(first, 0, enumerate(first)).fresh, logits(1))
-    shared.keep_for([sequence(2).prompt])
-    found = shared.parted(second, 2, enumerate([*first, *second]))
-    assert found == ((), (Copied(1, 2, 3),))
-    assert shared.of_all(second, found.fresh, None) is not None
+def test_a_later_sample_reads_one_that_is_still_live() -> None:
+    shared, (first, second, third, *_) = SharedPrompts(GROUP), sequences(6)
+    admit(shared, [first, second])
+    shared.keep_for([third.prompt])
+    shared.leave([first.slot])
+    assert admit(shared, [third]) == ([second.slot], [0])
 
 
-@pytest.mark.parametrize(
-    "why", ["none is live", "the weights may have changed", "another group waited", "another step"]
-)
-def test_a_later_sample_is_prefilled_where_there_is_nothing_to_copy(why: str) -> None:
-    first, second = [sequence(0)], [sequence(1, step=1 if why == "another step" else 0)]
-    shared = SharedPrompts(GROUP)
-    shared.of_all(first, shared.parted(first, 0, enumerate(first)).fresh, logits(1))
+@pytest.mark.parametrize("why", ["none is live", "the weights may have changed", "another group waited"])
+def test_a_later_sample_is_fed_where_there_is_nothing_to_read(why: str) -> None:
+    shared, (first, second, *_, other) = SharedPrompts(GROUP), sequences(GROUP + 1)
+    admit(shared, [first])
+    if why == "none is live":
+        shared.leave([first.slot])
     if why == "the weights may have changed":
         shared.forget()
     if why == "another group waited":
-        shared.keep_for([sequence(GROUP).prompt])
-    live = second if why == "none is live" else [*first, *second]
-    assert shared.parted(second, len(live) - 1, enumerate(live)).fresh == (0,)
+        shared.keep_for([other.prompt])
+    assert shared.source(second.prompt) is None
+
+
+def test_samples_of_another_step_share_nothing() -> None:
+    shared, [one] = SharedPrompts(GROUP), sequences(1)
+    admit(shared, [one])
+    assert shared.source(replace(one.prompt, step=1)) is None
+
+
+def test_a_sample_that_goes_on_says_nothing_of_its_prompt() -> None:
+    shared, (first, second, *_) = SharedPrompts(GROUP), sequences(3)
+    admit(shared, [first])
+    shared.of_all([second], [0], torch.ones(1, 2))  # fed with what it had drawn, and never seated as a sample
+    assert admit(shared, [second]) == ([first.slot], [0])
 
 
 def test_a_group_of_one_shares_nothing() -> None:
-    admitted = [sequence(0), sequence(1)]
-    shared, said = SharedPrompts(1), logits(2)
-    assert shared.parted(admitted, 0, enumerate(admitted)) == ((0, 1), ())
-    assert shared.of_all(admitted, (0, 1), said) is said
+    assert admit(SharedPrompts(1), sequences(2)) == ([None, None], [0, 1])
 
 
 def generate(directory: Path, layout: str, num_slots: int, group_size: int) -> tuple[tuple[Response, ...], int] | None:
@@ -89,7 +105,7 @@ def generate(directory: Path, layout: str, num_slots: int, group_size: int) -> t
         spec,
         mesh,
         num_slots=num_slots,
-        max_tokens=40,
+        max_tokens=62,
         max_response=24,
         eos_tokens=frozenset({EOS}),
         temperature=0.8,
@@ -97,13 +113,13 @@ def generate(directory: Path, layout: str, num_slots: int, group_size: int) -> t
         group_size=group_size,
     )
     prefilled: list[int] = []
-    cache_prompts = generator._cache_prompts
+    prefill = generator.prefill
 
-    def counted(first_slot: int, fresh: list[tuple[int, LiveSequence]]) -> torch.Tensor | None:
-        prefilled.append(len(fresh))
-        return cache_prompts(first_slot, fresh)
+    def counted(group: LiveGroup, admitted: Admitted, parts: Sequence[Sequence[tuple[int, int, int]]]) -> torch.Tensor:
+        prefilled.append(len(admitted.fed))
+        return prefill(group, admitted, parts)
 
-    generator._cache_prompts = counted  # type: ignore[method-assign,assignment]
+    generator.prefill = counted  # type: ignore[method-assign]
     return generator.generate(PROMPTS), sum(prefilled)
 
 

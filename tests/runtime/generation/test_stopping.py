@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt
+from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
 
 EOS = 0
@@ -23,11 +24,12 @@ def tokenizer() -> Tokenizer:
 
 def finishes(stopping: Stopping, pieces: list[str]) -> list[Finish | None]:
     """What is said after each token, the prompt having ended with a newline."""
-    sequence = LiveSequence(prompt=Prompt(row=0, draw=0, tokens=(1,)))
+    group = LiveGroup(first_slot=0, num_slots=1)
+    group.seat(Partial(prompt=Prompt(row=0, draw=0, tokens=(1,))))
     said = []
     for piece in pieces:
-        sequence.tokens.append(PIECES.index(piece))
-        said.append(stopping.finish(sequence))
+        group.records.add(group.rows, np.array([PIECES.index(piece)]), np.zeros(1), 0)
+        said.append(stopping.finish(group).get(0))
     return said
 
 

@@ -17,7 +17,7 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
-from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, write_job
@@ -152,7 +152,7 @@ def follow(asked: RunRequest) -> Followed:
         held.append({field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS})
     run.finish()
     gc.collect()
-    num_caches = sum(type(found) is SlotCache for found in gc.get_objects())
+    num_caches = sum(type(found) is PagedCache for found in gc.get_objects())
     run.close()
     del run
     gc.collect()

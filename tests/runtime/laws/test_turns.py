@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from torch import Tensor
 from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.shared_prompts import Parted
-from meshwright.runtime.generation.slots import LiveSequence, Prompt, Response
+from meshwright.runtime.generation.engine import Admitted, Generator
+from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from tests.runtime.checkpoints import write_checkpoint
@@ -29,11 +29,11 @@ LONGEST = 60
 class Counting(Generator):
     """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
 
-    def prefill(self, _first_slot: int, admitted: Sequence[LiveSequence], _parted: Parted | None = None) -> Tensor:
-        return torch.tensor([[len(sequence.tokens) for sequence in admitted], [0] * len(admitted)]).double()
+    def prefill(self, group: LiveGroup, admitted: Admitted, _parts: object) -> Tensor:
+        return self.decode(group, group.rows[len(group.rows) - len(admitted.sequences) :])
 
-    def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
-        return self.prefill(first_slot, live)
+    def decode(self, group: LiveGroup, rows: Numbers) -> Tensor:
+        return torch.from_numpy(np.stack([group.records.num_drawn[rows], np.zeros(len(rows))]))
 
 
 def long_tailed(draw: int) -> int:

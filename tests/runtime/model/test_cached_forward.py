@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.model.cached_forward import forward_continued
-from meshwright.runtime.model.kv_cache import SlotCache
+from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.pipeline_p2p import Relay
@@ -42,10 +42,11 @@ def _both_ways(layout: str) -> tuple[Tensor, Tensor] | None:
     return (torch.cat([*answers[0], *answers[1]]), torch.cat(whole)) if mesh.is_last_stage else None
 
 
-def _cache(mesh: Mesh) -> SlotCache:
-    return SlotCache(
+def _cache(mesh: Mesh) -> PagedCache:
+    return PagedCache(
         num_layers=SPEC.num_layers // mesh.layout.pp,
-        num_slots=3,
+        num_blocks=3,
+        num_rows=3,
         num_kv_heads=SPEC.num_kv_heads // mesh.layout.tp,
         max_tokens=9,
         head_dim=SPEC.head_dim,
@@ -55,10 +56,12 @@ def _cache(mesh: Mesh) -> SlotCache:
 
 
 def _passed(
-    model: Decoder, mesh: Mesh, relay: Relay, cache: SlotCache, *, fed: list[Tensor], cached: list[int]
+    model: Decoder, mesh: Mesh, relay: Relay, cache: PagedCache, *, fed: list[Tensor], cached: list[int]
 ) -> tuple[Tensor, ...]:
     """What the stage makes of the rows, in slots 2 and 0; before the last stage it is sent on."""
     sizes = [len(row) for row in fed]
+    for row, start, size in zip((2, 0), cached, sizes, strict=True):
+        cache.tables.take(row, start + size)
     output = forward_continued(model, mesh, relay, torch.cat(fed), cache.continue_rows([2, 0], cached, sizes))
     if not mesh.is_last_stage:
         relay.send_hidden(output)

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt
+from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt
 from meshwright.runtime.generation.stopping import Stopping
 from meshwright.runtime.model.end_tokens import ResponseEnds, read_end_tokens
 
@@ -59,8 +59,9 @@ def test_the_padding_token_ends_a_response_only_where_it_is_listed(
     stopping = Stopping(eos_tokens=frozenset(read_end_tokens(directory, tokenizer)), max_response=9)
     said = {}
     for token in range(len(WORDS)):
-        sequence = LiveSequence(prompt=Prompt(row=0, draw=0, tokens=(BEGIN,)), tokens=[token])
-        said[token] = stopping.finish(sequence)
+        group, prompt = LiveGroup(first_slot=0, num_slots=1), Prompt(row=0, draw=0, tokens=(BEGIN,))
+        group.seat(Partial(prompt=prompt, tokens=(token,), logprobs=(0.0,), versions=(0,)))
+        said[token] = stopping.finish(group).get(0)
     assert {token for token, finish in said.items() if finish is Finish.EOS} == set(listed)
     assert (said[PAD] is Finish.EOS) == ends
 

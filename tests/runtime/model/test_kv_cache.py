@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.profiles.cache import blocks_of
 from meshwright.runtime.model.attention import CoreAttention, Rotary
-from meshwright.runtime.model.kv_cache import ContinuedRows, SlotCache
+from meshwright.runtime.model.kv_cache import ContinuedRows, PagedCache
 from tests.planner.jobs import model_spec
 
 SPEC = replace(model_spec("actor"), num_kv_heads=2)
@@ -41,11 +42,12 @@ def random_rows(lengths: Sequence[int], seed: int) -> list[Row]:
     ]
 
 
-def used_cache() -> SlotCache:
+def used_cache(num_blocks: int = NUM_SLOTS * blocks_of(MAX_TOKENS)) -> PagedCache:
     """Every place holds what must not be seen."""
-    cache = SlotCache(
+    cache = PagedCache(
         num_layers=2,
-        num_slots=NUM_SLOTS,
+        num_blocks=num_blocks,
+        num_rows=NUM_SLOTS,
         num_kv_heads=KV_HEADS,
         max_tokens=MAX_TOKENS,
         head_dim=SIZE,
@@ -55,6 +57,13 @@ def used_cache() -> SlotCache:
     for held in (cache.keys, cache.values):
         held.fill_(torch.nan)
     return cache
+
+
+def continued(cache: PagedCache, rows: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
+    """The rows with blocks for their tokens."""
+    for row, start, length in zip(rows, cached, lengths, strict=True):
+        assert cache.tables.take(row, start + length)
+    return cache.continue_rows(rows, cached, lengths)
 
 
 def attend(rows: Sequence[Row], cache: ContinuedRows | None = None, *, tail: int = 0) -> Tensor:
@@ -94,7 +103,7 @@ def test_rows_continued_in_pieces_attend_as_they_do_whole(seed: int) -> None:
         sizes = [draw.randint(1, lengths[index] - cached[index]) for index in together]
         chunks = [rows[index].chunk(cached[index], size) for index, size in zip(together, sizes, strict=True)]
         before = [cached[index] for index in together]
-        view = cache.continue_rows([slots[index] for index in together], before, sizes)
+        view = continued(cache, [slots[index] for index in together], before, sizes)
         outputs = attend(chunks, view, tail=draw.randint(0, 3))[: sum(sizes)].split(sizes)
         for index, size, output in zip(together, sizes, outputs, strict=True):
             found[index].append(output)
@@ -105,9 +114,9 @@ def test_rows_continued_in_pieces_attend_as_they_do_whole(seed: int) -> None:
 
 def test_a_slot_that_is_used_again_shows_nothing_of_its_last_row() -> None:
     cache, (first, second) = used_cache(), random_rows((MAX_TOKENS, 7), seed=0)
-    attend([first], cache.continue_rows([3], [0], [MAX_TOKENS]))
-    attend([second.chunk(0, 4)], cache.continue_rows([3], [0], [4]))
-    found = attend([second.chunk(4, 3)], cache.continue_rows([3], [4], [3]))
+    attend([first], continued(cache, [3], [0], [MAX_TOKENS]))
+    attend([second.chunk(0, 4)], continued(cache, [3], [0], [4]))
+    found = attend([second.chunk(4, 3)], continued(cache, [3], [4], [3]))
     torch.testing.assert_close(found, whole(second)[4:], atol=1e-5, rtol=1e-5)
 
 
@@ -119,9 +128,9 @@ def test_no_row_sees_another(cached: int) -> None:
     for around in (rows, others):
         cache, mixed = used_cache(), [around[0], rows[1], around[2]]
         if cached:
-            attend([row.chunk(0, cached) for row in mixed], cache.continue_rows([4, 5, 6], [0] * 3, [cached] * 3))
+            attend([row.chunk(0, cached) for row in mixed], continued(cache, [4, 5, 6], [0] * 3, [cached] * 3))
         rest = [row.chunk(cached, 9 - cached) for row in mixed]
-        outputs.append(attend(rest, cache.continue_rows([4, 5, 6], [cached] * 3, [9 - cached] * 3)))
+        outputs.append(attend(rest, continued(cache, [4, 5, 6], [cached] * 3, [9 - cached] * 3)))
     alike, *apart = (torch.equal(*pair) for pair in zip(*(output.chunk(3)[1:] for output in outputs), strict=True))
     assert alike
     assert not any(apart)
@@ -129,46 +138,30 @@ def test_no_row_sees_another(cached: int) -> None:
 
 def test_what_pads_the_sequence_is_not_cached_and_answers_zero() -> None:
     cache = used_cache()
-    output = attend(random_rows((5, 2), seed=3), cache.continue_rows([0, 1], [0, 0], [5, 2]), tail=4)
+    output = attend(random_rows((5, 2), seed=3), continued(cache, [0, 1], [0, 0], [5, 2]), tail=4)
     assert torch.equal(output[7:], torch.zeros(4, 1, HEADS * SIZE))
-    written = cache.keys.isfinite().all(dim=-1).all(dim=2)  # [layers, slots, tokens]
-    assert written.nonzero().tolist() == [[1, 0, token] for token in range(5)] + [[1, 1, token] for token in range(2)]
+    written = cache.keys.isfinite().all(dim=-1).all(dim=2)  # [layers, blocks, tokens]
+    assert written.nonzero().tolist() == [[1, 1, token] for token in range(5)] + [[1, 2, token] for token in range(2)]
 
 
-def test_cached_keys_and_values_are_read_where_they_lie() -> None:
-    cache = used_cache()
-    for seen in cache.continue_rows([2, 3, 7], [3, 3, 0], [2, 2, 6]).seen(1):
-        for held, rows in zip((cache.keys, cache.values), seen, strict=True):
-            assert rows.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
+def test_what_is_read_of_a_row_is_what_another_cache_gets() -> None:
+    one, other, [row] = used_cache(), used_cache(), random_rows((MAX_TOKENS,), seed=4)
+    attend([row.chunk(0, 36)], continued(one, [3], [0], [36]))
+    other.tables.restore(5, one.tables.held(3).tolist())
+    other.write(5, *(heads.clone() for heads in one.read(3, 36)))
+    for cache, slot in ((one, 3), (other, 5)):
+        view = continued(cache, [slot], [36], [4])
+        torch.testing.assert_close(attend([row.chunk(36, 4)], view), whole(row)[36:], atol=1e-5, rtol=1e-5)
 
 
-def test_a_decode_step_in_bands_answers_each_row_as_if_it_were_alone() -> None:
-    lengths = [390] * 6 + [20] * 8 + [200, 7] * 3
-    draw = torch.Generator().manual_seed(0)
-    caches = [
-        SlotCache(
-            num_layers=2,
-            num_slots=len(lengths) + 3,
-            num_kv_heads=KV_HEADS,
-            max_tokens=400,
-            head_dim=SIZE,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
-        for _ in range(2)
-    ]
-    for held in (caches[0].keys, caches[0].values):
-        held.normal_(generator=draw)
-    caches[1].keys.copy_(caches[0].keys)
-    caches[1].values.copy_(caches[0].values)
-    shape = len(lengths), KV_HEADS
-    query = torch.randn(*shape, HEADS // KV_HEADS, SIZE, generator=draw)
-    key, value = (torch.randn(*shape, SIZE, generator=draw) for _ in range(2))
-    together = caches[0].decode(2, torch.tensor(lengths), max(lengths))
-    assert len(together.bands) > 1
-    found = together.attend(1, query, key, value)
-    for row, length in enumerate(lengths):
-        own = slice(row, row + 1)
-        alone = caches[1].decode(2 + row, torch.tensor([length]), length).attend(1, query[own], key[own], value[own])
-        torch.testing.assert_close(found[own], alone, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(caches[0].keys, caches[1].keys, rtol=0, atol=0)
+def test_a_row_that_shares_a_prompt_reads_what_the_other_had_and_goes_on_alone() -> None:
+    cache, (row, other) = used_cache(), random_rows((MAX_TOKENS, MAX_TOKENS), seed=5)
+    attend([row.chunk(0, 36)], continued(cache, [0], [0], [36]))
+    cache.tables.share(0, 1, 36)
+    assert cache.tables.take(1, 37)
+    cache.share(0, 1, 36)
+    together = Row(*(torch.cat([first[:36], second[36:]]) for first, second in zip(row, other, strict=True)))
+    for slot, expected in ((0, row), (1, together)):
+        view = continued(cache, [slot], [36], [4])
+        torch.testing.assert_close(attend([expected.chunk(36, 4)], view), whole(expected)[36:], atol=1e-5, rtol=1e-5)
+    assert cache.tables.num_used == 3

@@ -1,0 +1,84 @@
+"""Which blocks of a paged cache each row holds: on the host, the same on every rank of a replica."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
+
+Numbers = NDArray[np.int64]
+
+
+class BlockTables:
+    """Blocks are taken as rows grow, the lowest that are free first, and are free again when no row reads them.
+
+    They are counted from 1: block 0 is held by nobody.
+    """
+
+    def __init__(self, num_blocks: int, num_rows: int, max_tokens: int) -> None:
+        self.num_blocks = num_blocks
+        self.table: Numbers = np.zeros((num_rows, blocks_of(max_tokens)), dtype=np.int64)
+        """Of each row its blocks, in the order of its tokens; behind the held ones, anything."""
+        self._num_held = np.zeros(num_rows, dtype=np.int64)
+        self._num_readers = np.zeros(num_blocks + 1, dtype=np.int64)
+        self._free = list(range(1, num_blocks + 1))  # a heap
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def held(self, row: int) -> Numbers:
+        """The blocks of a row, in the order of its tokens."""
+        found: Numbers = self.table[row, : self._num_held[row]]
+        return found
+
+    def short(self, rows: Numbers, num_tokens: Numbers) -> Numbers:
+        """Of `rows`, by their place among them, those that hold too few blocks for so many tokens each."""
+        return np.flatnonzero(self._num_held[rows] * BLOCK_TOKENS < num_tokens)
+
+    def take(self, row: int, num_tokens: int) -> bool:
+        """Lets a row hold so many tokens; where too few blocks are free nothing changes, and it says so."""
+        held, wanted = int(self._num_held[row]), blocks_of(num_tokens)
+        if wanted - held > len(self._free):
+            return False
+        for index in range(held, wanted):
+            block = heapq.heappop(self._free)
+            self.table[row, index] = block
+            self._num_readers[block] = 1
+        self._num_held[row] = max(held, wanted)
+        return True
+
+    def share(self, source: int, target: int, num_tokens: int) -> None:
+        """Lets a row that holds nothing read the whole blocks of the first `num_tokens` of another."""
+        self.restore(target, self.table[source, : num_tokens // BLOCK_TOKENS].tolist())
+
+    def restore(self, row: int, blocks: Sequence[int]) -> None:
+        """Lets a row that holds nothing hold just these, which others may read too."""
+        self.table[row, : len(blocks)] = blocks
+        self._num_held[row] = len(blocks)
+        taken = {block for block in blocks if not self._num_readers[block]}
+        self._num_readers[list(blocks)] += 1
+        if taken:
+            self._free = [block for block in self._free if block not in taken]
+            heapq.heapify(self._free)
+
+    def release(self, row: int) -> None:
+        """The row has ended, or has to give way."""
+        blocks = self.held(row)
+        self._num_readers[blocks] -= 1
+        for block in blocks[self._num_readers[blocks] == 0].tolist():
+            heapq.heappush(self._free, block)
+        self._num_held[row] = 0
+
+    def is_shared(self, blocks: Numbers) -> NDArray[np.bool_]:
+        """Which of the blocks more than one row reads."""
+        found: NDArray[np.bool_] = self._num_readers[blocks] > 1
+        return found

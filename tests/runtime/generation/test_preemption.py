@@ -1,0 +1,158 @@
+"""Sequences that give way to others: every one ends, with the tokens that it would have drawn had it never waited."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.planner.simulation.flight import FirstEnded
+from meshwright.profiles.cache import blocks_of
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.generation.engine import Admitted, Generator
+from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.ranks import run_on_ranks
+
+MAX_TOKENS, MAX_RESPONSE, NUM_SLOTS, GROUP = 200, 160, 6, 3
+THIRD = NUM_SLOTS * blocks_of(MAX_TOKENS) // 3
+
+
+def storm(seed: int) -> tuple[Prompt, ...]:
+    """Prompts in groups of samples, whose responses are long or short."""
+    draw = random.Random(seed)
+    prompts = [tuple(draw.choices(range(24), k=draw.randint(1, MAX_TOKENS - MAX_RESPONSE))) for _ in range(4)]
+    return tuple(
+        Prompt(row=row, draw=1000 * seed + row, tokens=prompts[row // GROUP], max_response=draw.choice((5, 60, 150)))
+        for row in range(GROUP * len(prompts))
+    )
+
+
+def opened(
+    directory: Path,
+    layout: str,
+    num_blocks: int | None,
+    group_size: int,
+    temperature: float,
+    *,
+    kind: type[Generator] = Generator,
+) -> Generator | None:
+    mesh = build_mesh(Layout.parse(layout), 0)
+    if not mesh.is_member:
+        return None
+    spec = read_model(directory)
+    model = build_model(spec, mesh)
+    load_weights(model, spec, mesh, directory)
+    return kind(
+        model,
+        spec,
+        mesh,
+        num_slots=NUM_SLOTS,
+        num_blocks=num_blocks,
+        max_tokens=MAX_TOKENS,
+        max_response=MAX_RESPONSE,
+        eos_tokens=frozenset(),
+        temperature=temperature,
+        seed=3,
+        group_size=group_size,
+    )
+
+
+def both(
+    directory: Path, layout: str, seeds: Sequence[int], group_size: int = 1, temperature: float = 1.0
+) -> tuple[list[tuple[Response, ...]], list[tuple[Response, ...]], int, int] | None:
+    """What is drawn with blocks for all and with a third of them; how many sequences gave way, and blocks left over."""
+    plenty = opened(directory, layout, None, group_size, temperature)
+    little = opened(directory, layout, THIRD, group_size, temperature)
+    if plenty is None or little is None:
+        return None
+    drawn, same = ([one.generate(storm(seed)) for seed in seeds] for one in (plenty, little))
+    assert little.most_blocks <= THIRD
+    return drawn, same, little.num_preempted, little._cache.tables.num_used
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "actor", vocab_size=24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "num_cases", "group_size", "temperature"),
+    [("tp1", 8, 1, 1.0), ("tp1", 4, GROUP, 1.0), ("tp1", 3, 1, 0.0), ("pp2", 4, 1, 1.0), ("tp2,pp2", 2, GROUP, 1.0)],
+)
+def test_with_blocks_for_a_third_of_the_rows_the_same_tokens_are_drawn(
+    directory: Path, layout: str, num_cases: int, group_size: int, temperature: float
+) -> None:
+    seeds = range(num_cases)
+    answers = [a for a in run_on_ranks(4, both, directory, layout, seeds, group_size, temperature) if a]
+    assert len(answers) == Layout.parse(layout).num_ranks
+    for plenty, little, num_preempted, num_left in answers:
+        assert num_preempted >= num_cases
+        assert num_left == 0
+        for one, other in zip(plenty, little, strict=True):
+            assert [r.tokens for r in other] == [r.tokens for r in one]
+
+
+class Counting(Generator):
+    """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
+
+    def prefill(self, group: LiveGroup, admitted: Admitted, _parts: object) -> Tensor:
+        return self.decode(group, group.rows[len(group.rows) - len(admitted.sequences) :])
+
+    def decode(self, group: LiveGroup, rows: Numbers) -> Tensor:
+        for slot, cached in zip((group.first_slot + rows).tolist(), group.records.cached(rows).tolist(), strict=True):
+            assert len(self._cache.tables.held(slot)) >= blocks_of(cached + 1)
+        return torch.from_numpy(np.stack([group.records.num_drawn[rows], np.zeros(len(rows))]))
+
+
+def counted(directory: Path, layout: str, num_cases: int) -> tuple[list[tuple[Response, ...]], int, int] | None:
+    generator = opened(directory, layout, THIRD, GROUP, 1.0, kind=Counting)
+    if generator is None:
+        return None
+    found = [generator.generate(storm(seed)) for seed in range(num_cases)]
+    return found, generator.num_preempted, generator._cache.tables.num_used
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp1", "pp2"])
+def test_in_200_storms_every_sequence_ends_once_with_all_of_its_tokens(directory: Path, layout: str) -> None:
+    for answer in filter(None, run_on_ranks(4, counted, directory, layout, 200)):
+        found, num_preempted, num_left = answer
+        assert num_preempted > 200
+        assert num_left == 0
+        for seed, responses in enumerate(found):
+            assert [r.prompt for r in responses] == list(storm(seed))
+            assert all(r.tokens == tuple(range(r.prompt.max_response or 0)) for r in responses)
+            assert all(len(r.tokens) == len(r.logprobs) == len(r.versions) for r in responses)
+
+
+def kept_and_resumed(directory: Path) -> tuple[tuple[Response, ...], tuple[Response, ...]]:
+    """The rest of a flight, by who began it and by another one that took it over with some of it paused."""
+    one, other = (opened(directory, "tp1", THIRD, GROUP, 1.0) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    one.turn(storm(0), version=0, delivery=FirstEnded(1, 9))
+    while not one.kept().paused:
+        one.turn((), version=0, delivery=FirstEnded(1, 9))
+    kept = one.kept()
+    assert any(kept.live)
+    other.resume(kept)
+    assert other.in_flight == one.in_flight
+    rest = FirstEnded(len(one.in_flight), 9)
+    return one.turn((), version=1, delivery=rest), other.turn((), version=1, delivery=rest)
+
+
+def test_what_is_taken_over_goes_on_bit_for_bit_paused_or_not(directory: Path) -> None:
+    [(one, other)] = run_on_ranks(1, kept_and_resumed, directory)
+    assert one == other

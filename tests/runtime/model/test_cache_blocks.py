@@ -1,0 +1,73 @@
+"""Blocks: none is lost, none is held twice but where rows share it, and none is promised that is not there."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
+from meshwright.runtime.model.cache_blocks import BlockTables
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_block_is_free_or_held_and_rows_hold_what_they_need(seed: int) -> None:
+    draw, tables, held = random.Random(seed), BlockTables(40, 9, 400), dict.fromkeys(range(9), 0)
+    for _ in range(300):
+        row = draw.randrange(9)
+        if draw.random() < 0.3:
+            tables.release(row)
+            held[row] = 0
+        else:
+            wanted = draw.randint(1, 400)
+            fits = blocks_of(wanted) - blocks_of(held[row]) <= tables.num_free
+            assert tables.take(row, wanted) == fits
+            held[row] = max(held[row], wanted) if fits else held[row]
+        blocks = np.concatenate([tables.held(row) for row in held])
+        assert len(set(blocks.tolist())) == len(blocks) == tables.num_used == 40 - tables.num_free
+        assert all(len(tables.held(row)) == blocks_of(most) for row, most in held.items())
+        assert 0 not in blocks
+
+
+def test_the_lowest_free_blocks_are_taken_first() -> None:
+    tables = BlockTables(6, 3, 200)
+    for row in range(3):
+        tables.take(row, 2 * BLOCK_TOKENS)
+    tables.release(0)
+    tables.release(2)
+    tables.take(2, 3 * BLOCK_TOKENS)
+    assert tables.held(2).tolist() == [1, 2, 5]
+
+
+def test_a_shared_block_is_free_when_its_last_reader_is_gone() -> None:
+    tables = BlockTables(6, 3, 200)
+    tables.take(0, 2 * BLOCK_TOKENS + 1)
+    for row in (1, 2):
+        tables.share(0, row, 2 * BLOCK_TOKENS + 1)
+        assert tables.take(row, 2 * BLOCK_TOKENS + 2)
+    assert tables.num_free == 1
+    assert tables.is_shared(tables.held(1)).tolist() == [True, True, False]
+    for row, free in ((0, 2), (2, 3), (1, 6)):
+        tables.release(row)
+        assert tables.num_free == free
+
+
+def test_rows_that_need_another_block_are_named() -> None:
+    tables, rows = BlockTables(9, 3, 200), np.array([2, 0, 1])
+    for row, tokens in ((0, 33), (1, 32), (2, 64)):
+        tables.take(row, tokens)
+    assert tables.short(rows, np.array([65, 34, 33])).tolist() == [0, 2]
+
+
+def test_what_is_restored_is_as_it_was() -> None:
+    tables, other = BlockTables(8, 3, 200), BlockTables(8, 3, 200)
+    tables.take(0, 70)
+    tables.share(0, 1, 70)
+    tables.take(1, 70)
+    for row in (1, 0):
+        other.restore(row, tables.held(row).tolist())
+    for one in (tables, other):
+        one.release(0)
+        one.take(2, 40)
+    assert [tables.held(row).tolist() for row in range(3)] == [other.held(row).tolist() for row in range(3)]
