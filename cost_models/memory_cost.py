@@ -17,9 +17,9 @@ from meshwright.cost_models.context import longest_part
 from meshwright.cost_models.cost import WEIGHTS, Cost, Memory, Tally
 from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
 from meshwright.cost_models.question import Bytes, Call
-from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of, most_packed
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of, most_packed
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.workload import Workload
 

@@ -8,8 +8,7 @@ from typing import Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document
-from meshwright.profiles.lengths import Histogram, LengthSpec
-from meshwright.profiles.live_tokens import CacheNeed, LiveTokens
+from meshwright.profiles.lengths import CacheNeed, Histogram, LengthSpec, LiveTokens
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
 

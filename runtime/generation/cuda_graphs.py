@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.model.block_attention import BlockReads, Shape
+from meshwright.runtime.model.block_attention import BlockReads, StepShape
 from meshwright.runtime.model.model_shard import Decoder
 
 _ROWS = 8
@@ -53,11 +53,11 @@ class Replayed:
     def _forget(self) -> None:
         self._weights = _addresses(self._model)
         self._record = self._given or CudaGraphs()
-        self._recordings: dict[Shape, _Recording] = {}
+        self._recordings: dict[StepShape, _Recording] = {}
 
     def __call__(self, inputs: Tensor, reads: BlockReads) -> Tensor:
         num_rows, num_shared = len(reads.lengths), len(reads.shared)
-        shape = Shape(
+        shape = StepShape(
             rows=_rounded_rows(num_rows + 1),
             blocks=min(_up(int(reads.window.max()) + 1, -(-self._num_blocks // _PARTS)), self._num_blocks),
             shared=1 << (num_shared - 1).bit_length() if num_shared else 0,

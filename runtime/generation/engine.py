@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.planner.simulation.flight import Delivery, Everything, Flight
-from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of, most_packed
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of, most_packed
 from meshwright.runtime.generation.chunking import Listener
 from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep, Decoding
@@ -40,7 +40,7 @@ _ROUNDS_AHEAD = 4
 """A sequence is admitted where the live ones could go on for so many rounds without another block being freed."""
 
 
-class Admitted(NamedTuple):
+class Seated(NamedTuple):
     """Sequences that have just got a slot: all of them, by their places those whose tokens go through the model, and
     for the others the slot whose prompt they read; how many of all begin."""
 
@@ -111,7 +111,7 @@ class Generator:
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
         self.num_preempted, self.most_blocks = 0, 0
-        """How often a sequence gave way, and the most blocks that were held at a time."""
+        """How often a sequence gave way (pre-emption), and the most blocks that were held at a time."""
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
         """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
@@ -198,7 +198,7 @@ class Generator:
             seated.append(group.seat(sequence))
         if sequences[0].tokens:
             return lambda: self.decode(group, group.rows).tolist()
-        admitted = Admitted(seated, list(range(len(seated))), {}, len(seated))
+        admitted = Seated(seated, list(range(len(seated))), {}, len(seated))
         return lambda: self.prefill(group, admitted, self._parts(admitted)).tolist()
 
     def _learn(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
@@ -255,9 +255,9 @@ class Generator:
             self._release(group.leave([youngest]))
             self.num_preempted += 1
 
-    def _admit(self, group: LiveGroup) -> Admitted:
+    def _admit(self, group: LiveGroup) -> Seated:
         """Seats what waits while there are slots and blocks, what is paused first."""
-        admitted, waiting, turn = Admitted([], [], {}, 0), self._flight.waiting, self._flight.turn
+        admitted, waiting, turn = Seated([], [], {}, 0), self._flight.waiting, self._flight.turn
         num_begun, num_live = 0, sum(len(group.live) for group in self._flight.groups)
         while not group.is_full and (self._paused or waiting):
             begins = not self._paused
@@ -289,13 +289,13 @@ class Generator:
         tables.release(slot)
         return False
 
-    def _parts(self, admitted: Admitted) -> list[list[tuple[int, int, int]]]:
+    def _parts(self, admitted: Seated) -> list[list[tuple[int, int, int]]]:
         """Packs of what is fed: (place among the fed, first, end)."""
         fed = [admitted.sequences[index] for index in admitted.fed]
         return list(packs([len(one.prompt.tokens) + one.num_drawn for one in fed], self._most_packed))
 
     @torch.no_grad()
-    def prefill(self, group: LiveGroup, admitted: Admitted, parts: Sequence[Sequence[tuple[int, int, int]]]) -> Tensor:
+    def prefill(self, group: LiveGroup, admitted: Seated, parts: Sequence[Sequence[tuple[int, int, int]]]) -> Tensor:
         """Caches what sequences have that were admitted and draws their next tokens, [2, B] as `_draw`."""
         fed = [admitted.sequences[index] for index in admitted.fed]
         logits = self._feed([(one.slot, (*one.prompt.tokens, *one.tokens)) for one in fed], parts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meshwright.profiles.cache import blocks_of
+from meshwright.profiles.packing import blocks_of
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.logprobs import token_logprobs

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.profiles.cache import BLOCK_TOKENS
+from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
@@ -24,7 +24,7 @@ _IN_PLACE = 0.5
 """Of the blocks between the first and the last that are read: with fewer, the ones that are read are copied first."""
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """What a decode step is rounded up to: its rows, the blocks of the window, those that are shared and the readers
     of each."""
 
@@ -71,7 +71,7 @@ class BlockReads:
             if isinstance(mine, Tensor):
                 mine.copy_(getattr(other, field.name))
 
-    def rounded(self, shape: Shape) -> BlockReads:
+    def rounded(self, shape: StepShape) -> BlockReads:
         """The same with rows and blocks that nobody asks for, one row at least: each of them reads and writes block 0.
 
         The window becomes the first blocks of the cache, read in place.

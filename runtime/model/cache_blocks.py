@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 
 Numbers = NDArray[np.int64]
 

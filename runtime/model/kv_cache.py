@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 from meshwright.runtime.model.cache_blocks import BlockTables
 from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
 

@@ -10,11 +10,11 @@ from meshwright.cost_models.memory_cost import offloaded, optimizer_state, weigh
 from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.workload import Workload
 

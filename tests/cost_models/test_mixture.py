@@ -13,12 +13,12 @@ from meshwright.cost_models.mixture import Mixture
 from meshwright.cost_models.params import stage_parts
 from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cache import BLOCK_TOKENS
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload

@@ -12,7 +12,7 @@ import torch
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Admitted, Generator
+from meshwright.runtime.generation.engine import Generator, Seated
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
 from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
@@ -115,7 +115,7 @@ def generate(directory: Path, layout: str, num_slots: int, group_size: int) -> t
     prefilled: list[int] = []
     prefill = generator.prefill
 
-    def counted(group: LiveGroup, admitted: Admitted, parts: Sequence[Sequence[tuple[int, int, int]]]) -> torch.Tensor:
+    def counted(group: LiveGroup, admitted: Seated, parts: Sequence[Sequence[tuple[int, int, int]]]) -> torch.Tensor:
         prefilled.append(len(admitted.fed))
         return prefill(group, admitted, parts)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Admitted, Generator
+from meshwright.runtime.generation.engine import Generator, Seated
 from meshwright.runtime.generation.records import Numbers
 from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
@@ -29,7 +29,7 @@ LONGEST = 60
 class Counting(Generator):
     """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
 
-    def prefill(self, group: LiveGroup, admitted: Admitted, _parts: object) -> Tensor:
+    def prefill(self, group: LiveGroup, admitted: Seated, _parts: object) -> Tensor:
         return self.decode(group, group.rows[len(group.rows) - len(admitted.sequences) :])
 
     def decode(self, group: LiveGroup, rows: Numbers) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.profiles.cache import BLOCK_TOKENS
-from meshwright.runtime.model.block_attention import BlockAttention, BlockReads, Shape, block_reads
+from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.runtime.model.block_attention import BlockAttention, BlockReads, StepShape, block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 
 KV_HEADS, HEADS, SIZE, NUM_ROWS, MAX_TOKENS = 2, 6, 16, 12, 200
@@ -81,7 +81,7 @@ def test_a_step_that_is_rounded_up_answers_its_own_rows_alike(seed: int) -> None
     cache, lengths = filled(seed)
     rows = np.arange(NUM_ROWS)
     reads = block_reads(cache.tables, rows, np.array(lengths))
-    rounded = reads.rounded(Shape(rows=16, blocks=91, shared=64, readers=NUM_ROWS))
+    rounded = reads.rounded(StepShape(rows=16, blocks=91, shared=64, readers=NUM_ROWS))
     query, key, value = asked(torch.float32)
     plain = BlockAttention(cache, reads).attend(0, query, key, value)
     before = cache.keys[:, 1:].clone()

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 from meshwright.runtime.model.cache_blocks import BlockTables
 
 

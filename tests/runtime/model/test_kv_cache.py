@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.profiles.cache import blocks_of
+from meshwright.profiles.packing import blocks_of
 from meshwright.runtime.model.attention import CoreAttention, Rotary
 from meshwright.runtime.model.kv_cache import ContinuedRows, PagedCache
 from tests.planner.jobs import model_spec

@@ -8,9 +8,8 @@ from statistics import fmean
 
 import pytest
 
-from meshwright.profiles.cache import BLOCK_TOKENS, blocks_of
-from meshwright.profiles.lengths import Histogram, LengthSpec
-from meshwright.profiles.live_tokens import LiveTokens
+from meshwright.profiles.lengths import Histogram, LengthSpec, LiveTokens
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 
 SPECS = {
     "long tail": LengthSpec(max=2048, median=64, p99=1024),

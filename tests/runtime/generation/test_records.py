@@ -1,0 +1,38 @@
+"""Records: each row has its own tokens, however many rows draw at a time and whoever had the row before."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from meshwright.runtime.generation.records import NO_LIMIT, Records
+
+
+def test_rows_keep_what_they_drew_in_whatever_company() -> None:
+    draw, records, expected = random.Random(0), Records(5), {row: [] for row in range(5)}
+    for row in range(5):
+        records.begin(row, num_prompt=row + 1, most=NO_LIMIT, draw=row)
+    for step in range(400):
+        rows = np.array(draw.sample(range(5), draw.randint(1, 5)))
+        records.add(rows, rows + 10 * step, -rows.astype(float), version=step)
+        for row in rows.tolist():
+            expected[row].append(row + 10 * step)
+        assert records.last(rows).tolist() == [expected[row][-1] for row in rows.tolist()]
+    for row in range(5):
+        assert records.tokens(row) == expected[row]
+        assert records.versions(row) == [token // 10 for token in expected[row]]
+        assert set(records.logprobs(row)) == {-float(row)}
+    lengths = [row + len(expected[row]) for row in range(5)]
+    assert records.cached(np.arange(5)).tolist() == lengths
+
+
+def test_a_row_that_begins_anew_has_nothing_and_goes_on_from_what_it_is_given() -> None:
+    records = Records(2)
+    records.begin(1, num_prompt=3, most=9, draw=0)
+    records.add(np.array([1]), np.array([4]), np.zeros(1), 0)
+    records.begin(1, num_prompt=2, most=5, draw=7)
+    assert records.tokens(1) == []
+    tokens = tuple(range(100))
+    records.extend(1, tokens, (0.5,) * 100, (2,) * 100)
+    assert (records.tokens(1), records.cached(np.array([1])).tolist()) == ([*tokens], [101])
