@@ -32,6 +32,7 @@ def run(
     steps: int,
     directory: Pathname = ".",
     resume: bool = False,
+    draw_again: bool = False,
     checkpoint_every: int = 0,
     checkpoint_minutes: float = 10.0,
     keep: int = 2,
@@ -41,8 +42,9 @@ def run(
     """Trains as the plan says, and compares measured with predicted times.
 
     `steps` are all of the run, those before a `resume` included, and `directory` is where the job's relative paths
-    start. Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C,
-    is `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
+    start. A resume goes on under any plan of the job; with `draw_again` it draws responses again that were under way.
+    Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, is
+    `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
     needs `if __name__ == "__main__":`; under torchrun this process is one of them.
     Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
     """
@@ -59,6 +61,7 @@ def run(
         out=Path(out).resolve(),
         steps=steps,
         resume=resume,
+        draw_again=draw_again,
         checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,

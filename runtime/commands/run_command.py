@@ -24,6 +24,7 @@ def run(
     steps: Annotated[int, typer.Option(min=1, max=10**9, help="Steps in all, those before a resume included.")],
     out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
+    draw_again: Annotated[bool, typer.Option(help="With --resume: draw responses again that were under way.")] = False,
     checkpoint_every: Annotated[
         int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 is none by steps.")
     ] = 0,
@@ -61,11 +62,12 @@ def run(
         out,
         steps=steps,
         directory=job.parent,
-        resume=resume,
         checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,
         export_every=export_every,
+        resume=resume,
+        draw_again=draw_again,
         rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank),
     )
     if isinstance(summary, Stopped):

@@ -35,6 +35,8 @@ class RunRequest:
     out: Path
     steps: int
     resume: bool = False
+    draw_again: bool = False
+    """Whether a resume draws responses again that were under way, instead of going on with them."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 is none by steps."""
     checkpoint_minutes: float = 10.0
@@ -53,7 +55,7 @@ class RunRequest:
         """Of what all nodes must agree on, wherever their files are."""
         options = (
             f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
-            f"{self.export_every}"
+            f"{self.export_every} {self.draw_again}"
         )
         return " ".join((digest(self.plan), digest(self.job), options))
 

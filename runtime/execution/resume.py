@@ -12,13 +12,23 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch.distributed as dist
 
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.in_flight_state import Underway, read_underway, write_underway
+from meshwright.runtime.execution.resume_rules import draws_by
+from meshwright.runtime.generation.carrying import Carried, carry
+from meshwright.runtime.generation.in_flight_state import (
+    DrawsBy,
+    Underway,
+    read_all_underway,
+    read_underway,
+    write_underway,
+)
 from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import load_trainers, save_trainers
@@ -95,11 +105,48 @@ class Loaded:
     step: int = 0
     underway: Underway | None = None
     """What this rank had under way, if that was drawn by the same."""
+    carried: Carried = field(default_factory=Carried)
+    """What is taken over of it under another plan."""
     notes: tuple[str, ...] = ()
     """Of newer checkpoints that were passed over."""
 
 
-def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> Loaded:
+@dataclass(frozen=True, kw_only=True)
+class TakenUp:
+    """How a run goes on with what was under way: its plan and its job, and whether it draws all of it again."""
+
+    plan: Plan
+    job: Job
+    draws_again: bool
+
+    @property
+    def draws_by(self) -> DrawsBy:
+        """What this run draws by."""
+        return draws_by(self.plan, self.job)
+
+    def of(self, directory: Path, done: int) -> tuple[Underway | None, Carried]:
+        """What is taken up of a checkpoint. Collective over the world."""
+        underway = None if self.draws_again else read_underway(directory, dist.get_rank(), self.draws_by)
+        if underway is not None:
+            return underway, Carried(dealt_again=underway.dealt_again)
+        carried = [self._carried(directory, done) if dist.get_rank() == 0 else Carried()]
+        dist.broadcast_object_list(carried)
+        return None, carried[0]
+
+    def _carried(self, directory: Path, done: int) -> Carried:
+        found = read_all_underway(directory)
+        sampling, workload = self.draws_by.sampling, self.job.workload
+        return carry(
+            found,
+            self.plan,
+            done,
+            workload.batch_size,
+            max_response=workload.response.max,
+            draws_again=self.draws_again or any(one.draws_by.sampling != sampling for one in found),
+        )
+
+
+def load_step(out: Path, copies: Mapping[str, WeightCopy], taken_up: TakenUp) -> Loaded:
     """Fills the trainers from the newest checkpoint that is as it was written; a damaged one is put aside.
 
     Collective over the world. Raises BadInput where all are damaged.
@@ -115,8 +162,8 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> Loa
             notes.append(f"checkpoint {path.name} is damaged and was put aside as {aside.name}: {found}")
             continue
         load_trainers(path, _trainers(copies))
-        underway = read_underway(path, dist.get_rank(), draws_by)
-        return Loaded(step=step, underway=underway, notes=tuple(notes))
+        underway, carried = taken_up.of(path, step)
+        return Loaded(step=step, underway=underway, carried=carried, notes=(*notes, *carried.notes))
     raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: begin again in another --out.")
 
 

@@ -22,7 +22,7 @@ from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.resume import Loaded, load_step, save_step
+from meshwright.runtime.execution.resume import Loaded, TakenUp, load_step, save_step
 from meshwright.runtime.execution.resume_rules import changes, draws_by
 from meshwright.runtime.execution.run_watch import RunWatch
 from meshwright.runtime.generation.control import Control
@@ -60,22 +60,23 @@ class RankRun:
     """One rank's models, program and clock.
 
     Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed with the same plan takes
-    up what was worked ahead and what was in flight; with another one it begins again with that.
+    up what was worked ahead and what was in flight; with another one, the tokens that were drawn.
     """
 
     def __init__(self, request: RunRequest) -> None:
         plan, job = request.plan, request.job
         torch.manual_seed(job.settings.seed)
         bytes_before = bytes_in_use()
-        self.data: PromptData = read_data(job, request.directory)
+        data = read_data(job, request.directory)
         self._request = request
         self._program, self._evaluation = (
             lower(plan),
             lower(plan, [plan.graph.writer[field] for field in _EVALUATED]).of_one_step(),
         )
-        self.copies = build_copies(plan, job, request.directory, self.data.num_tokens)
-        self._draws_by = draws_by(plan, job)
-        loaded = load_step(request.out, self.copies, self._draws_by) if request.resume else Loaded()
+        self.copies = build_copies(plan, job, request.directory, data.num_tokens)
+        taken_up = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
+        loaded = load_step(request.out, self.copies, taken_up) if request.resume else Loaded()
+        self.data: PromptData = replace(data, dealt_again=loaded.carried.dealt_again)
         done = loaded.step
         resume_versions(self.copies, done)
         self.steps = range(done, request.steps)
@@ -99,6 +100,7 @@ class RankRun:
             control=self._controllers,
             out=request.out,
         )
+        self._actions.carry(loaded.carried.begun)
         if loaded.underway is not None:
             self._resume(loaded.underway)
         computing = MegatronDevice(
@@ -200,10 +202,11 @@ class RankRun:
         self._record_all()
         experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
         underway = Underway(
-            draws_by=self._draws_by,
+            draws_by=draws_by(self._request.plan, self._request.job),
             num_steps=self.steps.stop,
             experience=experience,
             drawing=self._actions.drawing(),
+            dealt_again={step: draws for step, draws in self.data.dealt_again.items() if step >= done},
         )
         with self._watch.meeting("the checkpoint", done), self._host_memory.trainers_reloaded():
             save_step(self._request.out, done, self.copies, underway, keep=self._request.keep)

@@ -9,7 +9,7 @@ on its way, and sequences in flight keep their tokens, keys and values while the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ from meshwright.runtime.generation.decoding import DecodeStep, Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.sampling import Sampling, uniforms
 from meshwright.runtime.generation.shared_prompts import Parted, SharedPrompts
-from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Prompt, Response, packs
+from meshwright.runtime.generation.slots import Beginning, LiveGroup, LiveSequence, Prompt, Response, packs
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
@@ -86,6 +86,8 @@ class Generator:
         self._relay = Relay(mesh, self._device)
         self._prompts = SharedPrompts(group_size)
         self._lockstep = Lockstep(model, mesh)
+        self._begun: dict[int, Beginning] = {}
+        """By draw, of prompts that wait for a slot: what was drawn for them before."""
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
 
@@ -114,13 +116,19 @@ class Generator:
             cached=tuple(self._cache.read(slot, sequence.num_cached) for slot, sequence in self._slots()),
         )
 
-    def resume(self, kept: InFlight) -> None:
-        """Takes over what a generator of the same kind had in flight."""
+    @property
+    def begun(self) -> Mapping[int, Beginning]:
+        """By draw, what was drawn before for prompts that wait."""
+        return self._begun
+
+    def resume(self, kept: InFlight, begun: Mapping[int, Beginning]) -> None:
+        """Takes over what a generator of the same kind had in flight, of which some that waits was begun before."""
         for group, live in zip(self._flight.groups, kept.live, strict=True):
             group.live = list(live)
         self._flight.resume(kept.turn, kept.waiting, kept.ended)
         for (slot, _), (keys, values) in zip(self._slots(), kept.cached, strict=True):
             self._cache.write(slot, keys, values)
+        self._begun = dict(begun)
 
     def _slots(self) -> list[tuple[int, LiveSequence]]:
         """Each live sequence with its slot."""
@@ -138,22 +146,26 @@ class Generator:
         delivery: Delivery,
         least_rounds: int = 0,
         stream: Listener | None = None,
+        begun: Mapping[int, Beginning] | None = None,
     ) -> tuple[Response, ...]:
         """Draws tokens with policy `version` until `delivery` is satisfied, and for `least_rounds` if something is left
         to draw; what was delivered, in order of step and row.
 
         The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
-        next turn. `stream` hands tokens out as they are drawn. Every rank of the replica must call with the same
-        arguments, and every replica that holds experts together with this one must call too, with its own.
+        next turn. `stream` hands tokens out as they are drawn. `begun` is by draw what was drawn before for prompts
+        that are admitted. Every rank of the replica must call with the same arguments, and every replica that holds
+        experts together with this one must call too, with its own.
         """
+        waiting = self._admit_again(admitted, begun or {})
         self._model.eval()
         self._step.begin_turn()
         self._prompts.forget()
         if self._recomputes_cache and version != self._cached_version:
-            self._recompute()
+            self._recompute(self._slots())
+            self._relay.flush()
         self._cached_version = version
         delivered = self._flight.play(
-            admitted,
+            waiting,
             delivery,
             learn=lambda group: self._learn(group, version, stream),
             advance=self._advance,
@@ -162,6 +174,14 @@ class Generator:
         self._relay.flush()
         self._lockstep.finish()
         return delivered
+
+    def _admit_again(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
+        """Takes what was drawn before for prompts that are admitted to the next turn; those that have to wait."""
+        turn = self._flight.turn + 1
+        again = {draw: replace(one, first_turn=turn) for draw, one in begun.items()}
+        self._flight.ended += [again[p.draw].response(p) for p in admitted if p.draw in again and again[p.draw].finish]
+        self._begun |= {draw: one for draw, one in again.items() if one.finish is None}
+        return [prompt for prompt in admitted if prompt.draw not in again or prompt.draw in self._begun]
 
     def _learn(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
         """Records the tokens that the group was being advanced by; what ended with them."""
@@ -181,8 +201,11 @@ class Generator:
     def _advance(self, group: LiveGroup) -> int:
         """One token for every live sequence of the group and the first token of every admitted one, of which there are
         so many."""
-        continuing = list(group.live)
-        admitted = group.admit(self._flight.waiting, self._flight.turn)
+        continuing, admitted = list(group.live), group.admit(self._flight.waiting, self._flight.turn)
+        if begun := [one for one in admitted if one.prompt.draw in self._begun]:
+            admitted = [one for one in admitted if one.prompt.draw not in self._begun]
+            self._take_over(group, continuing, begun, admitted)
+            continuing += begun
         first_slot, drawn = group.first_slot + len(continuing), []
         parted = self._prompts.parted(admitted, first_slot, self._slots()) if admitted else Parted((), ())
         with self._lockstep.passes(bool(continuing) + bool(parted.fresh)):
@@ -197,6 +220,21 @@ class Generator:
                 self._relay.send_drawn(tokens)
             self._drawn[group.first_slot] = tokens
         return len(admitted)
+
+    def _take_over(
+        self,
+        group: LiveGroup,
+        live: Sequence[LiveSequence],
+        begun: Sequence[LiveSequence],
+        fresh: Sequence[LiveSequence],
+    ) -> None:
+        """Sequences that were begun before get their tokens, and keys and values under the present weights."""
+        for sequence in begun:
+            sequence.take_over(self._begun.pop(sequence.prompt.draw))
+            self._flight.num_live[sequence.first_turn] += 1
+        group.live = [*live, *begun, *fresh]
+        first = group.first_slot + len(live)
+        self._recompute(list(enumerate(begun, start=first)))
 
     @torch.no_grad()
     def prefill(self, first_slot: int, admitted: Sequence[LiveSequence], parted: Parted | None = None) -> Tensor:
@@ -228,11 +266,11 @@ class Generator:
         return forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
 
     @torch.no_grad()
-    def _recompute(self) -> None:
-        """Keys and values of all live sequences anew: packed prefills of their tokens, none of them of more tokens than
-        the prompts of all slots may have together, which memory was planned for."""
-        for pack in packs([(slot, one.num_cached) for slot, one in self._slots()], self._most_packed):
-            live = dict(self._slots())
+    def _recompute(self, slots: Sequence[tuple[int, LiveSequence]]) -> None:
+        """Keys and values of live sequences anew: packed prefills of their tokens, none of them of more tokens than the
+        prompts of all slots may have together, which memory was planned for."""
+        live = dict(slots)
+        for pack in packs([(slot, one.num_cached) for slot, one in slots], self._most_packed):
             texts = [(*live[slot].prompt.tokens, *live[slot].tokens)[first:end] for slot, first, end in pack]
             rows = self._cache.continue_rows([s for s, _, _ in pack], [f for _, f, _ in pack], [len(t) for t in texts])
             tokens = torch.tensor(list(itertools.chain(*texts)), device=self._device)
@@ -240,7 +278,6 @@ class Generator:
                 output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
             if not self._mesh.is_last_stage:
                 self._relay.send_hidden(output)
-        self._relay.flush()
 
     @torch.no_grad()
     def decode(self, first_slot: int, live: Sequence[LiveSequence]) -> Tensor:
@@ -276,8 +313,7 @@ class Generator:
 
     def _uniforms(self, rows: Sequence[LiveSequence]) -> Tensor:
         """The number [B] that decides each row's next token; numbers are hashed many positions at a time."""
-        short = [row for row in rows if len(row.uniforms) <= len(row.tokens)]
-        if short:
+        while short := [row for row in rows if len(row.uniforms) <= len(row.tokens)]:
             draws = torch.tensor([[row.prompt.draw] for row in short])
             positions = torch.tensor([[len(row.uniforms)] for row in short]) + torch.arange(_HASHED_AT_ONCE)
             for row, numbers in zip(short, uniforms(self._seed, draws, positions).tolist(), strict=True):

@@ -65,6 +65,31 @@ class Response:
         return self.prompt.step
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What was drawn for a prompt before a run was resumed under another plan. Of one length, as a response's."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: Finish | None
+    """None where it goes on."""
+    first_turn: int = 0
+    """The generator's turn in which its prompt was admitted again."""
+
+    def response(self, prompt: Prompt) -> Response:
+        """What has ended, as the answer to its prompt."""
+        assert self.finish is not None, "it goes on"
+        return Response(
+            prompt=prompt,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            finish=self.finish,
+            first_turn=self.first_turn,
+        )
+
+
 @dataclass(kw_only=True)
 class LiveSequence:
     """A prompt and what has been generated for it."""
@@ -87,6 +112,11 @@ class LiveSequence:
     def num_cached(self) -> int:
         """Tokens whose keys and values are in the cache: all but the last one drawn."""
         return len(self.prompt.tokens) + len(self.tokens) - 1
+
+    def take_over(self, begun: Beginning) -> None:
+        """Goes on with what was drawn for the prompt before."""
+        self.tokens, self.logprobs, self.versions = list(begun.tokens), list(begun.logprobs), list(begun.versions)
+        self.first_turn = begun.first_turn
 
 
 class LiveGroup(SlotGroup[LiveSequence]):
