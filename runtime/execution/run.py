@@ -48,6 +48,7 @@ from meshwright.runtime.records.stopped import Stopped
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
 from meshwright.runtime.training.offload import HostMemory
+from meshwright.runtime.training.saving import Saver
 from meshwright.runtime.training.versions import generator_gap
 
 T = TypeVar("T")
@@ -83,9 +84,9 @@ class RankRun:
         self.turns = self._program.turns(self.steps)
         self._batches: dict[int, StepExperience] = {}
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
-        self._host_groups = [_gloo_group() for _ in range(4)]
-        self._control = self._host_groups[0]
-        reporting, transport, evaluating = map(Transport, self._host_groups[1:])
+        self._host_groups = [_gloo_group() for _ in range(5)]
+        self._control, self._saver = self._host_groups[0], Saver(self._host_groups[1])
+        reporting, transport, evaluating = map(Transport, self._host_groups[2:])
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
         self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
         self._host_memory = HostMemory(plan, self.copies)
@@ -147,6 +148,7 @@ class RankRun:
 
     def turn(self, turn: int) -> StepExperience:
         """One turn; returns what this rank holds of the experience that it trained on."""
+        self._saver.check()
         outcome = self._executor.execute(self._program, turn, self.steps)
         ended = time.perf_counter()
         self._watch.met(ended - self._ended)
@@ -191,6 +193,7 @@ class RankRun:
             self._agreement.flush()
         moves = tuple(i for i in self._program.instructions if isinstance(i, MoveWeights))
         self._executor.execute(Program(moves), done, range(done, done + 1))
+        self.wait_for_checkpoint(done)
         with self._watch.meeting("the end of the run", done):
             dist.barrier(group=self._control)
         self._watch.close()
@@ -198,7 +201,7 @@ class RankRun:
         return Stopped(done=max(done, self.steps.start), saved=self._saved)
 
     def save(self, done: int) -> None:
-        """Saves the trainers after `done` updates, and what is under way; the record is complete up to there."""
+        """Has the trainers saved after `done` updates, and what is under way; the record is complete up to there."""
         self._record_all()
         experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
         underway = Underway(
@@ -209,9 +212,14 @@ class RankRun:
             dealt_again={step: draws for step, draws in self.data.dealt_again.items() if step >= done},
         )
         with self._watch.meeting("the checkpoint", done), self._host_memory.trainers_reloaded():
-            save_step(self._request.out, done, self.copies, underway, keep=self._request.keep)
+            save_step(self._saver, self._request.out, done, self.copies, underway, keep=self._request.keep)
         self._saved, self._saved_at = done, time.monotonic()
         self._ended, self._waited = time.perf_counter(), 0.0
+
+    def wait_for_checkpoint(self, done: int) -> None:
+        """Until the last one that was begun is on the disk."""
+        with self._watch.meeting("the checkpoint", done):
+            self._saver.wait()
 
     def export(self, done: int) -> None:
         """Writes the trained models after `done` updates as Hugging Face directories, beside the checkpoints."""
@@ -237,6 +245,7 @@ class RankRun:
 
     def finish(self) -> None:
         """Ends with all ranks."""
+        self.wait_for_checkpoint(self.steps.stop)
         with self._watch.meeting("the end of the run", self.steps.stop):
             self._record_all()
             self._agreement.flush()

@@ -83,9 +83,8 @@ class Underway:
     """By step, the draws of batches that are not as the seed deals them."""
 
 
-def write_underway(directory: Path, rank: int, underway: Underway) -> None:
-    """Into the directory of a checkpoint, to which every rank writes its own: safetensors, whose metadata says as JSON
-    what is no list of numbers."""
+def packed_underway(underway: Underway) -> bytes:
+    """What one rank has under way as safetensors, whose metadata says as JSON what is no list of numbers."""
     tensors: dict[str, Tensor] = {}
     for step, fields in underway.experience.items():
         for kind, rows in fields.items():
@@ -111,7 +110,12 @@ def write_underway(directory: Path, rank: int, underway: Underway) -> None:
             "until": drawing.until,
         }
         _pack_drawn("begun", list(drawing.begun.values()), tensors)
-    content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_TOLD: json.dumps(told)})
+    content: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_TOLD: json.dumps(told)})
+    return content
+
+
+def write_underway(directory: Path, rank: int, content: bytes) -> None:
+    """What was packed into the directory of a checkpoint, to which every rank writes its own."""
     write_bytes_atomically(_path(directory, rank), content)
 
 

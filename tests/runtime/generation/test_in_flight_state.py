@@ -14,6 +14,7 @@ from meshwright.runtime.generation.in_flight_state import (
     DrawsBy,
     InFlight,
     Underway,
+    packed_underway,
     read_underway,
     write_underway,
 )
@@ -40,7 +41,7 @@ def underway(draws_by: DrawsBy = ONE) -> Underway:
 
 def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     written = underway()
-    write_underway(tmp_path, 3, written)
+    write_underway(tmp_path, 3, packed_underway(written))
     found = read_underway(tmp_path, 3, ONE)
     assert found is not None
     assert found.num_steps == written.num_steps
@@ -60,7 +61,7 @@ def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:
     drawing = Drawing(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing)
     for number, kept in enumerate((drawing, None)):
         written = Underway(draws_by=ONE, num_steps=6, experience={}, drawing=kept)
-        write_underway(tmp_path, number, written)
+        write_underway(tmp_path, number, packed_underway(written))
         assert read_underway(tmp_path, number, ONE) == written
 
 
@@ -72,7 +73,7 @@ def test_a_file_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, content
 
 
 def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    write_underway(tmp_path, 0, underway())
+    write_underway(tmp_path, 0, packed_underway(underway()))
     path = tmp_path / "underway-00000.safetensors"
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
@@ -82,13 +83,13 @@ def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_what_was_drawn_by_something_else_or_by_another_rank_is_left_behind(tmp_path: Path) -> None:
-    write_underway(tmp_path, 3, underway())
+    write_underway(tmp_path, 3, packed_underway(underway()))
     assert read_underway(tmp_path, 3, ONE._replace(plan="another plan")) is None
     assert read_underway(tmp_path, 2, ONE) is None
 
 
 def test_rows_of_one_message_are_not_saved_with_all_of_it(tmp_path: Path) -> None:
-    write_underway(tmp_path, 0, underway())
+    write_underway(tmp_path, 0, packed_underway(underway()))
     [found] = tmp_path.iterdir()
     kept = read_underway(tmp_path, 0, ONE)
     assert kept is not None

@@ -100,6 +100,7 @@ def trained_on(run: RunRequest, last: int) -> None:
         told += [_prompt(batch, row) for row in batch.experience.rows("truncated") if turn in rank.steps]
     if last < STEPS:
         rank.save(last)
+        rank.wait_for_checkpoint(last)
     else:
         rank.finish()
     if dist.get_rank() == dist.get_world_size() - 1:  # which trains in every plan here
