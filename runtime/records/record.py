@@ -31,6 +31,7 @@ from meshwright.runtime.model.end_tokens import ResponseEnds
 from meshwright.runtime.records.boards import Board, open_boards
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
+from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 
@@ -81,6 +82,7 @@ class RunSummary:
     overhead: float | None = None  # part of a step outside stages and messages: its worst rank, median over steps
     generator_gap: GeneratorGap | None = None  # None where no response was drawn by one version, which then scored it
     ends: ResponseEnds | None = None
+    restarts: tuple[Restart, ...] = ()
 
     def improvement(self) -> tuple[float, float] | None:
         """(rise of the mean held-out score from the first to the last evaluation, standard error of the rise).
@@ -240,6 +242,7 @@ class Recorder:
             overhead=statistics.median(line["overhead"] for line in lines),
             generator_gap=GeneratorGap.of(lines, [asdict(one) for one in known]),
             ends=self._ends,
+            restarts=read_restarts(self._out),
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary
