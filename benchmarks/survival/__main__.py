@@ -40,7 +40,7 @@ def _measured(what: str, scratch: Path, num_kills: int) -> tuple[str, bool]:
         pairs = matrix.measure(scratch)
         return matrix.report(pairs), all(pair.holds for pair in pairs)
     if what == "kills":
-        found = kills.measure(scratch, num_kills=num_kills, kills_per_run=5, steps=40)
+        found = kills.measure(scratch, num_kills=num_kills, kills_per_run=5, steps=16)
         return kills.report(found), all(one.holds for one in found)
     return saves.report(saves.measure(scratch, steps=12, repeats=3, hidden_size=256)), True
 

@@ -79,9 +79,9 @@ def write_job(directory: Path, case: Case) -> Path:
         },
         "precision": "fp32",
         "workload": {
-            "batch_size": 16,
+            "batch_size": 8,
             "prompt": {"max": 8, "fixed": 6},
-            "response": {"max": 24, "median": 12, "p99": 24},
+            "response": {"max": 10, "median": 5, "p99": 10},
             "num_minibatches": 2,
         },
         "staleness": case.staleness,
