@@ -117,6 +117,11 @@ class Flight(Generic[W, G, E]):
         self.num_unfinished = Counter(one.step for one in (*live, *self.waiting))
         self.num_live = Counter(one.first_turn for one in live)
 
+    def carry(self, begun: Begun) -> None:
+        """Counts a sequence that was begun elsewhere, which whoever keeps what is paused has taken."""
+        self.num_unfinished[begun.step] += 1
+        self.num_live[begun.first_turn] += 1
+
     def play(
         self,
         admitted: Collection[W],

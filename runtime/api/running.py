@@ -32,23 +32,28 @@ def run(
     steps: int,
     directory: Pathname = ".",
     resume: bool = False,
+    draw_again: bool = False,
     checkpoint_every: int = 0,
     checkpoint_minutes: float = 10.0,
     keep: int = 2,
     export_every: int = 0,
+    max_restarts: int = 0,
     rendezvous: Rendezvous | None = None,
 ) -> RunSummary | Stopped | None:
     """Trains as the plan says, and compares measured with predicted times.
 
     `steps` are all of the run, those before a `resume` included, and `directory` is where the job's relative paths
-    start. Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C,
-    is `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
+    start. A resume goes on under any plan of the job; with `draw_again` it draws responses again that were under way.
+    One that fails is started again from its last checkpoint `max_restarts` times, on the nodes that are left.
+    Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, is
+    `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
     needs `if __name__ == "__main__":`; under torchrun this process is one of them.
     Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
     """
     require_number("steps", steps, least=1)
     require_number("checkpoint_minutes", checkpoint_minutes, least=0)
     require_number("keep", keep, least=1)
+    require_number("max_restarts", max_restarts, least=0)
     from meshwright.runtime.execution.request import RunRequest
     from meshwright.runtime.execution.train import run_plan
 
@@ -59,10 +64,12 @@ def run(
         out=Path(out).resolve(),
         steps=steps,
         resume=resume,
+        draw_again=draw_again,
         checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,
         export_every=export_every,
+        max_restarts=max_restarts,
     )
     return run_plan(request, rendezvous)
 

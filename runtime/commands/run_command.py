@@ -15,7 +15,20 @@ from meshwright.runtime.commands.options import JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.stopped import STOPPED, Stopped
 
-EXAMPLES = "Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run"
+EXAMPLES = """Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run
+
+meshwright run plan2.json job.yaml --steps 40 --out run --resume --max-restarts 5
+"""
+
+DrawAgain = Annotated[bool, typer.Option(help="With --resume: draw responses again that were under way.")]
+ExportEvery = Annotated[
+    int,
+    typer.Option(min=0, max=10**9, help="Steps between Hugging Face directories of what is trained, also at the end."),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(min=0, max=10**6, help="Times that a run which fails is started again from its last checkpoint."),
+]
 
 
 def run(
@@ -24,6 +37,7 @@ def run(
     steps: Annotated[int, typer.Option(min=1, max=10**9, help="Steps in all, those before a resume included.")],
     out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
+    draw_again: DrawAgain = False,
     checkpoint_every: Annotated[
         int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 is none by steps.")
     ] = 0,
@@ -34,12 +48,8 @@ def run(
     keep: Annotated[
         int, typer.Option(min=1, max=10**9, help="Checkpoints that stay, beside the best by held-out reward.")
     ] = 2,
-    export_every: Annotated[
-        int,
-        typer.Option(
-            min=0, max=10**9, help="Steps between Hugging Face directories of what is trained, also at the end."
-        ),
-    ] = 0,
+    export_every: ExportEvery = 0,
+    max_restarts: MaxRestarts = 0,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
     rendezvous: Annotated[
         str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
@@ -53,6 +63,8 @@ def run(
     Asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, it saves a checkpoint behind the step that is under way and ends with
     exit code 75: run it again with --resume. Asked twice by SIGTERM or Ctrl-C it stops at once.
 
+    With --max-restarts it is started again when it fails, on the nodes that are left.
+
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """
     summary = trained(
@@ -61,11 +73,13 @@ def run(
         out,
         steps=steps,
         directory=job.parent,
-        resume=resume,
         checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,
         export_every=export_every,
+        resume=resume,
+        draw_again=draw_again,
+        max_restarts=max_restarts,
         rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank),
     )
     if isinstance(summary, Stopped):

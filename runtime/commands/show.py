@@ -106,6 +106,8 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         rise, error = improvement
         times = f", {rise / error:.1f} standard errors" if error else ""
         console.print(f"held-out reward rose by {rise:.3f} ± {error:.3f}{times}")
+    for restart in summary.restarts:
+        console.print(restart.told, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
 
 

@@ -20,6 +20,7 @@ from meshwright.runtime.generation.generation_stage import Generating
 from meshwright.runtime.generation.in_flight_state import Drawing
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.scoring import ChunkScorer
+from meshwright.runtime.generation.slots import Beginning
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import even_share, micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
@@ -80,6 +81,11 @@ class Actions:
         if drawing is not None:
             assert self._generating is not None
             self._generating.resume(drawing)
+
+    def carry(self, begun: Mapping[int, Beginning]) -> None:
+        """Generation goes on with what was drawn under another plan, by draw."""
+        if self._generating:
+            self._generating.carry(begun)
 
     def begin(self, turn: int) -> None:
         """A turn begins, which generates as controllers decide."""

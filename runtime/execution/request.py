@@ -35,6 +35,8 @@ class RunRequest:
     out: Path
     steps: int
     resume: bool = False
+    draw_again: bool = False
+    """Whether a resume draws responses again that were under way, instead of going on with them."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 is none by steps."""
     checkpoint_minutes: float = 10.0
@@ -43,6 +45,10 @@ class RunRequest:
     """Checkpoints that stay, beside the best by held-out reward."""
     export_every: int = 0
     """Steps between Hugging Face directories of the trained models; 0 is none."""
+    max_restarts: int = 0
+    """Times that the run is started again from its last checkpoint when it fails."""
+    restarts: int = 0
+    """Times that it was."""
 
     def asked(self, data: PromptData) -> RunFile:
         """What is kept of it in the directory of the run, given its prompts."""
@@ -53,7 +59,7 @@ class RunRequest:
         """Of what all nodes must agree on, wherever their files are."""
         options = (
             f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
-            f"{self.export_every}"
+            f"{self.export_every} {self.draw_again} {self.max_restarts}"
         )
         return " ".join((digest(self.plan), digest(self.job), options))
 

@@ -11,19 +11,35 @@ from __future__ import annotations
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch.distributed as dist
 
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.in_flight_state import Underway, read_underway, write_underway
-from meshwright.runtime.records.record import evaluations
+from meshwright.runtime.execution.resume_rules import draws_by
+from meshwright.runtime.generation.carrying import Carried, carry
+from meshwright.runtime.generation.in_flight_state import (
+    DrawsBy,
+    Underway,
+    packed_underway,
+    read_all_underway,
+    read_underway,
+    write_underway,
+)
+from meshwright.runtime.records.record import EvaluationRecord, evaluations
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import load_trainers, save_trainers
+from meshwright.runtime.training.checkpoint import load_trainers
 from meshwright.runtime.training.copies import WeightCopy
 from meshwright.runtime.training.manifest import MANIFEST, damage
+from meshwright.runtime.training.saving import Saver, take_snapshot
+
+LATEST = "latest"
+"""The file in the directory of a run that names the checkpoint published last, for whoever looks from outside."""
 
 _STEP = re.compile(r"step-([0-9]+)")
 
@@ -60,20 +76,28 @@ def require_shared(out: Path) -> None:
         raise BadInput(f"--out {out} is not the same directory on ranks {ranks}; name one on a shared file system.")
 
 
-def save_step(out: Path, step: int, copies: Mapping[str, WeightCopy], underway: Underway, *, keep: int) -> None:
-    """Saves the trainers and what is under way after `step` updates, then removes checkpoints but for the last `keep`
-    and the best.
+def save_step(
+    saver: Saver, out: Path, step: int, copies: Mapping[str, WeightCopy], underway: Underway, *, keep: int
+) -> None:
+    """Has the trainers and what is under way after `step` updates saved, and then checkpoints removed but for the last
+    `keep` and the best.
 
     Collective over the world.
     """
-    target = checkpoint_of(out, step)
-    if dist.get_rank() == 0:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    save_trainers(target, _trainers(copies), lambda directory: write_underway(directory, dist.get_rank(), underway))
-    if dist.get_rank() == 0:
-        for old in _outlived(saved_steps(out), best_step(out), keep):
+    rank, content, known = dist.get_rank(), packed_underway(underway), evaluations(out)
+
+    def name_and_remove_others() -> None:
+        write_atomically(out / LATEST, f"{checkpoint_of(out, step).relative_to(out)}\n")
+        saved = saved_steps(out)
+        for old in _outlived(saved, _best(saved, known), keep):
             shutil.rmtree(checkpoint_of(out, old))
+
+    saver.save(
+        lambda: take_snapshot(
+            checkpoint_of(out, step), _trainers(copies), lambda directory: write_underway(directory, rank, content)
+        ),
+        name_and_remove_others,
+    )
 
 
 def _outlived(steps: Sequence[int], best: int | None, keep: int) -> list[int]:
@@ -83,8 +107,11 @@ def _outlived(steps: Sequence[int], best: int | None, keep: int) -> list[int]:
 
 def best_step(out: Path) -> int | None:
     """The saved step whose policy scored best on held-out prompts, the earliest of such; None where none was scored."""
-    saved = saved_steps(out)
-    scored = [one for one in evaluations(out) if one.step in saved]
+    return _best(saved_steps(out), evaluations(out))
+
+
+def _best(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int | None:
+    scored = [one for one in known if one.step in saved]
     return max(scored, key=lambda one: one.mean_score).step if scored else None
 
 
@@ -95,11 +122,48 @@ class Loaded:
     step: int = 0
     underway: Underway | None = None
     """What this rank had under way, if that was drawn by the same."""
+    carried: Carried = field(default_factory=Carried)
+    """What is taken over of it under another plan."""
     notes: tuple[str, ...] = ()
     """Of newer checkpoints that were passed over."""
 
 
-def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> Loaded:
+@dataclass(frozen=True, kw_only=True)
+class TakenUp:
+    """How a run goes on with what was under way: its plan and its job, and whether it draws all of it again."""
+
+    plan: Plan
+    job: Job
+    draws_again: bool
+
+    @property
+    def draws_by(self) -> DrawsBy:
+        """What this run draws by."""
+        return draws_by(self.plan, self.job)
+
+    def of(self, directory: Path, done: int) -> tuple[Underway | None, Carried]:
+        """What is taken up of a checkpoint. Collective over the world."""
+        underway = None if self.draws_again else read_underway(directory, dist.get_rank(), self.draws_by)
+        if underway is not None:
+            return underway, Carried(dealt_again=underway.dealt_again)
+        carried = [self._carried(directory, done) if dist.get_rank() == 0 else Carried()]
+        dist.broadcast_object_list(carried)
+        return None, carried[0]
+
+    def _carried(self, directory: Path, done: int) -> Carried:
+        found = read_all_underway(directory)
+        sampling, workload = self.draws_by.sampling, self.job.workload
+        return carry(
+            found,
+            self.plan,
+            done,
+            workload.batch_size,
+            max_response=workload.response.max,
+            draws_again=self.draws_again or any(one.draws_by.sampling != sampling for one in found),
+        )
+
+
+def load_step(out: Path, copies: Mapping[str, WeightCopy], taken_up: TakenUp) -> Loaded:
     """Fills the trainers from the newest checkpoint that is as it was written; a damaged one is put aside.
 
     Collective over the world. Raises BadInput where all are damaged.
@@ -115,8 +179,8 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], draws_by: str) -> Loa
             notes.append(f"checkpoint {path.name} is damaged and was put aside as {aside.name}: {found}")
             continue
         load_trainers(path, _trainers(copies))
-        underway = read_underway(path, dist.get_rank(), draws_by)
-        return Loaded(step=step, underway=underway, notes=tuple(notes))
+        underway, carried = taken_up.of(path, step)
+        return Loaded(step=step, underway=underway, carried=carried, notes=(*notes, *carried.notes))
     raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: begin again in another --out.")
 
 

@@ -17,6 +17,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.differences import Difference, differences
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
+from meshwright.runtime.generation.in_flight_state import DrawsBy
 from meshwright.runtime.records.run_file import RunFile
 
 
@@ -135,8 +136,8 @@ def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
     return found
 
 
-def draws_by(plan: Plan, job: Job) -> str:
-    """A digest of all that responses under way were drawn by: with another one they are drawn again."""
+def draws_by(plan: Plan, job: Job) -> DrawsBy:
+    """Digests of all that responses under way were drawn by: with another sampling they are drawn again."""
     settings = job.settings.model_dump(mode="json")
     drawn = {key: settings[key] for key, rule in _OF_SETTINGS.items() if rule.effect is Effect.DRAWN_ANEW}
-    return hashlib.sha256(f"{digest(plan)} {json.dumps(drawn, sort_keys=True)}".encode()).hexdigest()
+    return DrawsBy(digest(plan), hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest())

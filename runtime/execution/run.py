@@ -22,7 +22,7 @@ from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.resume import Loaded, load_step, save_step
+from meshwright.runtime.execution.resume import Loaded, TakenUp, load_step, save_step
 from meshwright.runtime.execution.resume_rules import changes, draws_by
 from meshwright.runtime.execution.run_watch import RunWatch
 from meshwright.runtime.generation.control import Control
@@ -48,6 +48,7 @@ from meshwright.runtime.records.stopped import Stopped
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
 from meshwright.runtime.training.offload import HostMemory
+from meshwright.runtime.training.saving import Saver
 from meshwright.runtime.training.versions import generator_gap
 
 T = TypeVar("T")
@@ -60,31 +61,32 @@ class RankRun:
     """One rank's models, program and clock.
 
     Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed with the same plan takes
-    up what was worked ahead and what was in flight; with another one it begins again with that.
+    up what was worked ahead and what was in flight; with another one, the tokens that were drawn.
     """
 
     def __init__(self, request: RunRequest) -> None:
         plan, job = request.plan, request.job
         torch.manual_seed(job.settings.seed)
         bytes_before = bytes_in_use()
-        self.data: PromptData = read_data(job, request.directory)
+        data = read_data(job, request.directory)
         self._request = request
         self._program, self._evaluation = (
             lower(plan),
             lower(plan, [plan.graph.writer[field] for field in _EVALUATED]).of_one_step(),
         )
-        self.copies = build_copies(plan, job, request.directory, self.data.num_tokens)
-        self._draws_by = draws_by(plan, job)
-        loaded = load_step(request.out, self.copies, self._draws_by) if request.resume else Loaded()
+        self.copies = build_copies(plan, job, request.directory, data.num_tokens)
+        taken_up = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
+        loaded = load_step(request.out, self.copies, taken_up) if request.resume else Loaded()
+        self.data: PromptData = replace(data, dealt_again=loaded.carried.dealt_again)
         done = loaded.step
         resume_versions(self.copies, done)
         self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
         self._batches: dict[int, StepExperience] = {}
         self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
-        self._host_groups = [_gloo_group() for _ in range(4)]
-        self._control = self._host_groups[0]
-        reporting, transport, evaluating = map(Transport, self._host_groups[1:])
+        self._host_groups = [_gloo_group() for _ in range(5)]
+        self._control, self._saver = self._host_groups[0], Saver(self._host_groups[1])
+        reporting, transport, evaluating = map(Transport, self._host_groups[2:])
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
         self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
         self._host_memory = HostMemory(plan, self.copies)
@@ -99,6 +101,7 @@ class RankRun:
             control=self._controllers,
             out=request.out,
         )
+        self._actions.carry(loaded.carried.begun)
         if loaded.underway is not None:
             self._resume(loaded.underway)
         computing = MegatronDevice(
@@ -145,6 +148,7 @@ class RankRun:
 
     def turn(self, turn: int) -> StepExperience:
         """One turn; returns what this rank holds of the experience that it trained on."""
+        self._saver.check()
         outcome = self._executor.execute(self._program, turn, self.steps)
         ended = time.perf_counter()
         self._watch.met(ended - self._ended)
@@ -189,6 +193,7 @@ class RankRun:
             self._agreement.flush()
         moves = tuple(i for i in self._program.instructions if isinstance(i, MoveWeights))
         self._executor.execute(Program(moves), done, range(done, done + 1))
+        self.wait_for_checkpoint(done)
         with self._watch.meeting("the end of the run", done):
             dist.barrier(group=self._control)
         self._watch.close()
@@ -196,19 +201,25 @@ class RankRun:
         return Stopped(done=max(done, self.steps.start), saved=self._saved)
 
     def save(self, done: int) -> None:
-        """Saves the trainers after `done` updates, and what is under way; the record is complete up to there."""
+        """Has the trainers saved after `done` updates, and what is under way; the record is complete up to there."""
         self._record_all()
         experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
         underway = Underway(
-            draws_by=self._draws_by,
+            draws_by=draws_by(self._request.plan, self._request.job),
             num_steps=self.steps.stop,
             experience=experience,
             drawing=self._actions.drawing(),
+            dealt_again={step: draws for step, draws in self.data.dealt_again.items() if step >= done},
         )
         with self._watch.meeting("the checkpoint", done), self._host_memory.trainers_reloaded():
-            save_step(self._request.out, done, self.copies, underway, keep=self._request.keep)
+            save_step(self._saver, self._request.out, done, self.copies, underway, keep=self._request.keep)
         self._saved, self._saved_at = done, time.monotonic()
         self._ended, self._waited = time.perf_counter(), 0.0
+
+    def wait_for_checkpoint(self, done: int) -> None:
+        """Until the last one that was begun is on the disk."""
+        with self._watch.meeting("the checkpoint", done):
+            self._saver.wait()
 
     def export(self, done: int) -> None:
         """Writes the trained models after `done` updates as Hugging Face directories, beside the checkpoints."""
@@ -234,6 +245,7 @@ class RankRun:
 
     def finish(self) -> None:
         """Ends with all ranks."""
+        self.wait_for_checkpoint(self.steps.stop)
         with self._watch.meeting("the end of the run", self.steps.stop):
             self._record_all()
             self._agreement.flush()

@@ -12,7 +12,9 @@ import torch.distributed as dist
 
 from meshwright.planner.program.deadlines import patience_seconds
 from meshwright.profiles.errors import BadInput
+from meshwright.runtime.execution.planning_again import for_those_who_came
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
+from meshwright.runtime.execution.restarting import again, with_restarts
 from meshwright.runtime.execution.resume import require_shared
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.launch.joining import NodePlace, Seat, join
@@ -30,20 +32,30 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
     whatever can be known to be wrong before anything starts.
     """
     rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
-    preparation = Preparation(cluster.kind, patience_seconds(request.plan))
     if seat := Seat.of(os.environ):
+        if seat.restarts:
+            request = again(request, seat.restarts)
         place = NodePlace(
-            preparation=preparation, node_rank=rendezvous.node_rank, work=request.digest, logs=request.out
+            preparation=Preparation(cluster.kind, patience_seconds(request.plan)),
+            node_rank=rendezvous.node_rank,
+            work=request.digest,
+            logs=request.out,
         )
         return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _work_alone, request))
     if rendezvous.nodes != cluster.nodes:
         raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
     check(request, rendezvous)
+    return with_restarts(_launched, request, rendezvous)
+
+
+def _launched(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopped | None:
+    """The outcome of this node's ranks, started once."""
+    cluster = request.plan.facts.cluster
     results = launch(
         _work_alone,
         request,
         num_ranks=cluster.ranks_per_node,
-        preparation=preparation,
+        preparation=Preparation(cluster.kind, patience_seconds(request.plan)),
         rendezvous=rendezvous,
         logs=request.out,
         preload="meshwright.runtime.execution.train",
@@ -69,6 +81,7 @@ def _work(request: RunRequest) -> RunSummary | Stopped | None:
     """What one rank does from the first to the last step."""
     if request.plan.facts.cluster.nodes > 1:
         require_shared(request.out)
+    request = for_those_who_came(request)
     run = RankRun(request)
     # All modules, which are there to stay, or a collection would look at them, for a third of a second on every rank.
     gc.freeze()

@@ -43,7 +43,7 @@ class Admission:
         """Sequences over all replicas beyond a batch, once so many are held back; at most the plan's."""
         self._max_deferral = plan.staleness - placement.steps_ahead
         self._per_step = rows_of_replicas(data.batch_size, self._num_replicas)[replica]
-        self._num_admitted = 0
+        self._num_admitted, self._step = 0, steps.start
         self._pace = Pace(plan)
         self._batches: dict[int, tuple[int, int]] = {}
         """Of prompt batches that are not delivered whole: how many of this replica's are, and their tokens."""
@@ -66,10 +66,27 @@ class Admission:
         """Prompt batches that are not delivered whole: step, how many of this replica's are, and their tokens."""
         return tuple((step, *found) for step, found in self._batches.items())
 
+    @property
+    def until(self) -> int:
+        """A step that no batch has been admitted of, the same on all replicas: an overcommit is a batch at most."""
+        return self._step + self._in_flight + 1
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The draws of this replica's prompts before that step that are not admitted."""
+        first, last = self._num_admitted, (self.until - self._steps.start) * self._per_step
+        return tuple(self._prompt(position).draw for position in range(first, last))
+
     def resume(
-        self, num_admitted: int, mean_response_tokens: float, batches_in_part: Iterable[tuple[int, int, int]] = ()
+        self,
+        num_admitted: int,
+        mean_response_tokens: float,
+        batches_in_part: Iterable[tuple[int, int, int]] = (),
+        *,
+        until: int = 0,
     ) -> None:
         """Goes on from where another one stood."""
+        self._step = max(self._step, until - self._in_flight - 1)
         self._num_admitted = num_admitted - self._steps.start * self._per_step
         self._pace.mean_tokens = mean_response_tokens
         self._batches = {step: (count, tokens) for step, count, tokens in batches_in_part}
@@ -84,7 +101,7 @@ class Admission:
         wanted = delivered + self._per_step + ahead
         last = max(self._num_admitted, min(wanted, len(self._steps) * self._per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))
-        self._num_admitted = last
+        self._num_admitted, self._step = last, step + 1
         return Admitted(prompts, self._delivery(step), self._pace.least_rounds)
 
     def delivered(self, responses: Sequence[Response]) -> dict[str, float]:

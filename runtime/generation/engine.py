@@ -9,7 +9,7 @@ on its way, and sequences in flight keep their tokens, keys and values while the
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.records import Numbers
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
-from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response, packs
+from meshwright.runtime.generation.slots import Beginning, LiveGroup, LiveSequence, Partial, Prompt, Response, packs
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
 from meshwright.runtime.model.block_attention import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
@@ -162,14 +162,17 @@ class Generator:
         delivery: Delivery,
         least_rounds: int = 0,
         stream: Listener | None = None,
+        begun: Mapping[int, Beginning] | None = None,
     ) -> tuple[Response, ...]:
         """Draws tokens with policy `version` until `delivery` is satisfied, and for `least_rounds` if something is left
         to draw; what was delivered, in order of step and row.
 
         The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
-        next turn. `stream` hands tokens out as they are drawn. Every rank of the replica must call with the same
-        arguments, and every replica that holds experts together with this one must call too, with its own.
+        next turn. `stream` hands tokens out as they are drawn. `begun` is by draw what was drawn before for prompts
+        that are admitted. Every rank of the replica must call with the same arguments, and every replica that holds
+        experts together with this one must call too, with its own.
         """
+        waiting = self._carry(admitted, begun or {})
         self._model.eval()
         self._step.begin_turn()
         self._prompts.forget()
@@ -177,7 +180,7 @@ class Generator:
             self._recompute()
         self._cached_version = version
         delivered = self._flight.play(
-            admitted,
+            waiting,
             delivery,
             learn=lambda group: self._learn(group, version, stream),
             advance=self._advance,
@@ -200,6 +203,19 @@ class Generator:
             return lambda: self.decode(group, group.rows).tolist()
         admitted = Seated(seated, list(range(len(seated))), {}, len(seated))
         return lambda: self.prefill(group, admitted, self._parts(admitted)).tolist()
+
+    def _carry(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
+        """Takes over what was drawn before for prompts that are admitted to the next turn: what goes on does so as if
+        it had given way. Those of which nothing was drawn, which wait."""
+        for prompt in admitted:
+            if prompt.draw in begun:
+                again = begun[prompt.draw].of(prompt, self._flight.turn + 1)
+                if isinstance(again, Response):
+                    self._flight.ended.append(again)
+                else:
+                    bisect.insort(self._paused, again, key=lambda one: one.age)
+                    self._flight.carry(again)
+        return [prompt for prompt in admitted if prompt.draw not in begun]
 
     def _learn(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
         """Records the tokens that the group was being advanced by; what ended with them."""

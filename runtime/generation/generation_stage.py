@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from meshwright.runtime.generation.chunking import Chunk, Chunker, Listeners
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.in_flight_state import Drawing
 from meshwright.runtime.generation.prompts import PromptData
-from meshwright.runtime.generation.slots import Finish, LiveSequence, Prompt, Response
+from meshwright.runtime.generation.slots import Beginning, Finish, LiveSequence, Prompt, Response
 from meshwright.runtime.messages.chunk_transport import ChunkSender, Streaming, TokenChunk
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.copies import WeightCopy
@@ -37,6 +37,10 @@ class Generating:
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: Generator | None = None
+        self._begun: dict[int, Beginning] = {}
+        """By draw, of prompts that are not admitted yet: what was drawn for them under another plan."""
+        self._delivered: dict[int, dict[int, int]] = {}
+        """By step that is not trained yet and by row, the draw of what was delivered."""
         workload = plan.facts.workload
         self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
         self._sending = streaming.sending
@@ -62,11 +66,21 @@ class Generating:
             mean_response_tokens=self._admission.mean_response_tokens,
             batches_in_part=self._admission.batches_in_part,
             in_flight=self._generator.kept() if self._generator else None,
+            begun=dict(self._begun),
+            delivered={step: dict(rows) for step, rows in self._delivered.items()},
+            left=self._admission.left,
+            until=self._admission.until,
         )
+
+    def carry(self, begun: Mapping[int, Beginning]) -> None:
+        """Goes on with what was drawn under another plan, by draw, when the prompts are admitted."""
+        self._begun = dict(begun)
 
     def resume(self, kept: Drawing) -> None:
         """Goes on from there. Stages that read what streams begin anew with every sequence in flight."""
-        self._admission.resume(kept.num_admitted, kept.mean_response_tokens, kept.batches_in_part)
+        self._admission.resume(kept.num_admitted, kept.mean_response_tokens, kept.batches_in_part, until=kept.until)
+        self._delivered = {step: dict(rows) for step, rows in kept.delivered.items()}
+        self._begun = dict(kept.begun)
         if kept.in_flight is None:
             return
         self._generator = self._new_generator(self._same_prompt)
@@ -92,6 +106,7 @@ class Generating:
         else:
             responses, facts = self._turn(batch.step, version)
             rows = self._admission.rows(responses)
+            self._keep_draws(batch.step, {row: r.prompt.draw for row, r in zip(rows, responses, strict=True)})
             delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
             for sending in self._sending:
                 sending.sender.end(delivered)
@@ -108,20 +123,35 @@ class Generating:
         """What the turn that delivers `step` delivers, and how many sequences were live in it."""
         generator = self._generator or self._new_generator(self._same_prompt)
         admitted, rounds = self._admission.of(step), _Rounds()
+        begun = self._take_begun(admitted.prompts)
+        ended = [(p, begun[p.draw].tokens) for p in admitted.prompts if p.draw in begun and begun[p.draw].finish]
         for sending in self._sending:
             sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
+            sending.sender.send(TokenChunk(self._number(prompt), tokens, is_last=True) for prompt, tokens in ended)
         responses = generator.turn(
             admitted.prompts,
             version=version,
             delivery=admitted.delivery,
             least_rounds=admitted.least_rounds,
             stream=Listeners((*self._streams, rounds)),
+            begun=begun,
         )
         drawn = self._admission.delivered(responses)
         self._generator = generator if generator.in_flight else None
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         live = {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
         return responses, live | drawn | (facts_of(self._setting) if self._setting else {})
+
+    def _take_begun(self, prompts: Iterable[Prompt]) -> dict[int, Beginning]:
+        """What was drawn before for these prompts."""
+        return {p.draw: self._begun.pop(p.draw) for p in prompts if p.draw in self._begun}
+
+    def _keep_draws(self, step: int, rows: Mapping[int, int]) -> None:
+        """Of a step that was delivered; lets go of those that are trained on when this turn ends."""
+        trained = step - self._plan.placement(GENERATE).steps_ahead
+        self._delivered = {known: of for known, of in self._delivered.items() if known > trained}
+        if step > trained:
+            self._delivered[step] = dict(rows)
 
     def _new_generator(self, group_size: int = 1) -> Generator:
         workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule

@@ -6,7 +6,8 @@ import functools
 import hashlib
 import json
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -36,14 +37,17 @@ class PromptData:
     """Sequences of each prompt of a training batch."""
     notes: tuple[str, ...] = ()
     """What was done about prompts that are too long."""
+    dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By step, the draws of batches that are not as the seed deals them: a resume has put others there."""
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
         """The prompts of a step, each as often as a group has samples, with a draw of its own: shuffled passes over the
         training prompts, one after another."""
         first, size = step * self.batch_size, self.group_size
+        draws = self.dealt_again.get(step, range(first, first + self.batch_size))
         return tuple(
-            Prompt(step=step, row=row, draw=first + row, tokens=self._training_prompt((first + row) // size))
-            for row in range(self.batch_size)
+            Prompt(step=step, row=row, draw=draw, tokens=self._training_prompt(draw // size))
+            for row, draw in enumerate(draws)
         )
 
     @property

@@ -83,6 +83,24 @@ class Response(Partial):
     finish: Finish
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What was drawn for a prompt before a run was resumed under another plan. Of one length, as a response's."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: Finish | None
+    """None where it goes on."""
+
+    def of(self, prompt: Prompt, turn: int) -> Partial | Response:
+        """What goes on with its prompt, admitted again in a turn of the generator, or has ended."""
+        drawn = Partial(
+            prompt=prompt, tokens=self.tokens, logprobs=self.logprobs, versions=self.versions, first_turn=turn
+        )
+        return Response(**vars(drawn), finish=self.finish) if self.finish else drawn
+
+
 @dataclass(kw_only=True, eq=False)
 class LiveSequence:
     """A sequence in a slot; what it has drawn is among the records of its group."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
@@ -35,6 +35,10 @@ _ANSWER = timedelta(seconds=60)
 """A store that takes longer to answer is lost."""
 _PULSE_SECONDS = 5.0
 """Between two signs of life of a node."""
+_LAST_CALL = timedelta(seconds=20)
+"""Those who meet again wait so long for each one that is missing."""
+_kept: dict[str, TCPStore] = {}
+"""By meeting point: whoever keeps the store keeps it for as long as it lives."""
 _SILENCE_SECONDS = 60.0
 """Without a sign of life a node is lost after this; one that computes is never silent, for its pulse has a thread."""
 
@@ -73,9 +77,9 @@ class Gathering(DynamicRendezvousHandler):
         except BaseException:
             self.store.add("came", -1)
             raise
-        order = node_order(arrivals)
-        if place.nodes > 1:
-            hosts = [arrivals[order.index(node)].host for node in range(place.nodes)]
+        order = node_order(arrivals, some_are_lost=place.attempt > 0)
+        if found.world_size > 1:
+            hosts = [arrivals[order.index(node)].host for node in range(found.world_size)]
             self.watch = Watch(Pulse(found.store, order[found.rank], hosts))
         meeting = found.bootstrap_store_info
         assert meeting is not None, "nodes that have met share a store"
@@ -182,8 +186,20 @@ def _have_left(place: Rendezvous) -> str:
     )
 
 
-def _store_at(place: Rendezvous, patience: timedelta) -> TCPStore:
-    """The store at the meeting point, kept by this process if it is the first on the machine that is meant."""
+def _store_at(place: Rendezvous, patience: timedelta) -> Store:
+    """The store at the meeting point, kept by this process if it is the first on the machine that is meant. Those who
+    meet again meet in the same one if it is still there, in a part of its own."""
+    if not place.attempt:
+        _kept[place.endpoint] = _new_store_at(place, patience)
+        return _kept[place.endpoint]
+    try:
+        _kept[place.endpoint].check(["any"])
+    except (KeyError, DistError):
+        _kept[place.endpoint] = _new_store_at(place, min(patience, _ANSWER))
+    return PrefixStore(f"attempt-{place.attempt}", _kept[place.endpoint])
+
+
+def _new_store_at(place: Rendezvous, patience: timedelta) -> TCPStore:
     if is_here(place.address):
         with contextlib.suppress(RuntimeError):  # another node of this machine keeps it
             return TCPStore(place.address, place.port, is_master=True, timeout=_ANSWER, wait_for_workers=False)
@@ -208,10 +224,10 @@ def _create(params: RendezvousParameters) -> Gathering:
         run_id=params.run_id,
         store=store,
         backend=C10dRendezvousBackend(store, params.run_id),
-        min_nodes=place.nodes,
+        min_nodes=1 if place.attempt else place.nodes,
         max_nodes=place.nodes,
         local_addr=address_towards(place.address),
-        timeout=RendezvousTimeout(join=patience),
+        timeout=RendezvousTimeout(join=patience, last_call=_LAST_CALL),
     )
     assert isinstance(handler, Gathering)
     handler.rendezvous, handler.arrival, handler.store = place, params.config["arrival"], store

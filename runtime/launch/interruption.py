@@ -46,6 +46,20 @@ def is_asked() -> bool:
     return _asked.is_set() or any(mark.exists() for mark in _marks)
 
 
+def is_asked_within(seconds: float) -> bool:
+    """Waits for so long, or until this process, which launches and has no ranks now, is asked to stop. In another
+    thread than the main one nobody asks."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        return asked.wait(seconds)
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in _SIGNALS}
+    try:
+        return asked.wait(seconds)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _wait(launcher: int | None) -> None:
     first = math.inf
     while True:

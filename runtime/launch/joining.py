@@ -40,6 +40,8 @@ class Seat:
     num_ranks: int
     ranks_per_node: int
     address: str
+    restarts: int = 0
+    """Times that the launcher has started the ranks again."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
@@ -53,6 +55,7 @@ class Seat:
             num_ranks=num_ranks,
             ranks_per_node=int(environment.get("LOCAL_WORLD_SIZE", num_ranks)),
             address=environment["MASTER_ADDR"],
+            restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
         )
 
     @property

@@ -100,10 +100,10 @@ def launch(
         failures.mkdir()
         mark = Path(scratch) / "stop" if may_stop else None
         config = LaunchConfig(
-            min_nodes=rendezvous.nodes,
+            min_nodes=1 if rendezvous.attempt else rendezvous.nodes,
             max_nodes=rendezvous.nodes,
             nproc_per_node=num_ranks,
-            run_id=f"meshwright-{rendezvous.port}",
+            run_id=f"meshwright-{rendezvous.port}-{rendezvous.attempt}",
             rdzv_backend=BACKEND,
             rdzv_endpoint=rendezvous.endpoint,
             rdzv_configs={

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 import psutil
@@ -28,6 +28,8 @@ class Rendezvous:
     node_rank: int | None = None
     patience_seconds: float = 600.0
     """How long a node waits for the others to come."""
+    attempt: int = 0
+    """Times that they have met before. Nodes that were there and do not come back are then lost."""
 
     @classmethod
     def parse(cls, text: str, nodes: int, node_rank: int | None = None) -> Rendezvous:
@@ -37,6 +39,10 @@ class Rendezvous:
             raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500.")
         return cls(nodes=nodes, address=address, port=int(port), node_rank=node_rank)
 
+    def again(self, nodes: int) -> Rendezvous:
+        """Where those meet again that have met here, as far as they are left of so many."""
+        return replace(self, nodes=nodes, attempt=self.attempt + 1)
+
     @property
     def endpoint(self) -> str:
         """The address and the port as they are written."""
@@ -45,8 +51,10 @@ class Rendezvous:
     def check(self) -> None:
         """Raises BadInput for a host without a way to it, for no port, and when a single node's port is taken.
 
-        With several nodes the port may be held by the first of them.
+        With several nodes the port may be held by the first of them, and by this one where they have met before.
         """
+        if self.attempt:
+            return
         here = address_towards(self.address)
         if self.nodes > 1 and self.port == 0:
             raise BadInput(
@@ -88,8 +96,8 @@ class Arrival:
         return cls(**json.loads(text))
 
 
-def node_order(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
-    """The node of the plan that each arrival is.
+def node_order(arrivals: Sequence[Arrival], *, some_are_lost: bool = False) -> tuple[int, ...]:
+    """The node of the plan that each arrival is; where some may be lost, the others keep their order.
 
     Raises BadInput where the nodes run different things, start different numbers of ranks, or do not number themselves
     from 0 on, once each.
@@ -109,6 +117,8 @@ def node_order(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
     numbers = [number for number in given if number is not None]
     if not numbers:
         return tuple(range(len(arrivals)))
+    if some_are_lost and len(set(numbers)) == len(arrivals):
+        return tuple(sorted(numbers).index(number) for number in numbers)
     if sorted(numbers) != list(range(len(arrivals))):
         said = ", ".join(f"{a.host} {'none' if a.node_rank is None else a.node_rank}" for a in arrivals)
         raise BadInput(

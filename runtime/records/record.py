@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.analysis.compare import Comparison, compare
-from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import write_atomically
@@ -31,6 +31,7 @@ from meshwright.runtime.model.end_tokens import ResponseEnds
 from meshwright.runtime.records.boards import Board, open_boards
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
+from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 
@@ -81,6 +82,7 @@ class RunSummary:
     overhead: float | None = None  # part of a step outside stages and messages: its worst rank, median over steps
     generator_gap: GeneratorGap | None = None  # None where no response was drawn by one version, which then scored it
     ends: ResponseEnds | None = None
+    restarts: tuple[Restart, ...] = ()
 
     def improvement(self) -> tuple[float, float] | None:
         """(rise of the mean held-out score from the first to the last evaluation, standard error of the rise).
@@ -151,6 +153,7 @@ class Recorder:
         """Begins at a step; lines of later steps, left by a run that was cut off, are dropped."""
         if not self._is_writer:
             return
+        self._put_aside_another_plans_trace(first_step)
         write_plan(self._out / "plan.json", self._plan)
         if self._asked:
             write_run_file(self._out, self._asked)
@@ -172,6 +175,12 @@ class Recorder:
         for note in (*self._notes, *(board.note for board in self._boards)):
             self._progress.console.print(note, markup=False, soft_wrap=True, highlight=False)
         self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, reward="")
+
+    def _put_aside_another_plans_trace(self, first_step: int) -> None:
+        """What is measured from here on is compared with this plan, and corrects what it was made from."""
+        path, trace = self._out / "plan.json", self._out / "trace.jsonl"
+        if path.exists() and trace.exists() and read_plan(path) != self._plan:
+            trace.rename(self._out / f"trace-until-{first_step:06d}.jsonl")
 
     def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
         """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it, which it
@@ -226,11 +235,12 @@ class Recorder:
         run = Run(spans=spans, pools={pool.name: pool.ranks for pool in self._plan.pools})
         write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
         lines, known = _read(self._out / "metrics.jsonl"), evaluations(self._out)
+        first = min(lines[-1]["step"], *(span.step for span in spans))  # under this plan
         summary = RunSummary(
             steps=self._steps,
             comparisons=(
                 *offload_seconds(self._plan, spans),
-                *compare(self._plan, spans, {line["step"]: line["seconds"] for line in lines}),
+                *compare(self._plan, spans, {line["step"]: line["seconds"] for line in lines if line["step"] >= first}),
             ),
             evaluations=known,
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
@@ -240,6 +250,7 @@ class Recorder:
             overhead=statistics.median(line["overhead"] for line in lines),
             generator_gap=GeneratorGap.of(lines, [asdict(one) for one in known]),
             ends=self._ends,
+            restarts=read_restarts(self._out),
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary

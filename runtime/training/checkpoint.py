@@ -2,72 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-import queue
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
-from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.device import host
 from meshwright.runtime.model.model_shard import model_chunks_of
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.manifest import seal, sync
 from meshwright.runtime.training.plain_pickles import require_plain
 
-_ANY = (Exception, CheckpointException)
+ANY_ERROR = (Exception, CheckpointException)
 """The latter, torch's, is no Exception."""
 
 _WAY_OUT = "it was cut short or is of another job, so remove it, or begin again in another directory"
 
 
-def save_trainers(
-    directory: Path, trainers: Mapping[str, Trainer], beside: Callable[[Path], None] = lambda _: None
-) -> None:
-    """Writes the trainers that the ranks of the world hold, each under its own name, into a new directory.
-
-    Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of, and
-    what it writes `beside` them, given the directory as it comes to be. The directory appears when it is whole, on the
-    disk and with a manifest, so a save that was cut short is never read. Raises BadInput if it exists, and RunFailed
-    where it cannot be written.
-    """
-    host.install()
-    if directory.exists():
-        raise BadInput(f"{directory} exists already; give a new directory for the checkpoint.")
-    partial = directory.with_name(f"{directory.name}.partial")
-    dist.barrier()  # until every rank has looked, nothing may appear
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)  # what an earlier, cut-short save left
-        partial.mkdir(parents=True)
-    dist.barrier()
-    state = {name: _state(name, trainer, is_loading=False) for name, trainer in trainers.items()}
-    # What a rank has written it tells itself; megatron would start a server on every rank for that, which takes 4 s.
-    # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing/strategies/filesystem_async.py#L51
-    vars(filesystem_async)["_results_queue"] = queue.SimpleQueue()
-    # What goes wrong is raised as well.
-    logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
-    try:
-        dist_checkpointing.save(state, str(partial))
-        beside(partial)
-        seal(partial)
-    except _ANY as error:
-        raise RunFailed(f"checkpoint {partial} cannot be written: {_reason(error)}; is its disk full?") from error
-    if dist.get_rank() == 0:
-        partial.rename(directory)
-        sync(directory.parent)
-    dist.barrier()
-
-
 def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
-    """Fills trainers from a directory that `save_trainers` wrote, whatever the layouts they had then.
+    """Fills trainers from a directory that `saving` wrote, whatever the layouts they had then.
 
     Collective over the world. Raises BadInput if the directory is not such a checkpoint.
     """
@@ -75,11 +32,11 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     if not directory.is_dir():
         raise BadInput(f"there is no checkpoint {directory}; give a directory that a run has saved.")
     require_plain(directory)
-    wanted = {name: _state(name, trainer, is_loading=True) for name, trainer in trainers.items()}
+    wanted = {name: state_of(name, trainer, is_loading=True) for name, trainer in trainers.items()}
     try:
         loaded = dist_checkpointing.load(wanted, str(directory))
-    except _ANY as error:  # megatron, torch and pickle raise what they like at a file that was cut or is foreign
-        raise BadInput(f"checkpoint {directory} cannot be read: {_reason(error)}; {_WAY_OUT}.") from error
+    except ANY_ERROR as error:  # megatron, torch and pickle raise what they like at a file that was cut or is foreign
+        raise BadInput(f"checkpoint {directory} cannot be read: {reason_of(error)}; {_WAY_OUT}.") from error
     for name, trainer in trainers.items():
         for number, chunk in enumerate(model_chunks_of(trainer.model)):
             state = loaded[name][f"model{number}"]
@@ -88,7 +45,7 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
             _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """The first line of an error; of one that gathers those of all ranks, of the first of these."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
@@ -96,7 +53,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {said[0][:200]}' if said else ''}".rstrip(".")
 
 
-def _state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
+def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
     """A trainer's state as megatron's sharded tensors and objects, with keys that begin with `name`."""
     groups = trainer.mesh.groups
     metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}

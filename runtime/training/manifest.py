@@ -36,13 +36,14 @@ class Manifest(Document):
     files: dict[str, FileSum]
 
 
-def seal(directory: Path) -> None:
-    """Writes the manifest of a directory that all ranks have written to. Collective over the world."""
-    dist.barrier()
+def seal(directory: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Writes the manifest of a directory that all ranks have written to. Collective over the world, or over a group of
+    all its ranks."""
+    dist.barrier(group)
     rank = dist.get_rank()
     mine = {path.name: _sum(path, is_new=True) for path in directory.iterdir() if _writer(path.name) == rank}
     parts: list[dict[str, FileSum]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(parts, mine)
+    dist.all_gather_object(parts, mine, group=group)
     if rank == 0:
         found = {name: one for part in parts for name, one in part.items()}
         write_atomically(directory / MANIFEST, canonical_json(Manifest(files=found)))

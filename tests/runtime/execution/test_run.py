@@ -35,6 +35,7 @@ def until_stopped(asked: RunRequest) -> None:
     for turn in range(run.turns.start, STOPPED_AFTER):
         run.turn(turn)
     run.save(STOPPED_AFTER)
+    run.wait_for_checkpoint(STOPPED_AFTER)
     raise RunFailed("cut off")
 
 

@@ -9,11 +9,21 @@ import pytest
 import torch
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.in_flight_state import Drawing, InFlight, Underway, read_underway, write_underway
+from meshwright.runtime.generation.in_flight_state import (
+    Drawing,
+    DrawsBy,
+    InFlight,
+    Underway,
+    packed_underway,
+    read_underway,
+    write_underway,
+)
 from meshwright.runtime.generation.slots import Finish, Partial, Prompt, Response
 
+ONE = DrawsBy("one plan", "one temperature")
 
-def underway(draws_by: str = "one plan") -> Underway:
+
+def underway(draws_by: DrawsBy = ONE) -> Underway:
     prompt = Prompt(row=0, draw=5, tokens=(1, 2))
     response = Response(prompt=prompt, tokens=(7,), logprobs=(-0.5,), versions=(2,), finish=Finish.EOS, first_turn=1)
     in_flight = InFlight(
@@ -33,8 +43,8 @@ def underway(draws_by: str = "one plan") -> Underway:
 
 def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     written = underway()
-    write_underway(tmp_path, 3, written)
-    found = read_underway(tmp_path, 3, "one plan")
+    write_underway(tmp_path, 3, packed_underway(written))
+    found = read_underway(tmp_path, 3, ONE)
     assert found is not None
     assert found.num_steps == written.num_steps
     assert found.drawing is not None
@@ -53,38 +63,38 @@ def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:
     nothing = InFlight(turn=1, live=((), ()), paused=(), waiting=(), ended=(), blocks=(), cached=())
     drawing = Drawing(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing)
     for number, kept in enumerate((drawing, None)):
-        written = Underway(draws_by="one plan", num_steps=6, experience={}, drawing=kept)
-        write_underway(tmp_path, number, written)
-        assert read_underway(tmp_path, number, "one plan") == written
+        written = Underway(draws_by=ONE, num_steps=6, experience={}, drawing=kept)
+        write_underway(tmp_path, number, packed_underway(written))
+        assert read_underway(tmp_path, number, ONE) == written
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 200, pickle.dumps(underway())], ids=["empty", "text", "pickle"])
 def test_a_file_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "underway-00000.safetensors").write_bytes(content)
     with pytest.raises(BadInput, match="holds no sequences in flight that can be read"):
-        read_underway(tmp_path, 0, "one plan")
+        read_underway(tmp_path, 0, ONE)
 
 
 def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    write_underway(tmp_path, 0, underway())
+    write_underway(tmp_path, 0, packed_underway(underway()))
     path = tmp_path / "underway-00000.safetensors"
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
         with pytest.raises(BadInput, match="they are drawn again"):
-            read_underway(tmp_path, 0, "one plan")
+            read_underway(tmp_path, 0, ONE)
 
 
 def test_what_was_drawn_by_something_else_or_by_another_rank_is_left_behind(tmp_path: Path) -> None:
-    write_underway(tmp_path, 3, underway())
-    assert read_underway(tmp_path, 3, "another plan") is None
-    assert read_underway(tmp_path, 2, "one plan") is None
+    write_underway(tmp_path, 3, packed_underway(underway()))
+    assert read_underway(tmp_path, 3, ONE._replace(plan="another plan")) is None
+    assert read_underway(tmp_path, 2, ONE) is None
 
 
 def test_rows_of_one_message_are_not_saved_with_all_of_it(tmp_path: Path) -> None:
-    write_underway(tmp_path, 0, underway())
+    write_underway(tmp_path, 0, packed_underway(underway()))
     [found] = tmp_path.iterdir()
-    kept = read_underway(tmp_path, 0, "one plan")
+    kept = read_underway(tmp_path, 0, ONE)
     assert kept is not None
     assert all(values.untyped_storage().nbytes() == values.nbytes for values in kept.experience[4]["tokens"].values())
     assert found.stat().st_size < 8000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 
 import pytest
@@ -63,3 +64,20 @@ def test_several_nodes_need_a_port_that_all_know() -> None:
 def test_a_rendezvous_is_host_and_port(text: str) -> None:
     with pytest.raises(BadInput, match="host:port"):
         Rendezvous.parse(text, nodes=1)
+
+
+def test_nodes_that_are_left_keep_their_order() -> None:
+    left = [Arrival(host=host, node_rank=rank, num_ranks=2, work="w") for host, rank in (("c", 3), ("a", 0), ("b", 2))]
+    assert node_order(left, some_are_lost=True) == (2, 0, 1)
+    with pytest.raises(BadInput, match="give each of 0 to 2 once"):
+        node_order(left)
+
+
+def test_those_who_meet_again_need_no_free_port() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        first = Rendezvous(port=held.getsockname()[1])
+        with pytest.raises(BadInput, match="cannot be used"):
+            first.check()
+        first.again(1).check()
+    assert first.again(1).again(1).attempt == 2

@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.trace import Span
+from meshwright.profiles.trace import Span, read_spans, write_spans
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.record import EvaluationRecord, Recorder, RunSummary
 from meshwright.runtime.records.version_gap import Gap
@@ -112,3 +112,13 @@ def test_only_the_writing_rank_leaves_a_record(plan: Plan, tmp_path: Path) -> No
     recorder.open(0)
     assert recorder.close() is None
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_measured_under_an_earlier_plan_is_put_aside(plan: Plan, tmp_path: Path) -> None:
+    for number, one in enumerate((plan, plan, plan.model_copy(update={"pins": ()}))):
+        recorder = Recorder(one, tmp_path, 3, is_writer=True)
+        recorder.open(number)
+        recorder.stop()
+        write_spans(tmp_path / "trace.jsonl", [span(number, "actor_train", 0, 1.0)])
+    assert [found.step for found in read_spans(tmp_path / "trace.jsonl")] == [2]
+    assert [found.step for found in read_spans(tmp_path / "trace-until-000002.jsonl")] == [0, 1]

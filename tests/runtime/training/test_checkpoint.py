@@ -17,7 +17,8 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import load_trainers, save_trainers
+from meshwright.runtime.training.checkpoint import load_trainers
+from meshwright.runtime.training.saving import publish, take_snapshot
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss, value_loss
@@ -60,7 +61,7 @@ def _updates(models: Path, run: Run) -> Norms:
             metrics = trainer.train_step(blocks(2, meshes[name]), loss)
             seen[name] += [metrics["loss"], metrics["grad_norm"]]
     if run.written is not None:
-        save_trainers(run.written, trainers)
+        publish(take_snapshot(run.written, trainers))
     return seen
 
 

@@ -20,7 +20,8 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import load_trainers, save_trainers
+from meshwright.runtime.training.checkpoint import load_trainers
+from meshwright.runtime.training.saving import publish, take_snapshot
 from tests.runtime.carried_out import carried_out
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -61,7 +62,7 @@ def _follow_settings(directory: Path, saved: Path) -> dict[str, Any]:
     loss = functools.partial(language_loss, spec, mesh)
     first = Trainer(model, mesh, learning_rate=1e-3, weight_decay=0.1)
     first.train_step(blocks(2, mesh), loss)
-    save_trainers(saved, {"actor": first})
+    publish(take_snapshot(saved, {"actor": first}))
     model = build_model(spec, mesh, trainable=True)
     trainer = Trainer(model, mesh, learning_rate=1.0, weight_decay=0.3, betas=(0.8, 0.7), epsilon=1e-5)
     load_trainers(saved, {"actor": trainer})

@@ -17,8 +17,8 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import save_trainers
 from meshwright.runtime.training.plain_pickles import require_plain
+from meshwright.runtime.training.saving import publish, take_snapshot
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 
@@ -36,7 +36,7 @@ class Evil:
 def _save(models: Path, target: Path) -> None:
     mesh = build_mesh(Layout(), 0)
     model = build_model(read_model(models), mesh, trainable=True)
-    save_trainers(target, {"actor_train": Trainer(model, mesh, learning_rate=1.0)})
+    publish(take_snapshot(target, {"actor_train": Trainer(model, mesh, learning_rate=1.0)}))
 
 
 @pytest.fixture(scope="module")

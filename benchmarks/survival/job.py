@@ -1,0 +1,122 @@
+"""A small job whose models run in every layout, and the plans that runs of it are stopped and resumed under."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+import torch
+import transformers
+import yaml
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.job import Job, read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.verify import require_valid
+from meshwright.runtime.execution.request import RunRequest
+
+VOCAB_SIZE, END = 32, 1
+
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "eos_token_id": END,
+    "num_labels": 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A plan: its ranks, what is pinned, the bound on staleness, and steps by which generation works ahead."""
+
+    name: str
+    num_ranks: int
+    pins: Sequence[str] = ()
+    staleness: int = 0
+    ahead: int = 0
+
+
+def write_models(directory: Path, *, hidden_size: int = 64, has_experts: bool = False) -> None:
+    """An untrained policy, a critic and a reward model alike, and prompts."""
+    torch.manual_seed(0)
+    transformers.utils.logging.disable_progress_bar()
+    shape = {**_SHAPE, "hidden_size": hidden_size, "intermediate_size": 3 * hidden_size // 2}
+    config = transformers.LlamaConfig(**shape)
+    policy = transformers.LlamaForCausalLM(config)
+    if has_experts:
+        policy = transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2)
+        )
+    policy.save_pretrained(directory / "actor")
+    transformers.LlamaForSequenceClassification(config).save_pretrained(directory / "reward")
+    words = {f"w{number}": number for number in range(2, VOCAB_SIZE)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<end>": END, **words}, "<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    draw = random.Random(0)
+    prompts = [json.dumps({"prompt": " ".join(draw.choices([*words], k=6))}) for _ in range(256)]
+    (directory / "prompts.jsonl").write_text("\n".join(prompts))
+
+
+def write_job(directory: Path, case: Case) -> Path:
+    """The job of a case, on the models of `write_models` beside it."""
+    document: Mapping[str, object] = {
+        "models": {role: {"path": "reward"} for role in ("critic", "reward")}
+        | {role: {"path": "actor"} for role in ("actor", "ref")},
+        "cluster": {
+            "device": "local",
+            "ranks_per_node": case.num_ranks,
+        },
+        "precision": "fp32",
+        "workload": {
+            "batch_size": 8,
+            "prompt": {"max": 8, "fixed": 6},
+            "response": {"max": 10, "median": 5, "p99": 10},
+            "num_minibatches": 2,
+        },
+        "staleness": case.staleness,
+        "ppo": {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4},
+        "data": {"prompts": "prompts.jsonl", "tokenizer": "tokenizer.json"},
+    }
+    path = directory / f"{case.name}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def request_of(directory: Path, case: Case, out: Path, steps: int) -> RunRequest:
+    """What to run: the best plan under the pins, by analytic costs, which change no result."""
+    job, plan = planned(write_job(directory, case), case.pins)
+    if case.ahead:
+        plan = _ahead(plan, case.ahead)
+    return RunRequest(plan=plan, job=job, directory=directory, out=out, steps=steps)
+
+
+def planned(path: Path, pins: Sequence[str]) -> tuple[Job, Plan]:
+    """A job and its plan."""
+    job = read_job(path)
+    facts = resolve(job, path.parent)
+    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None), pins=pins)
+    assert isinstance(plan, Plan), plan
+    return job, plan
+
+
+def _ahead(plan: Plan, steps: int) -> Plan:
+    """The plan with generation so many steps ahead, timed again."""
+    ahead = patterns(plan.graph, steps)[steps]
+    placements = tuple(p.model_copy(update={"steps_ahead": ahead[p.stage]}) for p in plan.placements)
+    moved = evaluate(plan.model_copy(update={"placements": placements, "staleness": steps}))
+    seconds, bound = moved.period_seconds, moved.solver.bound_seconds
+    solver = {"status": "pinned", "objective_seconds": seconds, "gap": (seconds - bound) / seconds}
+    moved = moved.model_copy(update={"solver": moved.solver.model_copy(update=solver)})
+    require_valid(moved)
+    return moved

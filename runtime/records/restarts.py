@@ -1,0 +1,73 @@
+"""What became of a run that was started again: when, why, what was lost, and under which plan it went on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_RESTARTS, _METRICS = "restarts.jsonl", "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """One of a run. Each node that takes part writes its own, by the same number, counted from 1."""
+
+    number: int
+    host: str
+    reason: str
+    reached: int
+    """Steps that were recorded."""
+    saved: int
+    """Updates that the newest checkpoint had seen, from which it went on."""
+    planned_again: str = ""
+    """That it went on under another plan, in words; only rank 0 writes this."""
+
+    @property
+    def lost(self) -> int:
+        """Steps that were done again."""
+        return max(0, self.reached - self.saved)
+
+    @property
+    def told(self) -> str:
+        """In one sentence."""
+        again = f"; {self.planned_again}" if self.planned_again else ""
+        return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {self.reason.rstrip('.')}{again}"
+
+
+def write_restart(out: Path, restart: Restart) -> None:
+    """Appends it to those of a run."""
+    with (out / _RESTARTS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(restart), sort_keys=True) + "\n")
+
+
+def read_restarts(out: Path) -> tuple[Restart, ...]:
+    """Those of a run, as one for each number: what was lost is what any node saw lost, and all reasons are told."""
+    if not (out / _RESTARTS).exists():
+        return ()
+    lines = [json.loads(line) for line in (out / _RESTARTS).read_text(encoding="utf-8").splitlines()]
+    found: dict[int, list[Restart]] = {}
+    for line in lines:
+        found.setdefault(line["number"], []).append(Restart(**line))
+    return tuple(_merged(of_nodes) for _, of_nodes in sorted(found.items()))
+
+
+def steps_recorded(out: Path) -> int:
+    """The steps whose metrics a run has written."""
+    path = out / _METRICS
+    if not path.exists():
+        return 0
+    return sum(1 for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}"))
+
+
+def _merged(of_nodes: list[Restart]) -> Restart:
+    first = of_nodes[0]
+    reasons = dict.fromkeys(one.reason.rstrip(".") for one in of_nodes if one.reason)
+    return Restart(
+        number=first.number,
+        host=", ".join(dict.fromkeys(one.host for one in of_nodes)),
+        reason="; ".join(reasons),
+        reached=max(one.reached for one in of_nodes),
+        saved=max(one.saved for one in of_nodes),
+        planned_again=next((one.planned_again for one in of_nodes if one.planned_again), ""),
+    )

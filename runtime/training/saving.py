@@ -1,0 +1,186 @@
+"""Trainers on their way to disk: copied to host memory while all ranks wait, written while training goes on.
+
+A checkpoint is first a directory with another name, to which every rank writes a file. When the disk has all of them
+and a manifest, it is renamed: so one that was cut short, whatever ended the run, is never taken for whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.metadata import Metadata
+
+from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
+from meshwright.runtime.device import host
+from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.checkpoint import ANY_ERROR, reason_of, state_of
+from meshwright.runtime.training.manifest import seal, sync
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What this rank has to write of a checkpoint, in memory that nobody changes."""
+
+    directory: Path
+    writer: FileSystemWriterAsync
+    metadata: Metadata | None
+    """Of all ranks; on rank 0 alone."""
+    beside: Callable[[Path], None]
+
+    @property
+    def partial(self) -> Path:
+        """Where it is written before it is whole."""
+        return _partial(self.directory)
+
+
+def take_snapshot(
+    directory: Path, trainers: Mapping[str, Trainer], beside: Callable[[Path], None] = lambda _: None
+) -> Snapshot:
+    """Copies the trainers that the ranks of the world hold, each under its own name, for a new directory.
+
+    Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of, and
+    what it writes `beside` them, given the directory as it comes to be. Raises BadInput if the directory exists, and
+    RunFailed where nothing can be written there.
+    """
+    host.install()
+    if directory.exists():
+        raise BadInput(f"{directory} exists already; give a new directory for the checkpoint.")
+    dist.barrier()  # until every rank has looked, nothing may appear
+    if dist.get_rank() == 0:
+        for left in directory.parent.glob(_partial(Path("*")).name):
+            shutil.rmtree(left, ignore_errors=True)  # of a save that was cut short
+        _partial(directory).mkdir(parents=True)
+    dist.barrier()
+    # What a rank has written it tells itself; megatron would start a server on every rank for that, which takes 4 s.
+    # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing/strategies/filesystem_async.py#L51
+    vars(filesystem_async)["_results_queue"] = queue.SimpleQueue()
+    # What goes wrong is raised as well.
+    logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
+    state = {name: state_of(name, trainer, is_loading=False) for name, trainer in trainers.items()}
+    planned = _Planned()
+    try:
+        dist_checkpointing.save(state, str(_partial(directory)), planned, async_sharded_save=True)
+    except ANY_ERROR as error:
+        raise _not_written(directory, error) from error
+    _copy_to_host(planned.writer)
+    return Snapshot(directory=directory, writer=planned.writer, metadata=planned.metadata, beside=beside)
+
+
+def publish(
+    snapshot: Snapshot, group: dist.ProcessGroup | None = None, behind: Callable[[], None] = lambda: None
+) -> None:
+    """Writes a snapshot, and renames the directory when all of it is on the disk; then rank 0 does what comes `behind`.
+
+    Collective over the group, of all ranks. Raises RunFailed on every rank where one cannot write.
+    """
+    is_first = dist.get_rank() == 0
+    try:
+        _write(snapshot, group)
+        seal(snapshot.partial, group)
+        if is_first:
+            snapshot.partial.rename(snapshot.directory)
+            sync(snapshot.directory.parent)
+            behind()
+        dist.barrier(group)
+    except ANY_ERROR as error:
+        raise _not_written(snapshot.directory, error) from error
+
+
+class Saver:
+    """Publishes one rank's snapshots in a thread of its own, one after another."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """`group` is of all ranks, over gloo, and carries nothing else."""
+        self._group = group
+        self._thread: threading.Thread | None = None
+        self._error: MeshwrightError | None = None
+
+    def save(self, snapshot: Callable[[], Snapshot], behind: Callable[[], None]) -> None:
+        """Takes a snapshot when the one before is published, and has it published. Raises what `publish` has raised of
+        the one before."""
+        self.wait()
+        self._thread = threading.Thread(target=self._publish, args=(snapshot(), behind), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises what `publish` has raised, if it has."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Until nothing is on its way any more. Raises as `check`."""
+        if self._thread is not None:
+            self._thread.join()
+        self.check()
+
+    def _publish(self, snapshot: Snapshot, behind: Callable[[], None]) -> None:
+        try:
+            publish(snapshot, self._group, behind)
+        except MeshwrightError as error:
+            self._error = error
+
+
+class _Planned(TorchDistSaveShardedStrategy):
+    """Megatron's way of saving up to where ranks have agreed who writes what: a file for each of them."""
+
+    writer: FileSystemWriterAsync
+    metadata: Metadata | None
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1, thread_count=1)
+
+    def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, agreed: tuple[Any, ...]) -> AsyncRequest:
+        self.writer, self.metadata = writer, agreed[1]
+        return AsyncRequest(None, (), [])
+
+
+def _copy_to_host(writer: FileSystemWriterAsync) -> None:
+    """What the next update changes; of what is in host memory already megatron takes no copy."""
+    writer.write_buckets = [
+        (path, name, (objects, [(item, tensor.to("cpu", copy=True)) for item, tensor in tensors]))
+        for path, name, (objects, tensors) in writer.write_buckets or ()
+    ]
+
+
+def _write(snapshot: Snapshot, group: dist.ProcessGroup | None) -> None:
+    """Every rank's file and what it has beside it, and what rank 0 says of all."""
+    results, pending = queue.SimpleQueue(), queue.Queue()  # type: ignore[var-annotated]
+    for number, bucket in enumerate(snapshot.writer.write_buckets):
+        pending.put(number)
+        snapshot.writer.write_preloaded_data(
+            [snapshot.writer.transforms], number, bucket, results, pending, use_fsync=True
+        )
+    found = [results.get()[1] for _ in snapshot.writer.write_buckets]
+    try:
+        snapshot.beside(snapshot.partial)
+    except BadInput as error:
+        found.append(error)
+    everyones: list[list[Any]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(everyones, found, group=group)
+    for result in (result for results in everyones for result in results if isinstance(result, Exception)):
+        raise result
+    if snapshot.metadata is not None:
+        snapshot.writer.finish(snapshot.metadata, [one for results in everyones for one in results])
+        save_config(CheckpointingConfig("torch_dist", 1), str(snapshot.partial))
+
+
+def _partial(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.partial")
+
+
+def _not_written(directory: Path, error: BaseException) -> RunFailed:
+    return RunFailed(f"checkpoint {_partial(directory)} cannot be written: {reason_of(error)}; is its disk full?")

@@ -1,0 +1,65 @@
+"""The survival benchmark: its pairs of plans cover what it says, and a run that lost too much does not hold."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from benchmarks.survival import kills, matrix, saves
+from benchmarks.survival.job import planned, request_of, write_job, write_models
+from benchmarks.survival.kills import CASES, INTERVAL, Survived
+from benchmarks.survival.matrix import PLANS, TOLERANCE, Pair
+from benchmarks.survival.saves import HOWS, Cost
+from meshwright.planner.plan.verify import verify
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models")
+    write_models(directory, has_experts=True)
+    return directory
+
+
+@pytest.mark.slow
+def test_the_eight_plans_differ_in_ranks_pools_layouts_and_steps_ahead(models: Path) -> None:
+    plans = [request_of(models, case, models / "run", 1).plan for case in PLANS]
+    assert all(verify(plan) == () for plan in plans)
+    layouts = {str(plan.placement("actor_train").layout) for plan in plans}
+    assert len(plans) == 8
+    assert {plan.facts.cluster.num_ranks for plan in plans} == {1, 2, 4}
+    assert {"tp1,pp2,dp1,vpp2", "tp2,pp1,dp2,ep2,sp"} < layouts
+    assert {plan.staleness for plan in plans} == {0, 1}
+    assert any(len(plan.pools) > 1 for plan in plans)
+
+
+@pytest.mark.slow
+def test_ranks_are_killed_in_a_synchronous_run_and_at_staleness_two(tmp_path: Path) -> None:
+    write_models(tmp_path)
+    assert [planned(write_job(tmp_path, case), case.pins)[1].staleness for case in CASES] == [0, 2]
+
+
+def survived(**changes: object) -> Survived:
+    known = {"case": "synchronous", "num_kills": 5, "code": 0, "lost": (1, INTERVAL), "is_equal": True}
+    return Survived(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def test_a_run_holds_that_ends_equal_and_loses_no_more_than_an_interval() -> None:
+    assert survived().holds
+    for change in ({"code": 4}, {"is_equal": False}, {"lost": (INTERVAL + 1,)}):
+        assert not survived(**change).holds
+    assert "| synchronous | 10 | 2 | 2 | 2 | 4 | 2 |" in kills.report([survived(), survived()])
+
+
+def test_a_pair_holds_within_the_tolerance_and_a_run_that_failed_does_not() -> None:
+    assert Pair("a", "b", TOLERANCE).holds
+    assert not Pair("a", "b", math.inf, "no checkpoint").holds
+    pairs = [Pair(one.name, other.name, 1e-7) for one, other in product(PLANS, repeat=2)]
+    assert matrix.report(pairs).startswith("64 of 64 pairs within 1e-04.")
+
+
+def test_what_a_checkpoint_adds_to_a_step_is_told_beside_it() -> None:
+    found = [Cost(how, 1.0 + number, 2.0, number * 10**6) for number, how in enumerate(HOWS)]
+    assert "| beside training | 3.000 | +2.000 | 2.000 | 2 |" in saves.report(found)

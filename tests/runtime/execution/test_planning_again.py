@@ -1,0 +1,39 @@
+"""A run is planned again for the nodes that are left, at the speeds that it has shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.plan.verify import verify
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.execution.planning_again import planned_again
+from meshwright.runtime.execution.request import RunRequest
+from tests.runtime.small_job import request, write_job
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> RunRequest:
+    directory = tmp_path_factory.mktemp("job")
+    return request(write_job(directory, num_ranks=1, nodes=2), directory / "run", "actor_train.layout=dp2")
+
+
+def test_the_plan_for_fewer_nodes_is_a_plan_of_the_same_job(asked: RunRequest) -> None:
+    found = planned_again(asked, 1)
+    assert verify(found) == ()
+    assert found.facts.cluster.num_ranks == 1
+    assert found.facts.workload == asked.plan.facts.workload
+    assert found.facts.models == asked.plan.facts.models
+
+
+def test_pins_that_need_the_nodes_that_are_lost_are_let_go(asked: RunRequest) -> None:
+    assert asked.plan.pins == ("actor_train.layout=tp1,pp1,dp2",)
+    assert planned_again(asked, 1).pins == ()
+
+
+def test_nodes_of_several_kinds_are_not_planned_again(asked: RunRequest, tmp_path: Path) -> None:
+    mixed = asked.plan.facts.model_copy(update={"cluster": object()})
+    with pytest.raises(BadInput, match="of several kinds"):
+        planned_again(replace(asked, plan=asked.plan.model_copy(update={"facts": mixed})), 1)

@@ -1,0 +1,109 @@
+"""What another plan takes over: each prompt that was not trained on, once, and what it could have begun itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.schedule import Schedule
+from meshwright.runtime.generation.carrying import Carried, carry
+from meshwright.runtime.generation.in_flight_state import Drawing, DrawsBy, InFlight, Underway
+from meshwright.runtime.generation.slots import Finish, Partial, Prompt, Response
+from tests.planner.jobs import small_facts
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+
+BATCH, DONE = 4, 2
+
+
+def plan(staleness: int) -> Plan:
+    facts = small_facts(batch_size=BATCH, response=32, memory_bytes=2**40).model_copy(update={"staleness": staleness})
+    generation = Where("0:1", "tp1", Schedule(generation_slots=2, batches_in_flight=staleness + 1))
+    return plan_by_hand(facts, {"other": Where("0:1"), "actor_generate": generation})
+
+
+def prompt(draw: int) -> Prompt:
+    return Prompt(row=draw % BATCH, draw=draw, tokens=(5,), step=draw // BATCH)
+
+
+def underway() -> Underway:
+    """After two updates of four prompts: draw 3 was put off, draw 12 was taken ahead and trained on in its stead.
+
+    Row 0 of step 2 is delivered, draw 3 has ended, draw 8 goes on, draw 9 waits, and the others are not admitted.
+    """
+    fields = {
+        "tokens": {0: torch.tensor([5, 7, 8])},
+        "prompt_lengths": {0: torch.tensor([1])},
+        "truncated": {0: torch.tensor([1])},
+        "behaviour_logprobs": {0: torch.tensor([-0.5, -0.25, 0.0])},
+        "versions": {0: torch.tensor([1, 2, 0])},
+    }
+    ended = Response(prompt=prompt(3), tokens=(9,), logprobs=(-1.0,), versions=(0,), finish=Finish.EOS, first_turn=0)
+    flight = InFlight(
+        turn=1,
+        live=((),),
+        paused=(Partial(prompt=prompt(10), tokens=(6, 6), logprobs=(-2.0, -2.0), versions=(1, 1)),),
+        waiting=(prompt(9),),
+        ended=(ended,),
+        blocks=(),
+        cached=(),
+    )
+    drawing = Drawing(
+        num_admitted=12,
+        mean_response_tokens=2.0,
+        in_flight=flight,
+        delivered={1: {0: 12}, 2: {0: 8}},
+        left=(11, 13, 14, 15),
+        until=4,
+    )
+    return Underway(draws_by=DrawsBy("a", "b"), num_steps=9, experience={2: fields}, drawing=drawing)
+
+
+def carried(bound: int, *, max_response: int = 32, draws_again: bool = False) -> Carried:
+    return carry([underway()], plan(bound), DONE, BATCH, max_response=max_response, draws_again=draws_again)
+
+
+def test_prompts_that_no_update_has_used_are_dealt_in_the_order_of_their_draws() -> None:
+    assert carried(2).dealt_again == {2: (3, 8, 9, 10), 3: (11, 13, 14, 15)}
+    assert carried(0, draws_again=True).dealt_again == carried(2).dealt_again
+
+
+@pytest.mark.parametrize(("bound", "kept"), [(0, set()), (1, {8, 10}), (2, {3, 8, 10})])
+def test_a_response_goes_on_where_the_plan_allows_the_policy_that_began_it(bound: int, kept: set[int]) -> None:
+    found = carried(bound)
+    assert set(found.begun) == kept
+    assert found.num_drawn_again == 3 - len(kept)
+
+
+def test_tokens_come_with_the_log_probabilities_and_versions_that_they_were_drawn_with() -> None:
+    begun = carried(2).begun
+    assert begun[8].tokens == (7, 8)
+    assert begun[8].logprobs == (-0.5, -0.25)
+    assert begun[8].versions == (1, 2)
+    assert (begun[8].finish, begun[3].finish, begun[10].finish) == (Finish.LENGTH, Finish.EOS, None)
+
+
+def test_nothing_is_carried_over_that_is_too_long_now_or_where_it_is_drawn_again() -> None:
+    assert set(carried(2, max_response=2).begun) == {3, 8}  # draw 10 has two tokens and would draw a third
+    assert carried(2, draws_again=True).begun == {}
+    assert carried(2, draws_again=True).num_drawn_again == 3
+
+
+def test_what_was_under_way_is_said_in_one_sentence() -> None:
+    assert carried(1).notes == ("2 responses under way are carried over to this plan, and 1 are drawn again",)
+    assert Carried().notes == ()
+
+
+def test_a_checkpoint_that_lacks_prompts_is_refused() -> None:
+    whole = underway()
+    assert whole.drawing is not None
+    part = replace(whole, drawing=replace(whole.drawing, left=(11,)))
+    with pytest.raises(BadInput, match="has 5 prompts for the batches of steps 2 to 3 and they are 8"):
+        carry([part], plan(0), DONE, BATCH, max_response=32, draws_again=False)
+
+
+def test_with_nothing_under_way_nothing_is_carried_over() -> None:
+    assert carry([], plan(0), DONE, BATCH, max_response=32, draws_again=False) == Carried()

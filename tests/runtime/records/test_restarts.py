@@ -1,0 +1,32 @@
+"""What is written of restarts is read as one for each, whichever nodes wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.runtime.records.restarts import Restart, read_restarts, steps_recorded, write_restart
+
+ONE = Restart(number=1, host="a", reason="rank 1 ended with SIGKILL.", reached=5, saved=3)
+
+
+def test_a_run_that_was_never_started_again_has_none(tmp_path: Path) -> None:
+    assert read_restarts(tmp_path) == ()
+    assert steps_recorded(tmp_path) == 0
+
+
+def test_what_several_nodes_wrote_is_one_restart_with_all_reasons(tmp_path: Path) -> None:
+    other = Restart(number=1, host="b", reason="rank 0 lost rank 1", reached=4, saved=3)
+    note = Restart(number=1, host="a", reason="", reached=0, saved=0, planned_again="1 of 2 nodes are left")
+    for one in (ONE, other, note, Restart(number=2, host="a", reason="full disk", reached=3, saved=3)):
+        write_restart(tmp_path, one)
+    first, second = read_restarts(tmp_path)
+    assert first.told == (
+        "restart 1 from step 3, 2 steps lost: rank 1 ended with SIGKILL; rank 0 lost rank 1; 1 of 2 nodes are left"
+    )
+    assert first.host == "a, b"
+    assert (second.number, second.lost) == (2, 0)
+
+
+def test_a_step_counts_once_its_line_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
+    assert steps_recorded(tmp_path) == 2
