@@ -1,7 +1,7 @@
 """Ranks that are killed at seeded moments: every run ends, learns what an undisturbed one does, and loses little.
 
-A moment lies up to three fifths of what an undisturbed run takes, its start included, behind the start of the ranks: it
-falls into any stage, refit, hand-over and save, and into the start of what was started again.
+A moment is some seconds behind so many steps since the ranks were started: it falls into any stage, refit, hand-over
+and save, and where no step is waited for into the start of what was started again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ CASES = (
 )
 INTERVAL = 2
 """Steps between checkpoints."""
+_MOST_STEPS, _MOST_SECONDS = 4, 2.0
+"""From when all ranks are there to a kill."""
 _TIMES = {"seconds", "tokens_per_second", "overhead"}
 
 
@@ -59,16 +61,14 @@ def measure(scratch: Path, *, num_kills: int, kills_per_run: int, steps: int, se
     for case in CASES:
         job = write_job(scratch, case)
         write_plan(scratch / f"{case.name}.json", planned(job, case.pins)[1])
-        whole, began = scratch / f"{case.name} whole", time.monotonic()
+        whole = scratch / f"{case.name} whole"
         assert _start(scratch, case, whole, steps, 0).wait() == 0, (whole / "said").read_text()
-        whole_seconds = time.monotonic() - began
         for number in range(-(-num_kills // (2 * kills_per_run))):
             draw = random.Random(f"{seed}/{case.name}/{number}")
             out = scratch / f"{case.name} {number}"
             process = _start(scratch, case, out, steps, kills_per_run)
-            killed = _killed(
-                process, case, [draw.uniform(0.0, 0.6 * whole_seconds) for _ in range(kills_per_run)], draw
-            )
+            moments = [(draw.randint(0, _MOST_STEPS), draw.uniform(0.0, _MOST_SECONDS)) for _ in range(kills_per_run)]
+            killed = _killed(process, case, out, moments, draw)
             found.append(_survived(case, out, process.wait(), killed, is_equal=_learned(out) == _learned(whole)))
             print(found[-1], flush=True)
     return found
@@ -88,15 +88,22 @@ def report(found: list[Survived]) -> str:
     return "\n".join((head, "|---|---|---|---|---|---|---|", *rows))
 
 
-def _killed(process: subprocess.Popen[bytes], case: Case, moments: Sequence[float], draw: random.Random) -> int:
-    """Kills one of the ranks so many seconds after all are there, and again when all are there again; how often."""
+def _killed(
+    process: subprocess.Popen[bytes], case: Case, out: Path, moments: Sequence[tuple[int, float]], draw: random.Random
+) -> int:
+    """Kills one of the ranks so many steps and seconds after all are there, and again when all are there again; how
+    often."""
     killed, gone = 0, set[int]()
     while process.poll() is None and killed < len(moments):
         ranks = [one for one in _ranks(process.pid) if one.pid not in gone]
         if len(ranks) < case.num_ranks:
             time.sleep(0.02)
             continue
-        time.sleep(moments[killed])
+        steps, seconds = moments[killed]
+        before = len(_learned(out))
+        while process.poll() is None and len(_learned(out)) < before + steps:
+            time.sleep(0.02)
+        time.sleep(seconds)
         gone |= {one.pid for one in ranks}
         if process.poll() is None:
             draw.choice(ranks).kill()
@@ -133,5 +140,5 @@ def _ranks(launcher: int) -> list[psutil.Process]:
 
 def _learned(out: Path) -> list[dict[str, Any]]:
     path = out / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     return [{name: value for name, value in line.items() if name not in _TIMES} for line in lines]

@@ -57,4 +57,6 @@ def _write(sentence: str, trace: str, error: BaseException | None) -> None:
             "is_of_all": error is None,
             "traceback": trace,
         }
-        path.write_text(json.dumps(told), encoding="utf-8")
+        partial = path.with_suffix(".partial")  # whoever ends this rank may do so while it writes
+        partial.write_text(json.dumps(told), encoding="utf-8")
+        partial.replace(path)

@@ -235,7 +235,7 @@ class Recorder:
         run = Run(spans=spans, pools={pool.name: pool.ranks for pool in self._plan.pools})
         write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
         lines, known = _read(self._out / "metrics.jsonl"), evaluations(self._out)
-        first = min(lines[-1]["step"], *(span.step for span in spans))  # under this plan
+        first = min((span.step for span in spans), default=lines[-1]["step"])  # under this plan
         summary = RunSummary(
             steps=self._steps,
             comparisons=(

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshwright.profiles.errors import BadInput
+import pytest
+
+from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch import failing
 
 ENDS = "import sys; from pathlib import Path; from meshwright.runtime.launch import failing; "
@@ -41,3 +43,18 @@ def test_a_rank_that_ends_itself_leaves_a_record_of_all_and_nothing_silent(tmp_p
         assert silent.wait(10) == -9
     told = json.loads((tmp_path / "1.json").read_text())
     assert (told["sentence"], told["is_of_all"]) == ("lost", True)
+
+
+def test_a_rank_that_is_ended_while_it_writes_leaves_no_half_of_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text[:10].encode(encoding))
+        raise KeyboardInterrupt
+
+    failing.keep_record(tmp_path / "1.json")
+    monkeypatch.setattr(Path, "write_text", cut)
+    with pytest.raises(KeyboardInterrupt):
+        failing.record(RunFailed("a disk is full."))
+    failing._records.clear()
+    assert list(tmp_path.glob("*.json")) == []
