@@ -4,7 +4,7 @@ INSTALLED := .venv/installed
 TINY := examples/tiny
 BUILD := $(TINY)/build
 
-.PHONY: help install demo check lint types contracts test test-plans test-runs picture clean
+.PHONY: help install demo check lint types contracts site test test-plans test-runs picture clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,7 +25,7 @@ demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with 
 	rm -rf $(BUILD)/run
 	$(BIN)/meshwright run $(BUILD)/plan.json $(TINY)/job.yaml --steps 20 --out $(BUILD)/run
 
-check: lint types contracts test ## everything that CI runs
+check: lint types contracts site test ## everything that CI runs
 
 lint: $(INSTALLED) ## formatting and lint rules
 	$(BIN)/ruff format --check --quiet .
@@ -36,6 +36,9 @@ types: $(INSTALLED) ## strict types
 
 contracts: $(INSTALLED) ## imports go one way
 	$(BIN)/lint-imports --no-cache
+
+site: $(INSTALLED) ## the pages of docs/ in build/site; a link that leads nowhere fails
+	$(BIN)/mkdocs build --strict --quiet
 
 test: $(INSTALLED) ## all tests, slow ones included, in two processes side by side
 	$(MAKE) --jobs 2 --keep-going --no-print-directory test-plans test-runs
@@ -50,4 +53,4 @@ picture: $(INSTALLED) ## draw the imports in docs/architecture.md anew
 	$(BIN)/python docs/picture.py
 
 clean: ## remove what make made
-	rm -rf .venv $(BUILD) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(BUILD) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

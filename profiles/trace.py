@@ -99,7 +99,7 @@ def read_spans(path: Path) -> tuple[Span, ...]:
     with path.open(encoding="utf-8") as file:
         try:
             for number, line in enumerate(file, start=1):  # noqa: B007 - told when a line is wrong
-                spans.append(_span(json.loads(line)))
+                spans.append(span_of(json.loads(line)))
         except (ValueError, TypeError, RecursionError):
             raise BadInput(
                 f"trace {path} line {number} is not a span; if the file was cut short, delete that line."
@@ -107,8 +107,8 @@ def read_spans(path: Path) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _span(value: Any) -> Span:
-    """Raises TypeError or ValueError for what is no span."""
+def span_of(value: Any) -> Span:
+    """The span that a line of a trace has. Raises TypeError or ValueError for what is no span."""
     span = Span(**value)
     texts = span.instruction, span.kind, span.clock
     numbers = span.start_seconds, span.end_seconds, *span.facts.values()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import Source
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.calls import Remodel
-from meshwright.planner.plan.evaluate import free_bytes, items, name_of, ranks_of
+from meshwright.planner.plan.evaluate import free_bytes, host_bytes, items, name_of, ranks_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.pins import parse_pins
@@ -34,12 +34,13 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """One plan in six numbers, or the differences between two."""
+    """One plan in seven numbers, or the differences between two."""
 
     step_seconds: float
     tokens_per_second: float  # response tokens
     idle_share: float  # of all ranks, 0 to 1
     headroom_bytes: float  # on the fullest rank; negative when it does not fit
+    host_bytes: float  # in host memory, of the fullest node
     gpu_hours: float  # per 1000 steps
     money: float | None  # per 1000 steps, in the unit of the price
 
@@ -49,6 +50,7 @@ class Outlook:
             tokens_per_second=self.tokens_per_second - other.tokens_per_second,
             idle_share=self.idle_share - other.idle_share,
             headroom_bytes=self.headroom_bytes - other.headroom_bytes,
+            host_bytes=self.host_bytes - other.host_bytes,
             gpu_hours=self.gpu_hours - other.gpu_hours,
             money=None if self.money is None or other.money is None else self.money - other.money,
         )
@@ -131,6 +133,7 @@ def outlook(plan: Plan, price: float | None = None) -> Outlook:
         tokens_per_second=workload.batch_size * workload.response_lengths.mean / period,
         idle_share=1 - busy / (period * cluster.num_ranks),
         headroom_bytes=free_bytes(plan),
+        host_bytes=host_bytes(plan),
         gpu_hours=hours,
         money=None if price is None else hours * price,
     )

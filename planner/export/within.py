@@ -17,7 +17,7 @@ from meshwright.planner.compile import Missing, best_plan
 from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.ways import Way, fixed
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.pins import Value, parse_pins
+from meshwright.planner.plan.pins import Pin, Value, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout
@@ -36,17 +36,19 @@ def within(
     facts: Facts,
     model: CostModel,
     *,
+    pins: Sequence[Pin] = (),
     limits: Limits | None = None,
     digests: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Within | None:
-    """The best plan of a job that a trainer can say, with a bound on all of them; None where none fits.
+    """The best plan of a job that a trainer can say and that keeps the pins, with a bound on all of them; None where
+    none fits.
 
     Stages may work ahead as far as the job's staleness allows. `progress` is told the ways that are done, and of how
     many.
     """
     ways = [way for way in trainer.ways_of(facts) if way.steps_ahead <= facts.staleness]
-    search = _WaySearch(facts=facts, model=model, limits=limits or Limits(), digests=digests)
+    search = _WaySearch(facts=facts, model=model, pins=tuple(pins), limits=limits or Limits(), digests=digests)
     best, bound = None, float("inf")
     for done, way in enumerate(ways):
         if progress:
@@ -70,12 +72,13 @@ class _WaySearch:
 
     facts: Facts
     model: CostModel
+    pins: tuple[Pin, ...]
     limits: Limits
     digests: Mapping[str, str] | None
 
     def best(self, way: Way, chosen: Iterable[str] = ()) -> Plan | Missing:
-        """The best plan under the pins of a way and those that were chosen beside them."""
-        pins = parse_pins({*way.pins, *chosen}, self.facts.graph)
+        """The best plan under the pins of a way, those that were chosen beside them and the user's own."""
+        pins = tuple(dict.fromkeys((*parse_pins({*way.pins, *chosen}, self.facts.graph), *self.pins)))
         return best_plan(
             self.facts,
             self.model,

@@ -42,7 +42,7 @@ class Imported:
 
     `plan` is the configuration as it is, by our costs; None where it does not fit. `within` is the best plan that the
     trainer can say, `best` the fastest of all that were found, within a gap of the best there is; None where there is
-    none. `notes` say what could not be read.
+    none. `notes` say what could not be read, and `unread` are keys that say nothing here.
     """
 
     plan: Plan | None
@@ -50,6 +50,7 @@ class Imported:
     best: Plan | None
     deciding: tuple[Said, ...]
     notes: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
 
 def imported(
@@ -87,6 +88,7 @@ def imported(
         best=min((one for one in all_found if one), key=lambda one: one.period_seconds, default=None),
         deciding=tuple(one for one in configured.said if one.what.partition(".")[0] not in DEFAULT_SETTINGS),
         notes=(*configured.notes, *notes),
+        unread=configured.unread,
     )
 
 

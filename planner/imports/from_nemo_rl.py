@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
@@ -28,6 +29,9 @@ _DEGREES = {
     "ep": "expert_model_parallel_size",
 }
 _ESTIMATORS: Mapping[str, Estimator] = {"gae": PPO, "grpo": GRPO, "reinforce_plus_plus": REINFORCE}
+_DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
+"""Files whose values are known."""
+
 _OTHERS = ("dpo.", "sft.", "distillation.", "rm.")
 _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
@@ -40,9 +44,9 @@ def read_nemo_rl(path: Path) -> Configured:
             f"{other}: configuration {path} is of another training than reinforcement learning; give one with ppo or "
             "grpo."
         )
-    is_grpo = any(key.startswith("grpo.") for key in given.given)
+    is_grpo = any(key.startswith("grpo.") for key in given.given) or any("grpo" in name for name in given.missing)
     if is_grpo:
-        given = GivenKeys(known=known_keys("nemo_rl_grpo"), given=given.given)
+        given = replace(given, known=known_keys("nemo_rl_grpo"))
     group = "grpo" if is_grpo else "ppo"
     configuration = _configuration(given, group)
     is_megatron = bool(given.value("policy.megatron_cfg.enabled"))
@@ -60,7 +64,7 @@ def read_nemo_rl(path: Path) -> Configured:
     ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
     if ahead > 1:
         notes.append(f"{steps}={ahead} is read as 1: generation is one step ahead.")
-    return Configured(said=tuple(said), steps_ahead=min(ahead, 1), notes=tuple(notes))
+    return Configured(said=tuple(said), steps_ahead=min(ahead, 1), notes=(*notes, *given.notes), unread=given.unread)
 
 
 def _configuration(given: GivenKeys, group: str) -> Configuration:
@@ -82,6 +86,9 @@ def _configuration(given: GivenKeys, group: str) -> Configuration:
 
 
 def _notes(given: GivenKeys) -> Iterator[str]:
+    for name in given.missing:
+        if Path(name).name not in _DEFAULTS:
+            yield f"defaults: {name} is not beside the configuration; what it says is read as in {given.known.source}."
     if given.value("loss_fn.sequence_level_importance_ratios"):
         yield "loss_fn.sequence_level_importance_ratios: a job clips the ratio of each token, and is costed so."
     if given.value("grpo.use_leave_one_out_baseline"):

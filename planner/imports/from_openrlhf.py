@@ -18,6 +18,7 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
+from meshwright.planner.imports.openrlhf_flags import PRESENT, with_present_flags
 from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
 from meshwright.profiles.stages import Role
 
@@ -34,6 +35,7 @@ _ESTIMATORS: Mapping[str, Estimator] = {
     "group_norm": GRPO,
     "dr_grpo": Estimator(algorithm="grpo", settings={"normalise_by_std": False}),
     "rloo": RLOO,
+    "trl_rloo": RLOO,  # its name in 0.5
     "reinforce": REINFORCE,
     "reinforce_baseline": REINFORCE_BASELINE,
 }
@@ -41,7 +43,7 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 
 def read_openrlhf(path: Path) -> Configured:
     """The configuration in a script. Raises BadInput naming the flag that has no place in a job."""
-    given = read_flags(path, known_keys("openrlhf"))
+    given = with_present_flags(read_flags(path, known_keys("openrlhf"), PRESENT))
     configuration = _configuration(given)
     notes = [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in given.unknown]
     if given.whole("ds.zero_stage") > 1:
@@ -54,7 +56,7 @@ def read_openrlhf(path: Path) -> Configured:
     said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration), *_placed(configuration)]
     said += _generation(configuration)
     ahead = int(bool(given.value("train.async_enable")))
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=tuple(notes))
+    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), unread=given.unread)
 
 
 def _configuration(given: GivenKeys) -> Configuration:

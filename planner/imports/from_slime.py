@@ -53,7 +53,7 @@ def read_slime(path: Path) -> Configured:
     is_async = "train_async.py" in read_text(path, "configuration", MOST_YAML_BYTES)
     said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
     said += [*_placed(configuration, served), *_training(configuration)]
-    return Configured(said=tuple(said), steps_ahead=int(is_async), notes=tuple(notes))
+    return Configured(said=tuple(said), steps_ahead=int(is_async), notes=(*notes, *given.notes), unread=given.unread)
 
 
 def _configuration(given: GivenKeys) -> Configuration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
@@ -60,8 +60,9 @@ def read_verl(path: Path) -> Configured:
     if is_megatron:
         notes += _expert_notes(configuration)
         said += [*_training(configuration), *_reference(configuration)]
+        notes += _free_rows(configuration, said)
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=tuple(notes))
+    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), unread=given.unread)
 
 
 def _configuration(given: GivenKeys) -> Configuration:
@@ -202,7 +203,7 @@ def _training(configuration: Configuration) -> Iterator[Said]:
         for stage, key in zip(stages, _budgets(given, engine), strict=True):
             plain = layout if stage.endswith("train") else Layout(**{**vars(layout), "vpp": 1})
             yield Said(f"{stage}.layout", str(plain), keys)
-            yield Said(f"{stage}.micro_batch_size", _rows(given, key, layout.cp), (key,))
+            yield from _rows(given, stage, key, layout.cp)
         key = f"{prefix}.override_transformer_config.recompute_granularity"
         yield Said(f"{stages[1]}.recompute", given.value(key) or "none", (key,))
         key = f"{prefix}.optimizer_offload"
@@ -217,7 +218,7 @@ def _reference(configuration: Configuration) -> Iterator[Said]:
     keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
     yield Said("ref_logprob.layout", str(Layout(**{**vars(layout), "vpp": 1})), keys)
     key = f"{_A}.ref.log_prob_{_budget(given.value(f'{_A}.ref.log_prob_use_dynamic_bsz'))}"
-    yield Said("ref_logprob.micro_batch_size", _rows(given, key, layout.cp), (key,))
+    yield from _rows(given, "ref_logprob", key, layout.cp)
     key = f"{prefix}.param_offload"
     yield Said("ref_logprob.offload", "weights" if given.value(key) else "none", (key,))
 
@@ -236,8 +237,19 @@ def _budget(is_dynamic: object) -> str:
     return "max_token_len_per_gpu" if is_dynamic else "micro_batch_size_per_gpu"
 
 
-def _rows(given: GivenKeys, key: str, cp: int) -> int:
-    if "token" not in key:
-        return given.whole(key)
+def _rows(given: GivenKeys, stage: str, key: str, cp: int) -> Iterator[Said]:
+    """Nothing where the key has no value: verl then has another key for it, of all ranks together."""
+    if given.value(key) is None:
+        return
     longest = given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
-    return rows_of(given.whole(key), cp, longest)
+    rows = rows_of(given.whole(key), cp, longest) if "token" in key else given.whole(key)
+    yield Said(f"{stage}.micro_batch_size", rows, (key,))
+
+
+def _free_rows(configuration: Configuration, said: Iterable[Said]) -> Iterator[str]:
+    """Stages whose micro-batch nothing says."""
+    told = {one.what for one in said}
+    for stages in (*_ENGINES.values(), ("ref_logprob",)):
+        for stage in configuration.stages(*stages):
+            if f"{stage}.micro_batch_size" not in told:
+                yield f"{stage}: no key gives the rows or tokens of its micro-batch on a rank, so they stay free."

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,53 @@ from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
 _OVERRIDE = re.compile(r"^[+~]{0,2}([A-Za-z_][\w.]*)=(.*)$", re.S)
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}$")
 _PRODUCT = re.compile(r"^\$\{mul:(.+?),\s*(.+)\}$")
+_COMMAND = re.compile(r"(^|/)train\w*\.py$|^openrlhf\.cli\.\w+$")
+"""What flags are given to; those before it are a launcher's."""
+
 _MOST_FILES = 8
 _DEEPEST = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenKeys:
-    """`given` are the keys of the configuration; `known` has the others' defaults. A key asked for is filled in."""
+    """`given` are the keys of the configuration; `known` has the others' defaults. A key asked for is filled in.
+
+    `otherwise` are keys whose values depend on a branch of a script, with the values that they have in another branch,
+    `missing` files that the configuration goes on from and that are not beside it, and `asked` the keys that were asked
+    for so far.
+    """
 
     known: KnownKeys
     given: Mapping[str, Any]
+    otherwise: Mapping[str, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    asked: set[str] = field(default_factory=set, compare=False)
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Keys of the configuration that the trainer's known version does not have."""
         return tuple(key for key in self.given if not (self.known.knows(key) or self.known.knows(f"+{key}")))
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Keys of the configuration that nobody has asked for."""
+        return tuple(key for key in self.given if key not in self.asked)
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """Sentences on keys that a script gives in several ways."""
+        for key, value in self.otherwise.items():
+            if key in self.asked:
+                yield f"{key}={self.given.get(key)} is read, and in another branch of the script it is {value}."
+
     def has(self, key: str) -> bool:
         """Whether the configuration gives the key itself."""
+        self.asked.add(key)
         return key in self.given
 
     def value(self, key: str) -> Any:
         """The value of a key, from the configuration or by default, references followed."""
+        self.asked.add(key)
         return self._followed(self.given.get(key, self.known.keys.get(key)), key, 0)
 
     def whole(self, key: str) -> int:
@@ -77,6 +102,7 @@ class GivenKeys:
         target, default = reference.groups()
         if target.startswith("."):
             target = f"{key.rpartition('.')[0]}{target}"
+        self.asked.add(target)
         found = self.given.get(target, self.known.keys.get(target))
         if found is None and default is not None:
             found = _plain(default.strip())
@@ -86,22 +112,40 @@ class GivenKeys:
 def read_overrides(path: Path, known: KnownKeys) -> GivenKeys:
     """A YAML file, or a script that gives a command `key=value`. Raises BadInput for what is neither."""
     if path.suffix in (".yaml", ".yml"):
-        return GivenKeys(known=known, given=_flat(path))
-    found = {}
-    for word in words(read_text(path, "configuration", MOST_YAML_BYTES)):
-        match = _OVERRIDE.match(word)
-        if match and (match[1] in known.keys or "." in match[1]):
-            found[match[1]] = _plain(match[2])
-    return _required(path, GivenKeys(known=known, given=found))
+        missing: list[str] = []
+        return GivenKeys(known=known, given=_flat(path, missing), missing=tuple(missing))
+    return _of_script(path, known, lambda found: _overrides(found, known))
 
 
-def read_flags(path: Path, known: KnownKeys) -> GivenKeys:
-    """A script that gives a command `--key value`, or numbers as `--key 1 2`. Raises BadInput for one without such."""
+def read_flags(path: Path, known: KnownKeys, present: Mapping[str, str] | None = None) -> GivenKeys:
+    """A script that gives a command `--key value`, or numbers as `--key 1 2`. Raises BadInput for one without such.
+
+    `present` are names that flags had, with those that they have now.
+    """
+    return _of_script(path, known, lambda found: _flags(found, present or {}))
+
+
+def _of_script(path: Path, known: KnownKeys, keys: Callable[[list[str]], dict[str, Any]]) -> GivenKeys:
+    """What its words say, with the last branches and with the first."""
+    text = read_text(path, "configuration", MOST_YAML_BYTES)
+    found, first = keys(words(text)), keys(words(text, first=True))
+    otherwise = {key: value for key, value in first.items() if found.get(key) != value}
+    return _required(path, GivenKeys(known=known, given=found, otherwise=otherwise))
+
+
+def _overrides(given: list[str], known: KnownKeys) -> dict[str, Any]:
+    matches = filter(None, map(_OVERRIDE.match, given))
+    return {match[1]: _plain(match[2]) for match in matches if match[1] in known.keys or "." in match[1]}
+
+
+def _flags(given: list[str], present: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     key: str | None = None
-    for word in words(read_text(path, "configuration", MOST_YAML_BYTES)):
+    command = max((place for place, word in enumerate(given) if _COMMAND.search(word)), default=-1)
+    for word in given[command + 1 :]:
         if word.startswith("--"):
-            key, equals, text = word.removeprefix("--").partition("=")
+            name, equals, text = word.removeprefix("--").partition("=")
+            key = present.get(name, name)
             found[key] = _plain(text) if equals else True
             key = None if equals else key
         elif key is not None:
@@ -112,7 +156,7 @@ def read_flags(path: Path, known: KnownKeys) -> GivenKeys:
                 found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), value]
             else:
                 key = None
-    return _required(path, GivenKeys(known=known, given=found))
+    return found
 
 
 def _is_number(value: Any) -> bool:
@@ -128,8 +172,8 @@ def _required(path: Path, found: GivenKeys) -> GivenKeys:
     return found
 
 
-def _flat(path: Path, depth: int = 0) -> dict[str, Any]:
-    """The leaves of a YAML file over those of the files that its `defaults` name beside it."""
+def _flat(path: Path, missing: list[str], depth: int = 0) -> dict[str, Any]:
+    """The leaves of a YAML file over those of the files that its `defaults` name beside it; adds those not there."""
     tree = yaml_value(read_text(path, "configuration", MOST_YAML_BYTES), f"configuration {path}")
     if not isinstance(tree, dict):
         raise BadInput(f"configuration {path} is no mapping of keys; give the file that configures a run.")
@@ -138,7 +182,9 @@ def _flat(path: Path, depth: int = 0) -> dict[str, Any]:
     for name in [defaults] if isinstance(defaults, str) else defaults or []:
         base = path.parent / str(name) if isinstance(name, str) else None
         if base is not None and base.exists() and depth < _MOST_FILES:
-            found |= _flat(base, depth + 1)
+            found |= _flat(base, missing, depth + 1)
+        else:
+            missing.append(str(name))
     return found | dict(_leaves(tree))
 
 

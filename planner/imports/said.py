@@ -25,11 +25,13 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Configured:
-    """All that a configuration says, and sentences on what has no word of ours. `steps_ahead` is of the generation."""
+    """All that a configuration says, and sentences on what has no word of ours. `steps_ahead` is of the generation, and
+    `unread` are keys of it that say nothing here."""
 
     said: tuple[Said, ...]
     steps_ahead: int
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def words(self) -> Mapping[str, Word]:

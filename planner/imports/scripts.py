@@ -1,6 +1,7 @@
 """The words that a shell script gives its commands, with variables, arrays and arithmetic filled in.
 
-Nothing is run. What a script computes otherwise, by a command or a loop, stays as it is written.
+Nothing is run. What a script computes otherwise, by a command or a loop, stays as it is written, and of branches all
+lines count.
 """
 
 from __future__ import annotations
@@ -17,18 +18,28 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _ARRAY = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 
+_OPENS, _CLOSES = re.compile(r"^(if|case|for|while|until)\b"), re.compile(r"(^|;\s*)(fi|esac|done)\b")
+
 _MOST_TIMES = 20
 """Variables in the values of variables are followed so deep."""
 
 
-def words(text: str) -> list[str]:
-    """All words of a script in their order; raises BadInput where quotes do not end."""
+def words(text: str, *, first: bool = False) -> list[str]:
+    """All words of a script in their order; raises BadInput where quotes do not end.
+
+    Of a variable that several branches assign the last value counts, or with `first` the first.
+    """
     variables: dict[str, str] = {}
     arrays: dict[str, list[str]] = {}
     found: list[str] = []
+    depth = 0
     for line in _lines(text):
+        depth += bool(_OPENS.match(line)) - bool(_CLOSES.search(line))
         array = re.match(r"^([A-Za-z_]\w*)=\((.*)\)\s*$", line, re.S)
         assignment = _ASSIGNMENT.match(line)
+        given = array or assignment
+        if given and first and depth > 0 and (given[1] in variables or given[1] in arrays):
+            continue
         if array:
             arrays[array[1]] = _split(_filled(array[2], variables, arrays))
         elif assignment and "\n" not in line and len(_split(_filled(assignment[2], variables, arrays))) <= 1:

@@ -6,6 +6,7 @@ It reads placements, edges and refits, and knows nothing of how they were found.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -157,6 +158,17 @@ def free_bytes(plan: Plan) -> int:
     """What the fullest rank has left; negative where it has too little."""
     rank = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     return plan.facts.cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank]
+
+
+def host_bytes(plan: Plan) -> float:
+    """What waits in host memory, on the node with the most of it."""
+    cluster, of_node = plan.facts.cluster, defaultdict[tuple[int, int], float](float)
+    for placement in plan.placements:
+        for rank in plan.pool(placement.pool).ranks:
+            part = cluster.part_of(rank)
+            node = (rank - cluster.first_ranks[part]) // cluster.parts[part].ranks_per_node
+            of_node[part, node] += placement.host.total
+    return max(of_node.values())
 
 
 def inputs_of(plan: Plan, item: Item) -> tuple[Edge, ...]:

@@ -15,6 +15,7 @@ from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, m
 
 from meshwright.planner.plan.algorithm_rules import require_own_settings, require_reference, require_roles
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
+from meshwright.planner.plan.job_data import Data
 from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
@@ -32,7 +33,6 @@ from meshwright.profiles.workload import Workload
 _SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
 _GIB = 2**30
 _CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
-_LONG_PROMPTS = "one of more than workload.prompt.max tokens: left out, cut to its last tokens, or the job is refused"
 _CACHE = (
     "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
     "recompute them with the new ones before the next token (AReaL, arXiv:2505.24298)"
@@ -140,15 +140,6 @@ def _typed(device: Device) -> tuple[Device, Link, Link]:
     _, *pcie = device_named("l40s")
     intra_node, host = cpu_links() if device.kind == "cpu" else pcie
     return device, intra_node, host
-
-
-class Data(Document):
-    """JSON-lines files of {"id", "prompt"} and the tokenizer that reads them; relative to the job file."""
-
-    prompts: str
-    held_out: str | None = None
-    tokenizer: str
-    long_prompts: Literal["filter", "cut", "refuse"] = Field(default="filter", description=_LONG_PROMPTS)
 
 
 class Evaluation(Document):

@@ -30,17 +30,20 @@ def join(parts: Iterable[str]) -> Html:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> Html:
-    """A table, without a head where no heading has text; columns at the places `numbers` are aligned to the right."""
+    """A table, without a head where no heading has text; columns at the places `numbers` are aligned to the right.
+
+    One that is wider than the page can be scrolled from the keyboard.
+    """
 
     def cell(name: str, place: int, text: str) -> Html:
         return tag(name, text, class_="number" if place in numbers else None)
 
     def row(name: str, texts: Sequence[str]) -> Html:
-        return tag("tr", *(cell(name, place, text) for place, text in enumerate(texts)))
+        return tag("tr", *(cell(name if text else "td", place, text) for place, text in enumerate(texts)))
 
     body = tag("tbody", *(row("td", texts) for texts in rows))
     head = [tag("thead", row("th", headings))] if any(headings) else []
-    return tag("div", tag("table", *head, body), class_="wide")
+    return tag("div", tag("table", *head, body), class_="wide", tabindex=0)
 
 
 def section(name: str, heading: str, *content: str) -> Html:

@@ -22,7 +22,7 @@ def page(title: str, *content: str) -> str:
         tag("title", title),
         tag("style", Html(_style())),
     )
-    return f"<!doctype html>\n{tag('html', head, tag('body', _patterns(), *content), lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', head, tag('body', _patterns(), tag('main', *content)), lang='en')}\n"
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from meshwright.planner.export.exported import Exported, exported
@@ -14,9 +14,11 @@ from meshwright.planner.imports.costed import Imported, imported
 from meshwright.planner.imports.job_text import JobSource
 from meshwright.planner.imports.readers import READERS
 from meshwright.planner.plan.job import Facts, Job, resolve
+from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.search.refusal import Limit, NoPlan
+from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest, write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
@@ -30,26 +32,32 @@ def plan_for(
     facts: Facts,
     table: Table | None = None,
     *,
-    limits: Limits | None = None,
     job: Job | None = None,
+    pins: Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    limits: Limits | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that another trainer can say: verl, nemo-rl, openrlhf or slime.
 
-    Its gap is to a bound on all such plans. `progress` is told how many of the trainer's ways are done, and of how
-    many. Raises BadInput for a trainer that is not known.
+    `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
+    `progress` is told how many of the trainer's ways are done, and of how many. Raises BadInput for a trainer that is
+    not known and a pin that is not legal.
     """
     known = _trainer(trainer)
+    asked = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
+    check_pins(facts, asked)
     origins = {"job": job, "profile": table}
     found = within(
         known,
         facts,
         remodel(table)(facts),
+        pins=asked,
         limits=limits_of(limits),
         digests={name: digest(document) for name, document in origins.items() if document is not None},
         progress=progress,
     )
-    return found.plan if found else _no_plan(known)
+    return found.plan if found else _no_plan(known, asked)
 
 
 def export_plan(
@@ -123,6 +131,7 @@ def _trainer(name: str) -> OtherTrainer:
     return TRAINERS[name]
 
 
-def _no_plan(trainer: OtherTrainer) -> NoPlan:
-    sentence = f"no plan that {trainer.told} can say was found; plan without --for to see what the job needs."
+def _no_plan(trainer: OtherTrainer, pins: Sequence[Pin] = ()) -> NoPlan:
+    kept = f" with {', '.join(map(str, pins))}" if pins else ""
+    sentence = f"no plan that {trainer.told} can say was found{kept}; plan without --for to see what the job needs."
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})

@@ -92,6 +92,11 @@ LISTED = (
     ),
     Listed("run", "run_command", "Train as the plan says, and compare measured with predicted times."),
     Listed(
+        "watch",
+        "after_run.watch_command",
+        "Show a run as it goes on: throughput, predicted beside measured, staleness, idle time, reward, KL.",
+    ),
+    Listed(
         "calibrate",
         "calibrate_command",
         "Correct a table by what a run measured; the measurements stay, the corrections and their origin are added.",

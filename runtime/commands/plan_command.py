@@ -13,7 +13,6 @@ import typer
 
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import Facts, read_job, resolve
-from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.proof.document import write_proof
 from meshwright.planner.search.refusal import NoPlan
@@ -42,7 +41,7 @@ from meshwright.runtime.commands.options import (
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.search_shown import search_shown
-from meshwright.runtime.commands.trainers.plan_for_trainer import plan_for_trainer, require_alone
+from meshwright.runtime.commands.trainers.plan_for_trainer import Kept, plan_for_trainer, require_alone
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 _NOISY = 0.5
@@ -107,9 +106,10 @@ def plan(
     began = time.monotonic()
     require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins))
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
+    kept = Kept(pin or (), pins, forbid or ())
     if trainer:
-        require_alone(trainer, pin=pin, pins=pins, forbid=forbid, top=top > 1, proof=proof, **{"from": start})
-        plan_for_trainer(job, output, trainer, profile=profile, limits=limits, as_json=as_json)
+        require_alone(trainer, top=top > 1, proof=proof, **{"from": start})
+        plan_for_trainer(job, output, trainer, kept, profile=profile, limits=limits, as_json=as_json)
         return
     document = read_job(job)
     facts, table, first = resolve(document, job.parent), table_in(profile), read_plan(start) if start else None
@@ -117,8 +117,8 @@ def plan(
         best = fastest(
             facts,
             table,
-            pins=(*(pin or ()), *(read_pins(pins, facts.graph) if pins else ())),
-            forbid=forbid or (),
+            pins=kept.texts(facts.graph),
+            forbid=kept.forbid,
             limits=replace(limits, stop=stop),
             job=document,
             start=first,

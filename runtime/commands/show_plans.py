@@ -50,11 +50,11 @@ def fit(found: Fit, plot: Path | None) -> None:
 
 def sizes(points: Sequence[SizePoint]) -> Table:
     """A row for each number of GPUs, and the fronts that it is on."""
-    table = _table("GPUs>", "step s>", "tokens/s>", "free GiB>", "GPU-hours>", "money>", "fronts")
+    table = _table("GPUs>", "step s>", "tokens/s>", "free GiB>", "host GiB>", "GPU-hours>", "money>", "fronts")
     for point in points:
         outlook = point.outlook
         if outlook is None:
-            table.add_row(str(point.num_ranks), *("-",) * 5, "no plan")
+            table.add_row(str(point.num_ranks), *("-",) * 6, "no plan")
             continue
         on = (("GPUs", point.is_on_front_of_gpus), ("money", point.is_on_front_of_money))
         money = "-" if outlook.money is None else f"{outlook.money:,.2f}"
@@ -62,11 +62,15 @@ def sizes(points: Sequence[SizePoint]) -> Table:
             f"{outlook.step_seconds:.3f}",
             f"{outlook.tokens_per_second:,.0f}",
             f"{outlook.headroom_bytes / 2**30:.1f}",
+            f"{outlook.host_bytes / 2**30:.1f}",
             f"{outlook.gpu_hours:,.1f}",
         )
         table.add_row(str(point.num_ranks), *numbers, money, ", ".join(name for name, is_on in on if is_on))
     table.title = "other numbers of GPUs"
-    table.caption = "planned again at each size; GPU-hours and money of 1000 steps; fronts: no size is better in both"
+    table.caption = (
+        "planned again at each size; free: on the fullest rank; host: what waits in the memory of the fullest node; "
+        "GPU-hours and money of 1000 steps; fronts: no size is better in both"
+    )
     return table
 
 

@@ -232,10 +232,12 @@ def _versions(batch: StepExperience, plan: Plan) -> dict[str, float]:
     """
     found = staleness(batch, batch.step, plan.staleness).double()
     defers = plan.placement(GENERATE).schedule.overcommit > 0
+    gap = generator_gap(batch, batch.rows, batch.step)
     return {
         "staleness": float(found.mean()),
         "max_staleness": float(found.max()),
-        **generator_gap(batch, batch.rows, batch.step).metrics("generator_gap"),
+        **gap.metrics("generator_gap"),
+        **gap.mismatch(),
         **cache_gap(batch, batch.rows, batch.step).metrics("cache_gap"),
         **(scores_by_age(batch, batch.step, plan.staleness) if defers else {}),
     }

@@ -104,6 +104,10 @@ RULES = MappingProxyType(
         "data.held_out": _AT_ONCE,
         "data.tokenizer": _SAME_PROMPTS,
         "data.long_prompts": _SAME_PROMPTS,
+        "data.columns": _SAME_PROMPTS,
+        "data.split": _SAME_PROMPTS,
+        "data.held_out_split": _AT_ONCE,
+        "data.chat": _SAME_PROMPTS,
         "evaluation.every_steps": _AT_ONCE,
     }
 )

@@ -9,13 +9,17 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.job_data import PROMPT
 from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
+from meshwright.runtime.generation.prompt_files import read_rows
+from meshwright.runtime.generation.prompt_tokens import Encoder
 from meshwright.runtime.generation.slots import Prompt
 from meshwright.runtime.generation.stopping import StopStrings
 from meshwright.runtime.model.end_tokens import ResponseEnds, read_end_tokens
@@ -39,6 +43,9 @@ class PromptData:
     """What was done about prompts that are too long."""
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By step, the draws of batches that are not as the seed deals them: a resume has put others there."""
+    train_columns: tuple[Mapping[str, Any], ...] = ()
+    held_out_columns: tuple[Mapping[str, Any], ...] = ()
+    """The other columns of the job by their names, of each prompt that is there."""
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
         """The prompts of a step, each as often as a group has samples, with a draw of its own: shuffled passes over the
@@ -64,9 +71,19 @@ class PromptData:
         """Every held-out prompt, drawn with the same numbers whenever it is evaluated."""
         return tuple(Prompt(row=row, draw=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
 
+    def columns_of(self, draw: int) -> Mapping[str, Any]:
+        """What travels with a prompt, by its `draw`: the columns that the job names beside the prompt's own."""
+        if draw < 0:
+            return self.held_out_columns[-1 - draw]
+        return self.train_columns[self._place(draw // self.group_size)]
+
     def _training_prompt(self, position: int) -> tuple[int, ...]:
+        return self.train[self._place(position)]
+
+    def _place(self, position: int) -> int:
+        """Among the training prompts, of the one at a position in all passes."""
         passes, offset = divmod(position, len(self.train))
-        return self.train[_order(self.seed, passes, len(self.train))[offset]]
+        return _order(self.seed, passes, len(self.train))[offset]
 
 
 def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:
@@ -84,18 +101,24 @@ def _order(seed: int, passes: int, count: int) -> tuple[int, ...]:
 def read_data(job: Job, directory: Path) -> PromptData:
     """The prompts of a job whose relative paths start at `directory`.
 
-    Raises BadInput for a job without data, a missing or malformed file, a prompt longer than `prompt.max` where the job
-    refuses such, and an actor that names no end token.
+    Raises BadInput for a job without data, a missing or malformed file or row, messages without a chat template, a
+    prompt longer than `prompt.max` where the job refuses such, and an actor that names no end token.
     """
     if job.data is None:
         raise BadInput("job: there is no data section; run needs data.prompts and data.tokenizer.")
-    tokenizer = _read_tokenizer(directory / job.data.tokenizer)
-    files = {"train": job.data.prompts, **({"held_out": job.data.held_out} if job.data.held_out else {})}
-    read = {name: _read_prompts(directory / file, tokenizer, job) for name, file in files.items()}
+    data, place = job.data, directory / job.data.tokenizer
+    tokenizer = _read_tokenizer(place)
+    encoder = Encoder(tokenizer, place, chat=data.chat)
+    train = _read_prompts(directory / data.prompts, data.split, encoder, job)
+    held_out = _Read()
+    if data.held_out:
+        held_out = _read_prompts(directory / data.held_out, data.held_out_split, encoder, job)
     return PromptData(
-        train=read["train"].prompts,
-        held_out=read["held_out"].prompts if "held_out" in read else (),
-        notes=tuple(part.note for part in read.values() if part.note),
+        train=train.prompts,
+        held_out=held_out.prompts,
+        train_columns=train.columns,
+        held_out_columns=held_out.columns,
+        notes=tuple(part.note for part in (train, held_out) if part.note),
         ends=ResponseEnds(
             tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.settings.stop
         ),
@@ -103,7 +126,7 @@ def read_data(job: Job, directory: Path) -> PromptData:
         batch_size=job.workload.batch_size,
         group_size=job.workload.group_size,
         seed=job.settings.seed,
-        num_tokens=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+        num_tokens=encoder.num_ids,
     )
 
 
@@ -119,29 +142,34 @@ def _read_tokenizer(directory: Path) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _Read:
-    """The encoded prompts of a file, and what was done about those that are too long; empty where none is."""
+    """The encoded prompts of a file, the columns beside them, and what was done about those that are too long; empty
+    where none is."""
 
-    prompts: tuple[tuple[int, ...], ...]
-    note: str
+    prompts: tuple[tuple[int, ...], ...] = ()
+    columns: tuple[Mapping[str, Any], ...] = ()
+    note: str = ""
 
 
-def _read_prompts(path: Path, tokenizer: Tokenizer, job: Job) -> _Read:
+def _read_prompts(path: Path, split: str, encoder: Encoder, job: Job) -> _Read:
     """Those longer than `prompt.max` are dealt with as the job says; of one that is cut the last tokens stay."""
     assert job.data is not None
     longest, how = job.workload.prompt.max, job.data.long_prompts
-    prompts, num_long = [], 0
-    for number, line in enumerate(read_text(path, "prompts").splitlines(), start=1):
-        tokens = _encoded(path, number, line, tokenizer)
+    prompts: list[tuple[int, ...]] = []
+    columns: list[Mapping[str, Any]] = []
+    num_long = 0
+    for row in read_rows(path, job.data.named_columns, split):
+        tokens = encoder.encode(row.values[PROMPT], row.place)
         if len(tokens) > longest:
             num_long += 1
             if how == "refuse":
                 raise BadInput(
-                    f"prompts {path} line {number} has {len(tokens)} tokens, more than workload.prompt.max={longest}; "
-                    "raise that, or give data.long_prompts: filter or cut."
+                    f"{row.place} has {len(tokens)} tokens, more than workload.prompt.max={longest}; raise that, or "
+                    "give data.long_prompts: filter or cut."
                 )
             if how == "filter":
                 continue
         prompts.append(tokens[-longest:])
+        columns.append({name: value for name, value in row.values.items() if name != PROMPT})
     if not prompts:
         left_out = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""
         raise BadInput(f"prompts {path} is empty{left_out}; give at least one line.")
@@ -149,15 +177,4 @@ def _read_prompts(path: Path, tokenizer: Tokenizer, job: Job) -> _Read:
     note = (
         f"{path}: {num_long} of {num_long * (how == 'filter') + len(prompts)} prompts have more than {longest} tokens"
     )
-    return _Read(tuple(prompts), f"{note} and were {done}" if num_long else "")
-
-
-def _encoded(path: Path, number: int, line: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    try:
-        text = json.loads(line)["prompt"]
-        tokens = tuple(tokenizer.encode(text).ids)
-    except (ValueError, KeyError, TypeError):
-        raise BadInput(f'prompts {path} line {number} is not a JSON object with a "prompt" text.') from None
-    if not tokens:
-        raise BadInput(f"prompts {path} line {number} has no tokens; give it a text, or take the line out.")
-    return tokens
+    return _Read(tuple(prompts), tuple(columns), f"{note} and were {done}" if num_long else "")

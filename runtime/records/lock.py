@@ -31,6 +31,15 @@ def require_free(directory: Path) -> None:
             _lock(file, directory, fcntl.LOCK_SH)
 
 
+def is_held(directory: Path) -> bool:
+    """Whether a process holds the directory."""
+    try:
+        require_free(directory)
+    except BadInput:
+        return True
+    return False
+
+
 def _lock(file: IO[str], directory: Path, kind: int) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)

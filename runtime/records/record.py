@@ -33,7 +33,7 @@ from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
 from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
-from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
+from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, KL_ERROR, PROB_ERROR, Gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,15 @@ class EvaluationRecord:
     prompts: str = ""  # SHA-256 of the encoded prompts
     generator_gap: float | None = None  # as GeneratorGap.mean, on these responses
     max_generator_gap: float | None = None
+    token_mult_prob_error: float | None = None  # as Gap.mismatch
+    gen_kl_error: float | None = None
 
     @classmethod
     def of(cls, step: int, scores: Mapping[int, float], lengths: Mapping[int, int], gap: Gap) -> EvaluationRecord:
         """Of scores and lengths of responses by row, of which there is at least one."""
         values = [scores[row] for row in sorted(scores)]
+        gaps = gap.metrics("generator_gap") | gap.mismatch()
         error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        gaps = gap.metrics("generator_gap")
         return cls(
             step=step,
             num_prompts=len(values),
@@ -65,6 +67,8 @@ class EvaluationRecord:
             scores=tuple(values),
             generator_gap=gaps.get("generator_gap"),
             max_generator_gap=gaps.get("max_generator_gap"),
+            token_mult_prob_error=gaps.get(PROB_ERROR),
+            gen_kl_error=gaps.get(KL_ERROR),
         )
 
 

@@ -142,10 +142,16 @@ def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, begun_befo
     drawn = (versions == version) & mask
     begun = (mask & ~drawn).any(dim=1, keepdim=True)
     apart = _padded(batch, "behaviour_logprobs", rows) - _padded(batch, "proximal_logprobs", rows)
-    found = apart[drawn & (begun == begun_before)].abs().double()
+    found = apart[drawn & (begun == begun_before)].double()
     if not len(found):
         return Gap()
-    return Gap(total=float(found.sum()), largest=float(found.max()), num_tokens=len(found))
+    return Gap(
+        total=float(found.abs().sum()),
+        largest=float(found.abs().max()),
+        num_tokens=len(found),
+        multiplied=float(found.abs().exp().sum()),
+        divergence=float((torch.expm1(-found) + found).sum()),
+    )
 
 
 def _response(batch: StepExperience, rows: Sequence[int]) -> Tensor:

@@ -95,4 +95,5 @@ def _told(found: Imported) -> dict[str, object]:
     """The answer as plain data."""
     plans = {"step_seconds": found.plan, "within_seconds": found.within, "best_seconds": found.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
-    return {**seconds, "deciding": [asdict(one) for one in found.deciding], "notes": found.notes}
+    deciding = [asdict(one) for one in found.deciding]
+    return {**seconds, "deciding": deciding, "notes": found.notes, "unread": found.unread}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
 from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import StageGraph
 from meshwright.runtime.api.elsewhere import plan_for
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
@@ -31,10 +35,23 @@ def require_alone(trainer: str, **others: object) -> None:
             )
 
 
+class Kept(NamedTuple):
+    """What a plan has to keep: pins as they were given, a file of them, and choices that are forbidden."""
+
+    pin: Sequence[str]
+    pins: Path | None
+    forbid: Sequence[str]
+
+    def texts(self, graph: StageGraph) -> tuple[str, ...]:
+        """All pins. Raises BadInput for a file that holds none."""
+        return (*self.pin, *(read_pins(self.pins, graph) if self.pins else ()))
+
+
 def plan_for_trainer(
-    job: Path, output: Path, trainer: str, *, profile: Path | None, limits: Limits, as_json: bool
+    job: Path, output: Path, trainer: str, kept: Kept, *, profile: Path | None, limits: Limits, as_json: bool
 ) -> None:
-    """Writes and shows the best plan that the trainer can say. Raises typer.Exit where none fits, and when stopped."""
+    """Writes and shows the best plan that the trainer can say and that keeps the pins. Raises typer.Exit where none
+    fits, and when stopped."""
     document = read_job(job)
     facts = resolve(document, job.parent)
     with within_memory(), asked_to_stop() as stop, progress_bars() as progress:
@@ -42,6 +59,8 @@ def plan_for_trainer(
             trainer,
             facts,
             table_in(profile),
+            pins=kept.texts(facts.graph),
+            forbid=kept.forbid,
             limits=replace(limits, stop=stop),
             job=document,
             progress=lambda done, total: progress(f"searching what {trainer} can say", done, total),

@@ -54,6 +54,8 @@ def configuration(found: Imported, trainer: str) -> None:
     console.print(steps)
     for note in found.notes:
         console.print(f"note: {note}", markup=False)
+    if found.unread:
+        console.print(f"keys that say nothing of a plan: {', '.join(found.unread)}", markup=False)
 
 
 def _numbers(plan: Plan, before: Plan | None) -> tuple[str, ...]:

@@ -79,10 +79,12 @@ from meshwright.runtime.api.replanning import replan
 from meshwright.runtime.api.replaying import replay
 from meshwright.runtime.api.running import export_models, export_scripts, run
 from meshwright.runtime.api.starting import first_job, known_hardware
+from meshwright.runtime.api.watching import watch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.rehearsal import Rehearsal
 from meshwright.runtime.records.replayed import BatchReplay
+from meshwright.runtime.records.run_standing import RunStanding
 from meshwright.runtime.records.stopped import Stopped
 
 __all__ = [
@@ -106,6 +108,7 @@ __all__ = [
     "Replanned",
     "Run",
     "RunFailed",
+    "RunStanding",
     "RunSummary",
     "Simulation",
     "Stopped",
@@ -146,6 +149,7 @@ __all__ = [
     "structures",
     "timeline",
     "verify",
+    "watch",
     "whatif",
     "with_setting",
     "write_plan",

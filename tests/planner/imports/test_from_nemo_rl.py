@@ -58,3 +58,11 @@ def test_what_leaves_no_rank_to_train_is_refused(tmp_path: Path) -> None:
     path.write_text("policy: {generation: {colocated: {enabled: false, resources: {gpus_per_node: 1}}}}\n")
     with pytest.raises(BadInput, match="leaves no rank to train"):
         read_nemo_rl(path)
+
+
+def test_defaults_that_are_not_there_say_which_training_it_is_and_are_told(tmp_path: Path) -> None:
+    found = configured(tmp_path, "defaults: ./grpo-llama-8b.yaml\npolicy: {train_micro_batch_size: 2}\n")
+    assert found.algorithm == "grpo"
+    assert any("defaults: ./grpo-llama-8b.yaml is not beside the configuration" in note for note in found.notes)
+    known = configured(tmp_path, "defaults: ../grpo_math_1B.yaml\npolicy: {train_micro_batch_size: 2}\n")
+    assert not any("defaults" in note for note in known.notes)

@@ -83,6 +83,20 @@ def test_losses_that_no_job_has_are_told_and_a_degree_that_a_script_computes_is_
         configured(tmp_path, f"{ACTOR}.megatron.pipeline_model_parallel_size=$STAGES")
 
 
+def test_a_micro_batch_that_no_key_gives_stays_free_and_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    keys = (
+        "model_engine=megatron",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=4",
+        *MICRO_BATCHES[:2],
+    )
+    path.write_text(f"python3 -m verl.trainer.main_ppo {' '.join([*keys, f'{ACTOR}.use_kl_loss=True'])}\n")
+    found = read_verl(path)
+    assert "ref_logprob.micro_batch_size" not in found.words
+    assert any(note.startswith("ref_logprob: no key gives the rows") for note in found.notes)
+
+
 def test_fsdp_leaves_layouts_free_and_unknown_keys_are_told(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(

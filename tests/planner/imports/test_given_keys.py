@@ -60,3 +60,28 @@ def test_what_is_no_configuration_is_refused(tmp_path: Path, name: str, text: st
     (tmp_path / name).write_text(text)
     with pytest.raises(BadInput, match="configuration"):
         read_overrides(tmp_path / name, VERL)
+
+
+def test_what_a_branch_decides_is_told_once_it_is_asked_for_and_what_nobody_asks_for_is_unread(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("N=1\nif [ -n $BIG ]; then\nN=8\nfi\nmain_ppo trainer.nnodes=$N trainer.total_epochs=$N\n")
+    given = read_overrides(script, VERL)
+    assert list(given.notes) == []
+    assert given.whole("trainer.nnodes") == 8
+    assert list(given.notes) == ["trainer.nnodes=8 is read, and in another branch of the script it is 1."]
+    assert given.unread == ("trainer.total_epochs",)
+
+
+def test_flags_of_a_launcher_are_none_of_the_trainer(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("ray start --head\nray job submit --address=a -- python3 train.py --colocate\n")
+    assert read_flags(script, known_keys("slime")).given == {"colocate": True}
+
+
+def test_a_file_that_a_configuration_goes_on_from_is_read_or_named(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("policy: {train_micro_batch_size: 4, logprob_batch_size: 4}\n")
+    path = tmp_path / "config.yaml"
+    path.write_text("defaults: [base.yaml, other.yaml]\npolicy: {logprob_batch_size: 8}\n")
+    given = read_overrides(path, NEMO)
+    assert (given.whole("policy.train_micro_batch_size"), given.whole("policy.logprob_batch_size")) == (4, 8)
+    assert given.missing == ("other.yaml",)

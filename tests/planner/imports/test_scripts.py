@@ -54,3 +54,10 @@ def test_a_quote_that_does_not_end_is_refused() -> None:
 def test_quotes_may_span_lines_and_hide_comments() -> None:
     text = 'ENV="{\n  a: # 1\n}"\nrun --env "$ENV" \'it is\n# not a comment\' "it\'s" --tp 4\n'
     assert words(text) == ["run", "--env", "{   a: # 1 }", "it is # not a comment", "it's", "--tp", "4"]
+
+
+def test_of_branches_the_last_assignment_counts_or_the_first() -> None:
+    text = 'N=1\nif [ -n "$BIG" ]; then\n  N=8\n  A=(--a 2)\nelse\n  N=4\n  A=(--a 3)\nfi\nM=$N\nrun $N $M ${A[@]}\n'
+    assert words(text)[-5:] == ["run", "4", "4", "--a", "3"]
+    assert words(text, first=True)[-5:] == ["run", "1", "1", "--a", "2"]
+    assert words("N=1\nN=2\nrun $N", first=True) == ["run", "2"]  # one behind the other is no branch

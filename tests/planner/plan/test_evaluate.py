@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost_models.cost import Cost, Term
-from meshwright.planner.plan.evaluate import Task, evaluate, list_schedule, peak_bytes, resident_bytes
+from meshwright.planner.plan.evaluate import Task, evaluate, host_bytes, list_schedule, peak_bytes, resident_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from tests.planner.plans import random_plan
@@ -74,3 +74,19 @@ def test_a_shared_copy_is_held_once_and_only_the_largest_transient_counts() -> N
     assert resident_bytes(plan, plan.placement("actor_generate")) == 1
     apart = placed(plan, "actor_generate", pool, Layout(dp=2), (10, 1, 8))
     assert peak_bytes(apart)[rank] == 10 + 5 + 11 + 7 + 8
+
+
+def test_host_memory_is_that_of_the_node_with_the_most_waiting_in_it() -> None:
+    """Two stages keep 3 and 4 bytes for each of their ranks there."""
+    plan = random_plan(0)
+    waiting = {"actor_train": 3, "ref_logprob": 4}
+    placements = tuple(
+        p.model_copy(update={"host": Cost((Term("state", waiting.get(p.stage, 0)),))}) for p in plan.placements
+    )
+    plan = plan.model_copy(update={"placements": placements})
+    per_node = plan.facts.cluster.ranks_per_node
+    of_node = [
+        sum(waiting[name] * (rank // per_node == node) for name in waiting for rank in plan.pool_of(name).ranks)
+        for node in range(plan.facts.cluster.nodes)
+    ]
+    assert host_bytes(plan) == max(of_node)

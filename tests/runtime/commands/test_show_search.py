@@ -58,15 +58,21 @@ def test_what_a_choice_buys_is_found_and_proven(capsys: pytest.CaptureFixture[st
 
 def test_a_size_without_a_plan_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     outlook = Outlook(
-        step_seconds=2.0, tokens_per_second=1000.0, idle_share=0.1, headroom_bytes=0.0, gpu_hours=4.4, money=None
+        step_seconds=2.0,
+        tokens_per_second=1000.0,
+        idle_share=0.1,
+        headroom_bytes=0.0,
+        host_bytes=2**30,
+        gpu_hours=4.4,
+        money=None,
     )
     there = SizePoint(num_ranks=8, outlook=outlook, is_on_front_of_gpus=True, is_on_front_of_money=False, broken=())
     missing = SizePoint(
         num_ranks=3, outlook=None, is_on_front_of_gpus=False, is_on_front_of_money=False, broken=("no whole node.",)
     )
     text = shown(capsys, replace(why(), sizes=(there, missing)))
-    assert "8 2.000 1,000 0.0 4.4 - GPUs" in text
-    assert "3 - - - - - no plan" in text
+    assert "8 2.000 1,000 0.0 1.0 4.4 - GPUs" in text
+    assert "3 - - - - - - no plan" in text
     assert "3 ranks: no whole node." in text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -49,8 +49,8 @@ def another(kind: Any, value: Any = None) -> Any:
         return (another(first),) if rest == [...] else tuple(map(another, (first, *rest)))
     if get_origin(kind) in (Union, types.UnionType):
         return "local"  # of clusters
-    if kind is str:
-        return "another"
+    if kind is str or get_origin(kind) is Mapping:
+        return "another" if kind is str else {**(value or {}), "prompt": "another"}
     return {bool: not value, int: (value or 0) + 1, float: (value or 0.0) + 0.5}[kind]
 
 

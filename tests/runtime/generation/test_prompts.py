@@ -56,7 +56,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("job"), num_ranks=1)
 
 
-def changed(job: Path, **files: str) -> Job:
+def changed(job: Path, **files: object) -> Job:
     document = read_job(job)
     assert document.data is not None
     return document.model_copy(update={"data": document.data.model_copy(update=files)})
@@ -74,7 +74,7 @@ def test_the_prompts_of_a_job_are_encoded_and_its_end_token_read(job: Path) -> N
     ("text", "said"),
     [
         ('{"prompt": "w1 w2"}\nnot json\n', "line 2 is not a JSON object"),
-        ('{"text": "w1"}\n', "line 1 is not a JSON object"),
+        ('{"text": "w1"}\n', "line 1 is not an object with a 'prompt'; it has text"),
         ('{"prompt": ""}\n', "line 1 has no tokens"),
         (LONG, "is empty but for 1 prompts of more than workload.prompt.max=8 tokens"),
         ("", "is empty"),
@@ -117,6 +117,21 @@ def test_a_prompt_that_is_too_long_is_left_out_cut_or_refused_as_the_job_says(jo
         BadInput, match=r"line 1 has 9 tokens, more than workload\.prompt\.max=8; raise that, or give data"
     ):
         read_data(changed(job, prompts="long.jsonl", long_prompts="refuse"), job.parent)
+
+
+def test_columns_travel_with_their_prompts_through_filters_passes_and_groups(job: Path) -> None:
+    lines = [
+        LONG.replace('"}', '", "solution": {"value": -1}}'),
+        *(f'{{"prompt": "w{n}", "solution": {{"value": {n}}}}}\n' for n in range(10)),
+    ]
+    (job.parent / "answers.jsonl").write_text("".join(lines))
+    document = changed(job, prompts="answers.jsonl", held_out="answers.jsonl", columns={"answer": "solution.value"})
+    found = replace(read_data(document, job.parent), batch_size=4, group_size=2)
+    drawn = [prompt for step in range(12) for prompt in found.batch(step)] + list(found.held_out_batch())
+    assert [found.columns_of(prompt.draw) for prompt in drawn] == [
+        {"answer": prompt.tokens[0] - 2}
+        for prompt in drawn  # the tokenizer of the job counts words from 2
+    ]
 
 
 def longer(job: Path) -> Workload:

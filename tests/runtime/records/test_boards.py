@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.records.boards import TensorBoard, WeightsAndBiases, open_boards
+from meshwright.runtime.records.boards import MLflow, Prometheus, TensorBoard, WeightsAndBiases, open_boards
 
 
 def test_numbers_are_found_again_by_group_name_and_step(tmp_path: Path) -> None:
@@ -47,4 +48,46 @@ def test_where_weights_and_biases_is_installed_it_holds_the_numbers_and_sends_th
 
 def test_there_is_a_board_for_each_package_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.runtime.records.boards.find_spec", lambda _: None)
-    assert [type(board) for board in open_boards(tmp_path, 0)] == [TensorBoard]
+    assert [type(board) for board in open_boards(tmp_path, 0)] == [TensorBoard, Prometheus]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_where_mlflow_is_installed_it_holds_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for _ in range(2):  # a resume is another run of the same experiment
+        board = MLflow(tmp_path)
+        for step in range(2):
+            board.add("train", {"step": step, "score": 0.5 * step, "scores": (1.0, 2.0)}, step)
+        board.close()
+    client = tracking.MlflowClient(tracking_uri=board.note.removeprefix("MLflow writes to "))
+    runs = client.search_runs([client.get_experiment_by_name("meshwright").experiment_id])
+    assert [(run.info.run_name, run.info.status) for run in runs] == [(tmp_path.name, "FINISHED")] * 2
+    for run in runs:
+        assert set(run.data.metrics) == {"train/score"}
+        history = client.get_metric_history(run.info.run_id, "train/score")
+        assert [(one.step, one.value) for one in history] == [(0, 0.0), (1, 0.5)]
+
+
+def test_prometheus_finds_the_newest_number_of_every_name(tmp_path: Path) -> None:
+    out = tmp_path / 'a "run" \\ of\nmine'
+    out.mkdir()
+    board = Prometheus(out)
+    board.add("train", {"step": 3, "score": 0.5, "scores": (1.0, 2.0), "loss": float("nan")}, 3)
+    board.add("held_out", {"step": 3, "mean_score": 1e-9}, 3)
+    board.add("train", {"step": 4, "score": -2}, 4)
+    board.close()
+    text = (out / "metrics.prom").read_text(encoding="utf-8")
+    line = r'# TYPE (meshwright_[a-z_]+) gauge\n\1\{run="((?:[^"\\\n]|\\["\\n])*)"\} (\S+)\n'
+    assert re.fullmatch(f"(?:{line.replace(chr(92) + '1', '[a-z_]+')})*", text)
+    found = {name: float(value) for name, _, value in re.findall(line, text)}
+    assert found.pop("meshwright_train_loss") != 0.0
+    assert found == {
+        "meshwright_held_out_mean_score": 1e-9,
+        "meshwright_held_out_step": 3.0,
+        "meshwright_train_score": -2.0,
+        "meshwright_train_step": 4.0,
+    }
+    labels = {label for _, label, _ in re.findall(line, text)}
+    assert labels == {str(out.resolve()).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")}

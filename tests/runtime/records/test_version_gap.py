@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,14 @@ from meshwright.runtime.records.version_gap import Gap
 
 def gap(apart: list[int]) -> Gap:
     """Of tokens that lie so far apart, in units that add without rounding."""
-    return Gap(total=float(sum(apart)), largest=float(max(apart, default=0)), num_tokens=len(apart))
+    total = float(sum(apart))
+    return Gap(
+        total=total,
+        largest=float(max(apart, default=0)),
+        num_tokens=len(apart),
+        multiplied=total + len(apart),
+        divergence=2 * total,
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5), max_size=4))
@@ -27,5 +35,11 @@ def test_a_gap_is_told_by_its_mean_and_its_largest(apart: list[int]) -> None:
     assert told == {"generator_gap": statistics.fmean(apart), "max_generator_gap": max(apart)}
 
 
+@given(st.lists(st.integers(0, 99), min_size=1))
+def test_the_names_of_the_field_have_means_over_tokens(apart: list[int]) -> None:
+    mean = statistics.fmean(apart)
+    assert gap(apart).mismatch() == pytest.approx({"token_mult_prob_error": mean + 1, "gen_kl_error": 2 * mean})
+
+
 def test_nothing_compared_is_no_metric() -> None:
-    assert Gap().metrics("cache_gap") == {}
+    assert Gap().metrics("cache_gap") == Gap().mismatch() == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.planner.plan.steps_ahead import patterns, synchronous
 from meshwright.planner.program.program import Send
@@ -55,6 +58,23 @@ def test_the_generator_is_compared_with_the_trainer_on_responses_of_the_same_wei
     assert generator_gap(batch, batch.rows, 3).metrics("gap") == {"gap": 0.125, "max_gap": 0.25}
     assert generator_gap(batch, (1, 2), 3).metrics("gap") == {}
     assert generator_gap(batch, (), 3).metrics("gap") == {}
+
+
+def test_the_mismatch_has_the_estimators_of_the_field() -> None:
+    # Two tokens: log p - log q is 0.25 of the one, 0 of the other.
+    found = generator_gap(batch_of(3, [(3, 3, 0.25)]), [0], 3).mismatch()
+    assert found["token_mult_prob_error"] == pytest.approx((math.exp(0.25) + 1) / 2)
+    assert found["gen_kl_error"] == pytest.approx((math.exp(-0.25) - (-0.25) - 1) / 2)
+
+
+@given(st.lists(st.floats(0.05, 0.95), min_size=2, max_size=2), st.lists(st.floats(0.05, 0.95), min_size=2, max_size=2))
+def test_the_estimate_of_kl_is_right_on_average_over_what_the_generator_draws(p: list[float], q: list[float]) -> None:
+    p, q = ([share / sum(weights) for share in weights] for weights in (p, q))
+    drawn = [
+        generator_gap(batch_of(3, [(3, 3, math.log(a / b))]), [0], 3).divergence for a, b in zip(p, q, strict=True)
+    ]
+    exact = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert sum(a * estimate for a, estimate in zip(p, drawn, strict=True)) == pytest.approx(exact, abs=1e-6)
 
 
 def test_what_kept_keys_and_values_change_is_seen_on_new_tokens_of_older_responses() -> None:

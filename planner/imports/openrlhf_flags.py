@@ -1,0 +1,94 @@
+"""The flags that OpenRLHF had before 0.11, by the names that they have now.
+
+Read in its examples/scripts of before, and in openrlhf/cli/train_ppo_ray.py of 0.11.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwright.planner.imports.given_keys import GivenKeys
+
+_LENGTHS = ("prompt_max_len", "generate_max_len")
+"""Of a prompt and of a response; now it is that of both and that of a response."""
+
+_BOTH = "ref_reward_offload"
+
+PRESENT: Mapping[str, str] = {
+    **{
+        f"{model}_{name}": f"{model}.{name}"
+        for model in ("actor", "critic", "ref", "reward")
+        for name in ("num_nodes", "num_gpus_per_node")
+    },
+    **{
+        f"vllm_{name}": f"vllm.{name}"
+        for name in ("num_engines", "tensor_parallel_size", "gpu_memory_utilization", "sync_backend", "enable_sleep")
+    },
+    **{
+        f"colocate_{old}": f"train.colocate_{new}"
+        for old, new in (("all_models", "all"), ("actor_ref", "actor_ref"), ("critic_reward", "critic_reward"))
+    },
+    "adam_offload": "ds.adam_offload",
+    "actor_learning_rate": "actor.adam.lr",
+    "advantage_estimator": "algo.advantage.estimator",
+    "agent_func_path": "train.agent_func_path",
+    "async_train": "train.async_enable",
+    "critic_learning_rate": "critic.adam.lr",
+    "critic_pretrain": "critic.model_name_or_path",
+    "deepspeed_enable_sleep": "ds.enable_sleep",
+    "ds_tensor_parallel_size": "ds.tensor_parallel_size",
+    "dynamic_filtering": "algo.dynamic_filtering_enable",
+    "dynamic_filtering_reward_range": "algo.dynamic_filtering_range",
+    "entropy_loss_coef": "actor.entropy_coef",
+    "eps_clip": "actor.eps_clip",
+    "eps_clip_low_high": "actor.eps_clip_low_high",
+    "gamma": "algo.advantage.gamma",
+    "generate_max_len": "rollout.max_new_tokens",
+    "gradient_checkpointing": "actor.gradient_checkpointing_enable",
+    "init_kl_coef": "algo.kl.init_coef",
+    "kl_estimator": "algo.kl.estimator",
+    "lambd": "algo.advantage.lambd",
+    "lora_rank": "ds.lora.rank",
+    "max_epochs": "train.max_epochs",
+    "micro_rollout_batch_size": "rollout.micro_batch_size",
+    "micro_train_batch_size": "train.micro_batch_size",
+    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+    "num_episodes": "train.num_episodes",
+    "overlong_buffer_len": "reward.overlong_buffer_len",
+    "overlong_penalty_factor": "reward.overlong_penalty_factor",
+    "packing_samples": "ds.packing_samples",
+    "policy_loss_type": "actor.policy_loss_type",
+    "pretrain": "actor.model_name_or_path",
+    "prompt_data": "data.prompt_dataset",
+    "remote_rm_url": "reward.remote_url",
+    "reward_pretrain": "reward.model_name_or_path",
+    "ring_attn_size": "ds.ring_attn_size",
+    "rollout_batch_size": "rollout.batch_size",
+    "rollout_max_tokens_per_gpu": "rollout.max_tokens_per_gpu",
+    "stop_properly_penalty_coef": "reward.stop_properly_penalty_coef",
+    "temperature": "rollout.temperature",
+    "top_p": "rollout.top_p",
+    "train_batch_size": "train.batch_size",
+    "train_max_tokens_per_gpu": "train.max_tokens_per_gpu",
+    "use_dynamic_batch": "train.dynamic_batch_enable",
+    "use_kl_loss": "algo.kl.use_loss",
+    "value_clip": "critic.value_clip",
+    "zero_stage": "ds.zero_stage",
+}
+
+
+def with_present_flags(given: GivenKeys) -> GivenKeys:
+    """The same with flags that one flag has become, or two."""
+    return replace(given, given=_joined(given.given), otherwise=_joined(given.otherwise))
+
+
+def _joined(found: Mapping[str, Any]) -> dict[str, Any]:
+    joined = {key: value for key, value in found.items() if key not in (_LENGTHS[0], _BOTH)}
+    prompt, response = found.get(_LENGTHS[0]), found.get(PRESENT[_LENGTHS[1]])
+    if isinstance(prompt, int) and isinstance(response, int):
+        joined["data.max_len"] = prompt + response
+    if found.get(_BOTH):
+        joined |= {"ref.offload": True, "reward.offload": True}
+    return joined

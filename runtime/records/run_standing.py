@@ -1,0 +1,120 @@
+"""A run as it stands, read from its directory while it goes on: it asks nothing of the run and needs no torch."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.planner.analysis.compare import Comparison, compare, step_ends
+from meshwright.planner.analysis.measured_use import measured_use
+from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.simulation.simulate import Use
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Span, span_of
+from meshwright.runtime.records.lock import is_held
+from meshwright.runtime.records.tail import Tail
+
+RECENT = 20
+"""Steps that are told about: medians and shares are over so many at most."""
+
+_MOST_AHEAD = 8
+"""Steps by which a stage may work ahead of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStanding:
+    """Where a run stands. Medians, means and shares are over its last `num_recent` steps.
+
+    `quiet_seconds` have gone since it wrote last. `learned` are the means of what its training reported, by the names
+    in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the time.
+    """
+
+    directory: str
+    is_running: bool
+    updates: int
+    num_recent: int = 0
+    quiet_seconds: float | None = None
+    plan_seconds: float
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None  # response tokens
+    staleness_bound: int
+    learned: Mapping[str, float]
+    held_out: tuple[Mapping[str, float], ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    uses: tuple[Use, ...] = ()
+
+
+class Watching:
+    """Looks at the directory of a run again and again, and reads only what is new."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises BadInput for a directory that holds no plan of a run."""
+        if not (directory / "plan.json").exists():
+            what = "holds no plan.json" if directory.is_dir() else "is not a directory"
+            raise BadInput(f"{directory} {what}; give the --out of `meshwright run`.")
+        self._directory, self._plan = directory, read_plan(directory / "plan.json")
+        self._metrics, self._trace = Tail(directory / "metrics.jsonl"), Tail(directory / "trace.jsonl")
+        self._evaluations = Tail(directory / "evaluations.jsonl")
+        self._lines: list[dict[str, Any]] = []
+        self._spans: list[Span] = []
+        self._held_out: list[dict[str, Any]] = []
+
+    def look(self) -> RunStanding:
+        """The run as it stands now. Raises BadInput for a line that is none of a run's."""
+        try:
+            self._read()
+        except (ValueError, TypeError, KeyError):
+            raise BadInput(
+                f"{self._directory} has lines that no run writes; give the --out of `meshwright run`."
+            ) from None
+        lines, plan = self._lines, self._plan
+        recent = lines[-RECENT:]
+        standing = RunStanding(
+            directory=str(self._directory),
+            is_running=is_held(self._directory),
+            updates=lines[-1]["step"] + 1 if lines else 0,
+            plan_seconds=plan.period_seconds,
+            staleness_bound=plan.staleness,
+            learned=_means(recent),
+            held_out=tuple(_numbers(line) for line in self._held_out),
+        )
+        if not lines:
+            return standing
+        ends = step_ends(plan.graph, self._spans)
+        window = sorted(ends.values())[-RECENT - 1 :]
+        begin = window[0] if len(ends) > len(recent) else min(span.start_seconds for span in self._spans)
+        seconds = {line["step"]: line["seconds"] for line in recent}
+        return replace(
+            standing,
+            num_recent=len(recent),
+            quiet_seconds=max(0.0, time.time() - (self._directory / "metrics.jsonl").stat().st_mtime),
+            step_seconds=statistics.median(seconds.values()),
+            tokens_per_second=statistics.median(line["tokens_per_second"] for line in recent),
+            comparisons=compare(plan, self._spans, seconds),
+            uses=measured_use(plan, self._spans, begin, window[-1]) if window[-1] > begin else (),
+        )
+
+    def _read(self) -> None:
+        begins, lines = self._metrics.read()
+        self._lines = [*([] if begins else self._lines), *map(json.loads, lines)][-RECENT:]
+        begins, lines = self._evaluations.read()
+        self._held_out = [*([] if begins else self._held_out), *map(json.loads, lines)]
+        begins, lines = self._trace.read()
+        spans = [*([] if begins else self._spans), *(span_of(json.loads(line)) for line in lines)]
+        oldest = max((span.step for span in spans), default=0) - RECENT - 2 * _MOST_AHEAD
+        self._spans = [span for span in spans if span.step >= oldest]
+
+
+def _means(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Of every number, over the lines that have it."""
+    names = {name: None for line in lines for name in _numbers(line) if name != "step"}
+    return {name: statistics.fmean(line[name] for line in lines if name in _numbers(line)) for name in names}
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if isinstance(value, int | float)}

@@ -1,0 +1,71 @@
+"""Configurations that the four trainers ship are read; one that is not is refused by its key.
+
+The keys that matter are retyped in tests/planner/imports/shipped, each with the file and the commit it was read in.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshwright.planner.imports.job_text import JobSource
+from meshwright.planner.imports.readers import READERS
+from meshwright.planner.imports.said import Configured
+from meshwright.profiles.errors import BadInput
+from tests.planner.imports.written import CONFIG
+
+FOLDER = Path(__file__).parents[1] / "imports" / "shipped"
+
+LEAST_SHARE = 0.95
+LEAST_NUMBER = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    trainer: str
+    path: str
+    commit: str
+    text: str
+    refused: str = ""
+
+
+ALL = [
+    Shipped(trainer=file.stem, **one)
+    for file in sorted(FOLDER.glob("*.yaml"))
+    for one in yaml.safe_load(file.read_text())
+]
+NAMED = [pytest.param(one, id=f"{one.trainer}/{Path(one.path).name}") for one in ALL]
+
+
+def configured(shipped: Shipped, directory: Path) -> Configured:
+    """What it says, as far as a whole job: every model has one made-up shape, the reward model also where a function
+    pays."""
+    path = directory / Path(shipped.path).name
+    path.write_text(shipped.text)
+    shape = directory / "config.json"
+    shape.write_text(json.dumps(CONFIG))
+    found = READERS[shipped.trainer].read(path)
+    source = JobSource(path=path, trainer=shipped.trainer, device="h100-sxm", shapes={"": shape, "reward": shape})
+    job = source.job(found, directory)
+    assert job.workload.batch_size == found.words["workload.batch_size"]
+    return found
+
+
+@pytest.mark.parametrize("shipped", NAMED)
+def test_it_is_read_as_a_job_or_refused_by_its_key(shipped: Shipped, tmp_path: Path) -> None:
+    if shipped.refused:
+        with pytest.raises(BadInput, match=shipped.refused):
+            configured(shipped, tmp_path)
+    else:
+        assert len(configured(shipped, tmp_path).said) > 10
+
+
+def test_so_many_are_read() -> None:
+    read = [one for one in ALL if not one.refused]
+    assert len(ALL) >= LEAST_NUMBER
+    assert len(read) / len(ALL) >= LEAST_SHARE
+    assert len({(one.trainer, one.path) for one in ALL}) == len(ALL)

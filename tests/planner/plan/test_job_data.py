@@ -1,0 +1,19 @@
+"""What a job says of its prompts is written as short as it was before there was more to say."""
+
+from __future__ import annotations
+
+from meshwright.planner.plan.job_data import Data
+
+
+def test_defaults_are_not_written() -> None:
+    data = Data(prompts="p.jsonl", tokenizer="t")
+    assert data.model_dump() == {
+        "prompts": "p.jsonl", "held_out": None, "tokenizer": "t", "long_prompts": "filter"
+    }  # fmt: skip
+    assert data.named_columns == {"prompt": "prompt"}
+
+
+def test_what_is_said_is_read_again() -> None:
+    data = Data(prompts="d", tokenizer="t", columns={"prompt": "question", "answer": "a.b"}, split="all", chat=True)
+    assert Data.model_validate_json(data.model_dump_json()) == data
+    assert data.named_columns == {"prompt": "question", "answer": "a.b"}

@@ -1,0 +1,85 @@
+"""The watch command shows a run once, as JSON, or until the run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.runtime.records.lock import locked
+from tests.planner.plans import random_plan
+from tests.runtime.command import Call
+from tests.runtime.records.written_run import write_run
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return random_plan(2)
+
+
+def test_json_has_what_the_view_has(call: Call, plan: Plan, tmp_path: Path) -> None:
+    write_run(plan, tmp_path, steps=4)
+    outcome = call("watch", tmp_path, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    found = json.loads(outcome.out)
+    assert found["updates"] == 4
+    assert found["comparisons"][-1]["name"] == "step"
+    assert found["comparisons"][-1]["error"] == pytest.approx(0.0, abs=1e-6)
+    shown = call("watch", tmp_path)
+    assert shown.code == 0
+    assert f"{found['updates']} steps" in shown.out
+
+
+def test_a_directory_without_a_run_is_refused(call: Call, tmp_path: Path) -> None:
+    outcome = call("watch", tmp_path, "--once")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "holds no plan.json" in outcome.err
+
+
+def test_on_a_terminal_it_follows_the_run_and_ends_with_it(plan: Plan, tmp_path: Path) -> None:
+    write_run(plan, tmp_path, steps=2)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "meshwright", "watch", str(tmp_path), "--every", "0.1"]
+    with locked(tmp_path):
+        watcher = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs)
+        os.close(theirs)
+        seen = bytearray()
+        reader = threading.Thread(target=_drain, args=(ours, seen))
+        reader.start()
+        _wait(lambda: b"2 steps" in seen)
+        for name in ("metrics.jsonl", "trace.jsonl"):
+            (tmp_path / name).unlink()
+        write_run(plan, tmp_path, steps=5)
+        _wait(lambda: b"5 steps" in seen)
+        assert watcher.poll() is None
+    assert watcher.wait(timeout=20) == 0
+    reader.join(timeout=20)
+    os.close(ours)
+    assert b"not running" in seen
+
+
+def _drain(descriptor: int, seen: bytearray) -> None:
+    while True:
+        try:
+            read = os.read(descriptor, 4096)
+        except OSError:  # the other end is closed
+            return
+        if not read:
+            return
+        seen += read
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < until, "the watcher shows nothing"
+        time.sleep(0.05)

@@ -1,0 +1,91 @@
+"""Prompts become the tokens that transformers would make of them, and ids stay what they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from transformers import AutoTokenizer
+
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.generation.prompt_tokens import Encoder
+
+TEMPLATE = """{{ bos_token }}{% for message in messages %}
+{%- if message.role == 'tool' %}{{ raise_exception('tools are unknown') }}{% endif -%}
+<|{{ message.role }}|> {{ message.content }}<|end|>
+{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+SPECIAL = ["<s>", "<|user|>", "<|system|>", "<|assistant|>", "<|end|>"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    words = {word: number for number, word in enumerate(["<unk>", *SPECIAL, *(f"w{n}" for n in range(9))])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"})
+    )
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    return tmp_path
+
+
+def encoder(directory: Path, *, chat: bool = False) -> Encoder:
+    return Encoder(tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")), directory, chat=chat)
+
+
+def test_a_text_has_the_special_tokens_of_its_tokenizer(directory: Path) -> None:
+    assert encoder(directory).encode("w0 w1", "here") == (1, 6, 7)
+
+
+def test_messages_have_those_of_the_template_once_and_ask_for_an_answer(directory: Path) -> None:
+    messages = [{"role": "system", "content": "w0", "name": None}, {"role": "user", "content": "w1 w2"}]
+    found = encoder(directory).encode(messages, "here")
+    assert found == (1, 3, 6, 5, 2, 7, 8, 5, 4)
+    known = AutoTokenizer.from_pretrained(directory)
+    told = known.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)
+    assert found == tuple(told["input_ids"] if isinstance(told, dict) or hasattr(told, "input_ids") else told)
+
+
+def test_a_text_of_a_chat_is_a_users_message(directory: Path) -> None:
+    said = encoder(directory).encode([{"role": "user", "content": "w3"}], "here")
+    assert encoder(directory, chat=True).encode("w3", "here") == said
+
+
+def test_ids_are_not_encoded_again(directory: Path) -> None:
+    assert encoder(directory, chat=True).encode([6, 6, 1, 14], "here") == (6, 6, 1, 14)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([15], "here has the token id 15, and the tokenizer has ids from 0 to 14"),
+        ([True], "here has a prompt that is neither a text nor messages"),
+        ([], "neither a text nor messages"),
+        (7, "neither a text nor messages"),
+        ([{"role": "user"}], "neither a text nor messages"),
+        ([{"role": "assistant", "content": "w1"}], "here ends with a message of the assistant"),
+        ([{"role": "tool", "content": "w1"}], "here: the chat template refuses the messages: tools are unknown"),
+    ],
+)
+def test_what_is_no_prompt_is_told_in_a_sentence(directory: Path, prompt: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        encoder(directory).encode(prompt, "here")
+
+
+def test_messages_need_a_template(directory: Path) -> None:
+    (directory / "chat_template.jinja").unlink()
+    with pytest.raises(BadInput, match=r"has no chat template and the prompts are messages; give it a chat_template"):
+        encoder(directory).encode([{"role": "user", "content": "w1"}], "here")
+
+
+def test_a_tokenizer_that_is_one_file_has_no_template(directory: Path) -> None:
+    path = directory / "tokenizer.json"
+    with pytest.raises(BadInput, match=r"cannot be loaded for its chat template|has no chat template"):
+        Encoder(tokenizers.Tokenizer.from_file(str(path)), path, chat=True).encode("w1", "here")

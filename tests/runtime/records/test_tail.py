@@ -1,0 +1,38 @@
+"""A file that grows is read line by line, each line once, and from its beginning when it is another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.profiles.documents import write_atomically
+from meshwright.runtime.records.tail import Tail
+
+
+@given(st.lists(st.text("ab\n", max_size=5)))
+def test_however_a_file_is_appended_to_every_whole_line_is_read_once(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("tail") / "lines"
+    tail, read = Tail(path), []
+    for part in parts:
+        with path.open("a") as file:
+            file.write(part)
+        read += tail.read()[1]
+    assert read == "".join(parts).rpartition("\n")[0].split("\n") * ("\n" in "".join(parts))
+
+
+def test_a_file_that_is_replaced_or_cut_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    tail = Tail(path)
+    assert tail.read() == (False, [])
+    path.write_text("a\nb\n")
+    assert tail.read() == (True, ["a", "b"])
+    assert tail.read() == (False, [])
+    write_atomically(path, "a\nb\nc\n")
+    assert tail.read() == (True, ["a", "b", "c"])
+    path.write_text("d\n")
+    assert tail.read() == (True, ["d"])
