@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from meshwright.planner.plan.job import Job, read_job, require_job
@@ -36,14 +36,16 @@ def run(
     checkpoint_minutes: float = 10.0,
     keep: int = 2,
     export_every: int = 0,
+    allow_modules: Sequence[str] = (),
     rendezvous: Rendezvous | None = None,
 ) -> RunSummary | Stopped | None:
     """Trains as the plan says, and compares measured with predicted times.
 
     `steps` are all of the run, those before a `resume` included, and `directory` is where the job's relative paths
     start. Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C,
-    is `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
-    needs `if __name__ == "__main__":`; under torchrun this process is one of them.
+    is `Stopped`; None comes back on a machine without rank 0. Rewards may be built-in functions and those of
+    `allow_modules`. Ranks import the program's main module, which therefore needs `if __name__ == "__main__":`; under
+    torchrun this process is one of them.
     Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
     """
     require_number("steps", steps, least=1)
@@ -63,6 +65,7 @@ def run(
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,
         export_every=export_every,
+        allowed_modules=tuple(allow_modules),
     )
     return run_plan(request, rendezvous)
 

@@ -40,6 +40,9 @@ def run(
             min=0, max=10**9, help="Steps between Hugging Face directories of what is trained, also at the end."
         ),
     ] = 0,
+    allow_module: Annotated[
+        list[str] | None, typer.Option(help="A module whose functions may be rewards; may be given again.")
+    ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
     rendezvous: Annotated[
         str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
@@ -66,6 +69,7 @@ def run(
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,
         export_every=export_every,
+        allow_modules=allow_module or (),
         rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank),
     )
     if isinstance(summary, Stopped):

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,10 @@ class PromptData:
     """Sequences of each prompt of a training batch."""
     notes: tuple[str, ...] = ()
     """What was done about prompts that are too long."""
+    answers: tuple[str | None, ...] = ()
+    """Of each training prompt, for rewards that compare a response with it."""
+    held_out_answers: tuple[str | None, ...] = ()
+    tokenizer: Tokenizer | None = None
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
         """The prompts of a step, each as often as a group has samples, with a draw of its own: shuffled passes over the
@@ -60,9 +65,29 @@ class PromptData:
         """Every held-out prompt, drawn with the same numbers whenever it is evaluated."""
         return tuple(Prompt(row=row, draw=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether every prompt has one."""
+        return None not in (*self.answers, *self.held_out_answers)
+
+    def answer(self, prompt: Prompt) -> str | None:
+        """That of a prompt of `batch` or `held_out_batch`."""
+        if prompt.draw < 0:
+            return self.held_out_answers[-1 - prompt.draw]
+        return self.answers[self._index(prompt.draw // self.group_size)]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What tokens spell, without special ones."""
+        assert self.tokenizer is not None
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
     def _training_prompt(self, position: int) -> tuple[int, ...]:
+        return self.train[self._index(position)]
+
+    def _index(self, position: int) -> int:
+        """The place among the training prompts of the one at a position of the run."""
         passes, offset = divmod(position, len(self.train))
-        return self.train[_order(self.seed, passes, len(self.train))[offset]]
+        return _order(self.seed, passes, len(self.train))[offset]
 
 
 def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:
@@ -91,6 +116,9 @@ def read_data(job: Job, directory: Path) -> PromptData:
     return PromptData(
         train=read["train"].prompts,
         held_out=read["held_out"].prompts if "held_out" in read else (),
+        answers=read["train"].answers,
+        held_out_answers=read["held_out"].answers if "held_out" in read else (),
+        tokenizer=tokenizer,
         notes=tuple(part.note for part in read.values() if part.note),
         ends=ResponseEnds(
             tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.settings.stop
@@ -115,9 +143,11 @@ def _read_tokenizer(directory: Path) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _Read:
-    """The encoded prompts of a file, and what was done about those that are too long; empty where none is."""
+    """The encoded prompts of a file with their answers, and what was done about those that are too long; empty where
+    none is."""
 
     prompts: tuple[tuple[int, ...], ...]
+    answers: tuple[str | None, ...]
     note: str
 
 
@@ -125,9 +155,9 @@ def _read_prompts(path: Path, tokenizer: Tokenizer, job: Job) -> _Read:
     """Those longer than `prompt.max` are dealt with as the job says; of one that is cut the last tokens stay."""
     assert job.data is not None
     longest, how = job.workload.prompt.max, job.data.long_prompts
-    prompts, num_long = [], 0
+    prompts, answers, num_long = [], [], 0
     for number, line in enumerate(read_text(path, "prompts").splitlines(), start=1):
-        tokens = _encoded(path, number, line, tokenizer)
+        tokens, answer = _encoded(path, number, line, tokenizer)
         if len(tokens) > longest:
             num_long += 1
             if how == "refuse":
@@ -138,6 +168,7 @@ def _read_prompts(path: Path, tokenizer: Tokenizer, job: Job) -> _Read:
             if how == "filter":
                 continue
         prompts.append(tokens[-longest:])
+        answers.append(answer)
     if not prompts:
         left_out = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""
         raise BadInput(f"prompts {path} is empty{left_out}; give at least one line.")
@@ -145,15 +176,18 @@ def _read_prompts(path: Path, tokenizer: Tokenizer, job: Job) -> _Read:
     note = (
         f"{path}: {num_long} of {num_long * (how == 'filter') + len(prompts)} prompts have more than {longest} tokens"
     )
-    return _Read(tuple(prompts), f"{note} and were {done}" if num_long else "")
+    return _Read(tuple(prompts), tuple(answers), f"{note} and were {done}" if num_long else "")
 
 
-def _encoded(path: Path, number: int, line: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _encoded(path: Path, number: int, line: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], str | None]:
+    """The tokens of a line's prompt, and its answer if it has one."""
     try:
-        text = json.loads(line)["prompt"]
-        tokens = tuple(tokenizer.encode(text).ids)
-    except (ValueError, KeyError, TypeError):
+        told = json.loads(line)
+        tokens, answer = tuple(tokenizer.encode(told["prompt"]).ids), told.get("answer")
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f'prompts {path} line {number} is not a JSON object with a "prompt" text.') from None
     if not tokens:
         raise BadInput(f"prompts {path} line {number} has no tokens; give it a text, or take the line out.")
-    return tokens
+    if answer is not None and not isinstance(answer, str):
+        raise BadInput(f"prompts {path} line {number} has an answer that is no text; write it in quotes.")
+    return tokens, answer
