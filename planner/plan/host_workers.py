@@ -122,5 +122,6 @@ def _ends(plan: Plan) -> Seconds:
 
 def _waiting(edge: Edge, seconds: float) -> Edge:
     """The hand-over with this many seconds in all for rewards."""
-    more = max(0.0, seconds - host_seconds(edge))
-    return edge.model_copy(update={"cost": edge.cost + Cost((Term(WAITING, more),))})
+    least = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
+    more = seconds - sum(term.amount for term in least.terms if term.name == LATENCY)
+    return edge.model_copy(update={"cost": least + Cost((Term(WAITING, max(0.0, more)),))})

@@ -92,7 +92,7 @@ def lags_of(plan: Plan) -> Lags:
     """The hand-overs of a plan, those from hosts with what their rewards take after the last response; what streams
     has its tail to read after the last hand-over."""
     whole = {(edge.producer, edge.consumer): edge.cost.total - host_seconds(edge) for edge in plan.edges}
-    waits = {edge.consumer: host_seconds(edge) for edge in plan.edges if edge.producer == GENERATE}
+    waits = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
     whole |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
     tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
     return Lags(whole, tails)

@@ -36,9 +36,7 @@ def run(
     ] = 2,
     export_every: Annotated[
         int,
-        typer.Option(
-            min=0, max=10**9, help="Steps between Hugging Face directories of what is trained, also at the end."
-        ),
+        typer.Option(min=0, max=10**9, help="Steps between Hugging Face directories of the models, and at the end."),
     ] = 0,
     allow_module: Annotated[
         list[str] | None, typer.Option(help="A module whose functions may be rewards; may be given again.")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from meshwright.runtime.environment.samples import Sample
+from meshwright.runtime.environment.samples import RewardSample
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:\s*/\s*-?\d+)?|-?\.\d+")
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
@@ -17,12 +17,12 @@ _MOST_CHARACTERS = 200
 """Of an answer: a longer one is no number, and is compared as it is."""
 
 
-def exact_match(samples: Sequence[Sample]) -> list[float]:
+def exact_match(samples: Sequence[RewardSample]) -> list[float]:
     """Whether the response is the answer, but for blanks around it."""
     return [float(sample.response.strip() == (sample.answer or "").strip()) for sample in samples]
 
 
-def maths_answer(samples: Sequence[Sample]) -> list[float]:
+def maths_answer(samples: Sequence[RewardSample]) -> list[float]:
     r"""Whether what the response gives at last, in \boxed{}, behind #### or as its last number, is the answer: as a
     number, which may be a fraction, where both are, else letter by letter without blanks and markup."""
     return [float(_is_right(sample.response, sample.answer or "")) for sample in samples]

@@ -11,19 +11,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshwright.runtime.environment.samples import RewardError, Sample
+from meshwright.runtime.environment.samples import RewardError, RewardSample
 
 
 class Caller(Protocol):
     """What makes one call at a time."""
 
-    def score(self, samples: Sequence[Sample]) -> list[float]: ...
+    def score(self, samples: Sequence[RewardSample]) -> list[float]: ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Answer:
+class RewardAnswer:
     """A sample's score, and the seconds from when its response had ended until it was there."""
 
     score: float
@@ -32,9 +32,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Task:
-    sample: Sample
+    sample: RewardSample
     begun: float
-    answer: Future[Answer]
+    answer: Future[RewardAnswer]
 
 
 class Crew:
@@ -57,7 +57,7 @@ class Crew:
         for caller in self._callers:
             threading.Thread(target=self._work, args=(caller,), name=f"reward {name}", daemon=True).start()
 
-    def score(self, sample: Sample) -> Future[Answer]:
+    def score(self, sample: RewardSample) -> Future[RewardAnswer]:
         """The answer, which may be there already or not."""
         task = _Task(sample, time.monotonic(), Future())
         self._tasks.put(task)
@@ -103,7 +103,7 @@ class Crew:
             self._fail(tasks[0], error)
             return
         for task, score in zip(tasks, scores, strict=True):
-            task.answer.set_result(Answer(score, time.monotonic() - task.begun))
+            task.answer.set_result(RewardAnswer(score, time.monotonic() - task.begun))
 
     def _fail(self, task: _Task, error: RewardError) -> None:
         told = f"reward {self.name} of sample {task.sample.id}: {error}"
@@ -111,4 +111,4 @@ class Crew:
             task.answer.set_exception(RewardError(told))
             return
         sys.stderr.write(f"{told}; it is paid {self._failure_score:g}\n")
-        task.answer.set_result(Answer(self._failure_score, time.monotonic() - task.begun))
+        task.answer.set_result(RewardAnswer(self._failure_score, time.monotonic() - task.begun))

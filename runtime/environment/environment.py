@@ -13,9 +13,9 @@ from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_ERROR, REWARD_SECONDS, REWARDS
-from meshwright.runtime.environment.crew import Answer, Caller, Crew
+from meshwright.runtime.environment.crew import Caller, Crew, RewardAnswer
 from meshwright.runtime.environment.judge import Judge
-from meshwright.runtime.environment.samples import RewardError, Sample
+from meshwright.runtime.environment.samples import RewardError, RewardSample
 from meshwright.runtime.environment.worker import Worker
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.messages.step_experience import StepExperience
@@ -26,12 +26,12 @@ class Environment:
 
     def __init__(self, crews: Sequence[Crew]) -> None:
         self._crews = tuple(crews)
-        self._begun: dict[int, tuple[Future[Answer], ...]] = {}
+        self._begun: dict[int, tuple[Future[RewardAnswer], ...]] = {}
         """By number of the sequence, an answer of each reward."""
-        self._delivered: dict[int, dict[int, tuple[Future[Answer], ...]]] = {}
+        self._delivered: dict[int, dict[int, tuple[Future[RewardAnswer], ...]]] = {}
         """By key of the batch and row."""
 
-    def begin(self, number: int, sample: Callable[[], Sample]) -> None:
+    def begin(self, number: int, sample: Callable[[], RewardSample]) -> None:
         """A response has ended, and is known by this number until it is delivered; once begun it goes on."""
         if number not in self._begun:
             made = sample()
@@ -116,11 +116,11 @@ def _caller(reward: Reward) -> Caller:
     return Worker(reward.function, reward.timeout_seconds)
 
 
-def _put(experience: Experience, row: int, answers: Sequence[Future[Answer]]) -> None:
+def _put(experience: Experience, row: int, answers: Sequence[Future[RewardAnswer]]) -> None:
     try:
         found = [answer.result() for answer in answers]
     except RewardError as error:
         experience.put(REWARD_ERROR, row, torch.tensor(list(str(error).encode()), dtype=torch.uint8))
-        found = [Answer(0.0, 0.0)] * len(answers)
+        found = [RewardAnswer(0.0, 0.0)] * len(answers)
     experience.put(REWARDS, row, torch.tensor([answer.score for answer in found]))
     experience.put(REWARD_SECONDS, row, torch.tensor([answer.seconds for answer in found]))

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshwright.runtime.environment.samples import RewardError, Sample
+from meshwright.runtime.environment.samples import RewardError, RewardSample
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _MOST_ANSWER_BYTES = 2**24
@@ -30,7 +30,7 @@ class Judge:
     ) -> None:
         self._url, self._timeout, self._retry, self._sleep = url, timeout_seconds, retry_seconds, sleep
 
-    def score(self, samples: Sequence[Sample]) -> list[float]:
+    def score(self, samples: Sequence[RewardSample]) -> list[float]:
         """Raises RewardError for what no other call would change, and when it was tried for long enough."""
         asked = json.dumps({"samples": [sample.message for sample in samples]}).encode()
         begun, pause = time.monotonic(), _FIRST_PAUSE_SECONDS

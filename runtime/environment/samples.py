@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class RewardSample:
     """A prompt and a response to it. `id` is step/row of the prompt, `answer` what its line in the job's data has."""
 
     id: str
@@ -30,7 +30,7 @@ class Sample:
         return cls(**{**message, **ids})
 
 
-RewardFunction: TypeAlias = Callable[[Sequence[Sample]], Sequence[float]]
+RewardFunction: TypeAlias = Callable[[Sequence[RewardSample]], Sequence[float]]
 """Scores of some samples, in their order."""
 
 

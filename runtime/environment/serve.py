@@ -15,10 +15,11 @@ from typing import IO
 
 from meshwright.planner.search.child_process import end_with
 from meshwright.runtime.environment.functions import function_named
-from meshwright.runtime.environment.samples import RewardFunction, Sample
+from meshwright.runtime.environment.samples import RewardFunction, RewardSample
 
 
 def main() -> None:
+    """Serves the function that the command line names, until its input or the parent process ends."""
     name, parent = sys.argv[1:]
     end_with(int(parent))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
@@ -35,14 +36,14 @@ def serve(name: str, batches: IO[str], answers: IO[str]) -> None:
         return
     _answer(answers, scores=[])
     for line in batches:
-        samples = [Sample.of(message) for message in json.loads(line)]
+        samples = [RewardSample.of(message) for message in json.loads(line)]
         try:
             _answer(answers, scores=_scores(function, samples))
         except Exception as error:
             _answer(answers, error=_sentence(error))
 
 
-def _scores(function: RewardFunction, samples: Sequence[Sample]) -> list[float]:
+def _scores(function: RewardFunction, samples: Sequence[RewardSample]) -> list[float]:
     scores = [float(score) for score in function(samples)]
     if len(scores) != len(samples):
         raise ValueError(f"{len(scores)} scores for {len(samples)} samples")

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 
-from meshwright.runtime.environment.samples import Sample
+from meshwright.runtime.environment.samples import RewardSample
 
 SECONDS = 4.0
 """That code and tests may take."""
@@ -37,7 +37,7 @@ sys.__stdout__.write("\\n" + mark)
 """Says at the end what it was told at the start, so that code which leaves before the tests passes none."""
 
 
-def unit_tests(samples: Sequence[Sample]) -> list[float]:
+def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
     """Whether the Python of the response's last fenced block, of all of it where there is none, passes the answer's
     tests."""
     return [float(_passes(_code(sample.response), sample.answer or "")) for sample in samples]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from meshwright.runtime.environment.samples import RewardError, Sample
+from meshwright.runtime.environment.samples import RewardError, RewardSample
 
 _START_SECONDS = 120.0
 """In which a process has imported its function."""
@@ -30,7 +30,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
 
-    def score(self, samples: Sequence[Sample]) -> list[float]:
+    def score(self, samples: Sequence[RewardSample]) -> list[float]:
         """Raises RewardError for a batch that raises an exception, takes too long or ends its process."""
         if self._is_closed:
             raise RewardError("its workers have ended")

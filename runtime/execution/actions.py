@@ -106,6 +106,9 @@ class Actions:
             return Findings(facts=self._generating.run(batch))
         if kind.is_trained:
             self._copies[kind.name].version.require(kind.name, batch.step)
+        if kind.trains and self._job.rewards:
+            require_scores(batch.experience)
+            batch.add_up(self._job.reward_weights, self._job.reward_model_weight)
         if kind.trains:
             return Findings(metrics=self._train(kind, batch))
         if kind.name in self._chunked and not batch.held_out:
@@ -154,9 +157,6 @@ class Actions:
         numbers are not finite; metrics are means over the other updates that were computed."""
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
-        if self._job.rewards:
-            require_scores(batch.experience)
-            batch.add_up(self._job.reward_weights, self._job.reward_model_weight)
         measured = _versions(batch, self._plan)
         stale = 0 if copy.spec.scalar_head else self._plan.staleness
         learning = Learning(settings, batch, reads=stage.reads, workload=workload, max_staleness=stale)

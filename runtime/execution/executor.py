@@ -132,7 +132,7 @@ class Executor:
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
                 assert self._hosts is not None
                 self._hosts.when_scored(batch, lambda found: self._exchange.send(instruction, found, channel, step))
-                return Findings()
+                return _moved(0)
             case Send():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
                 return _moved(self._exchange.send(instruction, batch.experience, channel, step))

@@ -14,7 +14,7 @@ from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import LIVE
 from meshwright.runtime.environment.environment import Environment
-from meshwright.runtime.environment.samples import Sample
+from meshwright.runtime.environment.samples import RewardSample
 from meshwright.runtime.generation.admission import Admission, shared
 from meshwright.runtime.generation.chunking import Chunk, Chunker, Listeners
 from meshwright.runtime.generation.engine import Generator
@@ -181,9 +181,9 @@ class Scoring:
         """By draw of the prompt, the rows that responses fill."""
         self._environment.deliver(batch.key, rows)
 
-    def _sample(self, response: Response) -> Sample:
+    def _sample(self, response: Response) -> RewardSample:
         prompt = response.prompt
-        return Sample(
+        return RewardSample(
             id=f"{'held out' if prompt.draw < 0 else prompt.step}/{prompt.row}",
             prompt=self._data.text(prompt.tokens),
             response=self._data.text(response.tokens),

@@ -11,7 +11,7 @@ CRITIC_FREE: tuple[Algorithm, ...] = ("grpo", "rloo", "reinforce++")
 
 
 def test_ppo_trains_an_actor_and_a_critic_and_has_a_reference_always() -> None:
-    assert graph_of("ppo") is graph_of("ppo", has_ref=False) is PPO_GRAPH
+    assert graph_of("ppo") == graph_of("ppo", has_ref=False) == PPO_GRAPH
     assert PPO_GRAPH.train_stage == {Role.ACTOR: "actor_train", Role.CRITIC: "critic_train"}
     assert set(PPO_GRAPH.roles) == set(Role)
 
