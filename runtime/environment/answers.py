@@ -29,21 +29,23 @@ def maths_answer(samples: Sequence[RewardSample]) -> list[float]:
 
 
 def _is_right(response: str, answer: str) -> bool:
-    given, wanted = _given(response), _plain(_given(answer) or answer)
+    given, wanted = _marked(response), _plain(_marked(answer) or answer)
     if given is None:
-        return False
+        numbers = _NUMBER.findall(response)
+        if not numbers:
+            return False
+        given = str(numbers[-1])
     one, other = _plain(given), _value(wanted)
     return one == wanted if other is None else _value(one) == other
 
 
-def _given(text: str) -> str | None:
-    """What a text ends up with; None where it gives nothing."""
+def _marked(text: str) -> str | None:
+    """What a text marks as its answer; None where it marks nothing."""
     if _BOXED in text:
         return _in_braces(text[text.rindex(_BOXED) + len(_BOXED) :])
     if _GIVEN in text:
         return text.rpartition(_GIVEN)[2].strip().partition("\n")[0]
-    numbers = _NUMBER.findall(text)
-    return numbers[-1] if numbers else None
+    return None
 
 
 def _in_braces(text: str) -> str | None:
@@ -61,7 +63,7 @@ def _plain(text: str) -> str:
     for mark in _IGNORED:
         text = text.replace(mark, "")
     text = _TEXT.sub(r"\1", _FRACTION.sub(r"(\1)/(\2)", text))
-    return "".join(text.split()).strip(".").lower()
+    return "".join(text.split()).rstrip(".").lower()
 
 
 def _value(text: str) -> Fraction | None:
