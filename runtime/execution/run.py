@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.planner.plan.job import Job
+from meshwright.planner.program.deadlines import away_seconds
 from meshwright.planner.program.program import MoveWeights, Program, lower, owners
 from meshwright.profiles.stages import GENERATE, REWARDS
 from meshwright.profiles.trace import Span
@@ -108,7 +109,7 @@ class RankRun:
         computing = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
-        self._watch = RunWatch(plan, request.out, self.began)
+        self._watch = RunWatch(plan, request.out, self.began, away_seconds=away_seconds(job.rewards))
         # Messages of an evaluation must not be taken for those that wait for a later turn.
         self._executor, self._evaluator = (self._following(computing, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from meshwright.planner.program.deadlines import patience_seconds
+from meshwright.planner.program.deadlines import away_seconds, patience_seconds
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
 from meshwright.runtime.execution.resume import require_shared
@@ -30,7 +30,7 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
     whatever can be known to be wrong before anything starts.
     """
     rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
-    preparation = Preparation(cluster.kind, patience_seconds(request.plan))
+    preparation = Preparation(cluster.kind, patience_seconds(request.plan, away_seconds(request.job.rewards)))
     if seat := Seat.of(os.environ):
         place = NodePlace(
             preparation=preparation, node_rank=rendezvous.node_rank, work=request.digest, logs=request.out

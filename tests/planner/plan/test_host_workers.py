@@ -102,6 +102,18 @@ def test_generation_that_works_ahead_hides_a_slow_judge() -> None:
     assert ahead.period_seconds - without.period_seconds < 0.5 * (whole.period_seconds - without.period_seconds)
 
 
+def test_a_judge_slower_than_a_turn_moves_training_to_the_end_of_the_next(slow: Plan) -> None:
+    """Of two turns the generation, the wait and the training take all: g + w + t = 2 p where nothing else binds."""
+    plan = planned(facts_with(load("judge", 0.05), staleness=1))
+    assert plan.ahead[GENERATE] == 1
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+    last = max(placement.end_seconds for placement in plan.placements)
+    assert last == pytest.approx(plan.period_seconds, rel=1e-6)
+    assert simulate(plan, steps=40).steps.mean == pytest.approx(plan.period_seconds, rel=0.02)
+    assert plan.period_seconds < slow.period_seconds
+
+
 def test_the_program_sends_scores_behind_the_generation_and_training_waits_for_them(slow: Plan) -> None:
     order = lower(slow).instructions
     sent = [i for i in order if isinstance(i, Send) and i.producer == ENVIRONMENT]
