@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import TypeAlias
 
 import torch
 
@@ -20,6 +22,9 @@ from meshwright.runtime.environment.worker import Worker
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.messages.step_experience import StepExperience
 
+_Rows: TypeAlias = Mapping[int, tuple[Future[RewardAnswer], ...]]
+"""By row of a batch, an answer of each reward."""
+
 
 class Environment:
     """The rewards of a job, for the responses that one rank answers for."""
@@ -28,8 +33,10 @@ class Environment:
         self._crews = tuple(crews)
         self._begun: dict[int, tuple[Future[RewardAnswer], ...]] = {}
         """By number of the sequence, an answer of each reward."""
-        self._delivered: dict[int, dict[int, tuple[Future[RewardAnswer], ...]]] = {}
-        """By key of the batch and row."""
+        self._delivered: dict[int, _Rows] = {}
+        """By key of the batch."""
+        self._unsent: queue.SimpleQueue[tuple[_Rows, Callable[[Experience], object]] | None] = queue.SimpleQueue()
+        self._sends = threading.Thread(target=self._send, name="rewards", daemon=True)
 
     def begin(self, number: int, sample: Callable[[], RewardSample]) -> None:
         """A response has ended, and is known by this number until it is delivered; once begun it goes on."""
@@ -43,25 +50,25 @@ class Environment:
 
     def put_scores(self, batch: StepExperience) -> None:
         """Waits for the scores of the rows of a batch that were delivered here, and puts them."""
-        self._put(batch.key, batch.experience)
+        _put(batch.experience, self._delivered.get(batch.key, {}))
 
     def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
-        """Calls `send` with the scores of the rows that were delivered here, from another thread when they are there.
-        A batch that a checkpoint kept has them already."""
+        """Calls `send` with the scores of the rows that were delivered here, from another thread when they are there
+        and those of all batches before were sent. A batch that a checkpoint kept has them already."""
         if batch.key not in self._delivered:
             send(batch.experience)
             return
+        if not self._sends.is_alive():
+            self._sends.start()
+        answers = self._delivered[batch.key]
+        self._unsent.put((answers, send))
 
-        def wait_and_send() -> None:
+    def _send(self) -> None:
+        while unsent := self._unsent.get():
+            answers, send = unsent
             found = Experience()
-            self._put(batch.key, found)
+            _put(found, answers)
             send(found)
-
-        threading.Thread(target=wait_and_send, name=f"rewards of step {batch.step}", daemon=True).start()
-
-    def _put(self, key: int, experience: Experience) -> None:
-        for row, answers in self._delivered.get(key, {}).items():
-            _put(experience, row, answers)
 
     def forget(self, step: int) -> None:
         """The step was trained."""
@@ -69,6 +76,7 @@ class Environment:
 
     def close(self) -> None:
         """Ends all workers."""
+        self._unsent.put(None)
         for crew in self._crews:
             crew.close()
 
@@ -116,7 +124,13 @@ def _caller(reward: Reward) -> Caller:
     return Worker(reward.function, reward.timeout_seconds)
 
 
-def _put(experience: Experience, row: int, answers: Sequence[Future[RewardAnswer]]) -> None:
+def _put(experience: Experience, rows: _Rows) -> None:
+    """Waits for the answers."""
+    for row, answers in rows.items():
+        _put_row(experience, row, answers)
+
+
+def _put_row(experience: Experience, row: int, answers: Sequence[Future[RewardAnswer]]) -> None:
     try:
         found = [answer.result() for answer in answers]
     except RewardError as error:

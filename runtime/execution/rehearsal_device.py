@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -50,6 +51,9 @@ class RehearsalDevice:
         self._lengths = functools.cache(functools.partial(_drawn_lengths, plan, seed))
         self._turn, self._free_at = 0, 0.0
         self._scored_at: dict[int, float] = {}
+        self._unsent: queue.SimpleQueue[tuple[float, Experience, Callable[[Experience], object]]] = queue.SimpleQueue()
+        if plan.workers:
+            threading.Thread(target=self._send, name="rewards", daemon=True).start()
 
     def begin(self, turn: int) -> None:
         """A turn begins."""
@@ -85,7 +89,14 @@ class RehearsalDevice:
         self._scored_at[batch.step] = time.monotonic() + seconds
         found = Experience()
         _put_zeros(found, self._plan.graph.hosted[0].writes, self._rows_here(batch))
-        threading.Timer(seconds, send, (found,)).start()
+        self._unsent.put((self._scored_at[batch.step], found, send))
+
+    def _send(self) -> None:
+        """In the order of the steps."""
+        while True:
+            at, found, send = self._unsent.get()
+            time.sleep(max(0.0, at - time.monotonic()))
+            send(found)
 
     def put_scores(self, batch: StepExperience) -> None:
         """Waits until hosts are done."""

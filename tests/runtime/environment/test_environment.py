@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import queue
+import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,6 +13,7 @@ from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_SECONDS, REWARDS
 from meshwright.runtime.environment.crew import Crew
 from meshwright.runtime.environment.environment import Environment, host_metrics, require_scores
+from meshwright.runtime.environment.samples import RewardSample
 from meshwright.runtime.environment.worker import Worker
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.messages.step_experience import StepExperience
@@ -48,6 +52,33 @@ def test_scores_are_sent_when_they_are_there_and_those_of_a_checkpoint_at_once()
     hosts.forget(3)
     hosts.when_scored(batch, sent.put)
     assert sent.get_nowait() is batch.experience
+    hosts.close()
+
+
+def test_scores_of_a_later_step_wait_for_those_of_an_earlier_one() -> None:
+    """Of messages between two ranks the receiver knows the order alone."""
+    first_is_there = threading.Event()
+
+    class Held:
+        def score(self, samples: Sequence[RewardSample]) -> list[float]:
+            if samples[0].id == "0/0":
+                assert first_is_there.wait(20.0)
+            return [float(samples[0].id[0])] * len(samples)
+
+        def close(self) -> None:
+            pass
+
+    hosts = Environment([Crew("held", Held, num_workers=2)])
+    sent: queue.SimpleQueue[float] = queue.SimpleQueue()
+    for step in (0, 1):
+        batch = StepExperience(step=step, rows=range(1))
+        hosts.begin(step, functools.partial(sample, id=f"{step}/0"))
+        hosts.deliver(step, {step: 0})
+        hosts.when_scored(batch, lambda found: sent.put(float(found.get(REWARDS, 0))))
+    with pytest.raises(queue.Empty):
+        sent.get(timeout=0.2)
+    first_is_there.set()
+    assert [sent.get(timeout=20.0) for _ in range(2)] == [0.0, 1.0]
     hosts.close()
 
 

@@ -1,0 +1,73 @@
+"""A judge on this machine: an HTTP server whose calls take as long as a distribution says."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from benchmarks.rewards.words import share_of_letters
+from meshwright.planner.environment.latency import LatencySpec
+from meshwright.runtime.environment.judge import Judge
+from meshwright.runtime.environment.samples import RewardSample
+
+
+class Calls:
+    """How long calls take, and whose samples were scored."""
+
+    def __init__(self, latency: LatencySpec | None, seed: int = 0) -> None:
+        """Without a latency they take no time."""
+        self._found, self._draw = latency.resolve() if latency else None, random.Random(seed)
+        self.scored: list[str] = []
+
+    def seconds(self) -> float:
+        """Of the next call."""
+        if self._found is None:
+            return 0.0
+        return self._draw.choices(self._found.seconds, self._found.probabilities)[0]
+
+
+@contextmanager
+def served(calls: Calls) -> Iterator[str]:
+    """The URL of a judge, while it is there."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            samples = [RewardSample.of(message) for message in told["samples"]]
+            time.sleep(calls.seconds())
+            answer = json.dumps({"scores": share_of_letters(samples)}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+            calls.scored += [sample.id for sample in samples]
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is told of a call."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/score"
+        server.shutdown()
+
+
+def seconds_at_once(latency: LatencySpec, num_samples: int, rounds: int) -> float:
+    """Mean of the seconds that a server takes for so many samples that are all asked about at once."""
+    samples, taken = [RewardSample(id=str(n), prompt="", response="a") for n in range(num_samples)], []
+    with served(Calls(latency)) as url, ThreadPoolExecutor(num_samples) as pool:
+        judge = Judge(url, timeout_seconds=1000.0, retry_seconds=0.0)
+        for _ in range(rounds):
+            begun = time.monotonic()
+            list(pool.map(lambda sample: judge.score([sample]), samples))
+            taken.append(time.monotonic() - begun)
+    return sum(taken) / rounds
