@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a new directory for models and runs")
     parser.add_argument("--quicker", type=float, default=1.0, help="divides the judge's latencies")
     parser.add_argument("--response", type=int, default=384, help="longest response of the judge's job, in tokens")
+    parser.add_argument("--layers", type=int, default=8, help="of the judge's job's model")
     parser.add_argument("--steps", type=int, default=6, help="of each run")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each algorithm")
     asked = parser.parse_args()
@@ -51,16 +52,16 @@ def main() -> None:
     out.mkdir(parents=True)
     print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores; {asked.steps} steps\n")
     if asked.what == "judge":
-        judged(out, asked.quicker, asked.response, asked.steps)
+        judged(out, asked.quicker, asked.response, asked.layers, asked.steps)
     else:
         learned(out, asked.seeds, asked.steps)
 
 
-def judged(out: Path, quicker: float, response: int, steps: int) -> None:
+def judged(out: Path, quicker: float, response: int, layers: int, steps: int) -> None:
     """Steps with a slow judge beside those with one that answers at once."""
-    _write_models(out, num_layers=8)
+    _write_models(out, num_layers=layers)
     latency = LatencySpec(mean=2.0 / quicker, p99=20.0 / quicker)
-    at_once = seconds_at_once(latency, BATCH_SIZE, rounds=5)
+    at_once = statistics.fmean(seconds_at_once(latency, BATCH_SIZE, steps))
     workload = _workload(response)
     planned: Plan | None = None
     seconds = {}
@@ -77,9 +78,9 @@ def judged(out: Path, quicker: float, response: int, steps: int) -> None:
     assert planned is not None
     told = host_rewards(planned)
     assert told is not None
-    slow, none = (statistics.fmean(seconds[name][1:]) for name in ("slow", "none"))
+    slow, none = (statistics.fmean(seconds[name]) for name in ("slow", "none"))
     print("\n| | seconds |\n|---|---|")
-    print(f"| the judge, {BATCH_SIZE} samples at once, mean of 5 | {at_once:.2f} |")
+    print(f"| the judge, {BATCH_SIZE} samples of a step at once | {at_once:.2f} |")
     print(f"| a step, with a judge that answers at once | {none:.2f} |")
     print(f"| a step, with the slow judge | {slow:.2f} |")
     print(f"\nhidden: {1 - (slow - none) / at_once:.1%} measured, {told.hidden_share:.1%} predicted", flush=True)

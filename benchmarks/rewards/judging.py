@@ -20,16 +20,16 @@ from meshwright.runtime.environment.samples import RewardSample
 class Calls:
     """How long calls take, and whose samples were scored."""
 
-    def __init__(self, latency: LatencySpec | None, seed: int = 0) -> None:
+    def __init__(self, latency: LatencySpec | None) -> None:
         """Without a latency they take no time."""
-        self._found, self._draw = latency.resolve() if latency else None, random.Random(seed)
+        self._found = latency.resolve() if latency else None
         self.scored: list[str] = []
 
-    def seconds(self) -> float:
-        """Of the next call."""
+    def seconds(self, sample: str) -> float:
+        """Of the call about a sample, always the same."""
         if self._found is None:
             return 0.0
-        return self._draw.choices(self._found.seconds, self._found.probabilities)[0]
+        return random.Random(sample).choices(self._found.seconds, self._found.probabilities)[0]
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def served(calls: Calls) -> Iterator[str]:
         def do_POST(self) -> None:
             told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             samples = [RewardSample.of(message) for message in told["samples"]]
-            time.sleep(calls.seconds())
+            time.sleep(max(calls.seconds(sample.id) for sample in samples))
             answer = json.dumps({"scores": share_of_letters(samples)}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
@@ -61,13 +61,14 @@ def served(calls: Calls) -> Iterator[str]:
         server.shutdown()
 
 
-def seconds_at_once(latency: LatencySpec, num_samples: int, rounds: int) -> float:
-    """Mean of the seconds that a server takes for so many samples that are all asked about at once."""
-    samples, taken = [RewardSample(id=str(n), prompt="", response="a") for n in range(num_samples)], []
+def seconds_at_once(latency: LatencySpec, num_samples: int, steps: int) -> list[float]:
+    """The seconds that a server takes for the samples of each step, if they are all asked about at once."""
+    taken = []
     with served(Calls(latency)) as url, ThreadPoolExecutor(num_samples) as pool:
         judge = Judge(url, timeout_seconds=1000.0, retry_seconds=0.0)
-        for _ in range(rounds):
+        for step in range(steps):
+            samples = [RewardSample(id=f"{step}/{row}", prompt="", response="a") for row in range(num_samples)]
             begun = time.monotonic()
             list(pool.map(lambda sample: judge.score([sample]), samples))
             taken.append(time.monotonic() - begun)
-    return sum(taken) / rounds
+    return taken
