@@ -37,9 +37,10 @@ def plan_for(
     """The fastest plan that another trainer can say: verl, nemo-rl, openrlhf or slime.
 
     Its gap is to a bound on all such plans. `progress` is told how many of the trainer's ways are done, and of how
-    many. Raises BadInput for a trainer that is not known.
+    many. Raises BadInput for a trainer that is not known, and for rewards on hosts.
     """
     known = _trainer(trainer)
+    known.require_scored_by_models(facts)
     origins = {"job": job, "profile": table}
     found = within(
         known,

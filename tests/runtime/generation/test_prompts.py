@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,3 +132,32 @@ def test_the_samples_of_a_group_have_one_prompt_and_draws_of_their_own() -> None
     assert all(one == other for one, other in zip(tokens[::2], tokens[1::2], strict=True))
     assert tokens[::2] == rows(data(), range(5))  # in the same order, in twice as many steps
     assert len({prompt.draw for batch in steps for prompt in batch}) == len(tokens)
+
+
+def test_a_prompt_has_the_answer_of_its_line_in_every_pass_and_group() -> None:
+    answered = replace(data(), group_size=2, answers=tuple("abcdefghij"), held_out_answers=("x", None, "z"))
+    for step in range(8):
+        for prompt in answered.batch(step):
+            assert answered.answer(prompt) == "abcdefghij"[prompt.tokens[0]]
+    assert [answered.answer(prompt) for prompt in answered.held_out_batch()] == ["x", None, "z"]
+    assert not answered.has_answers
+    assert replace(answered, held_out_answers=("x", "y", "z")).has_answers
+
+
+def test_answers_stay_with_their_prompts_where_long_ones_are_left_out(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=1)
+    lines = (json.dumps({"prompt": " ".join(["w3"] * count), "answer": str(count)}) for count in (3, 99, 5))
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    found = read_data(read_job(path), tmp_path)
+    assert [(len(prompt), answer) for prompt, answer in zip(found.train, found.answers, strict=True)] == [
+        (3, "3"),
+        (5, "5"),
+    ]
+    assert found.text(found.train[0]) == "w3 w3 w3"
+
+
+def test_an_answer_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=1)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "w3", "answer": 3}))
+    with pytest.raises(BadInput, match=r"line 1 has an answer that is no text; write it in quotes"):
+        read_data(read_job(path), tmp_path)
