@@ -4,9 +4,9 @@
     python -m benchmarks.rewards learn --out DIR [--seeds 5] [--steps 20]
 
 The models are random. `judge` trains under GRPO with 64 sequences a step, scored by an HTTP server on this machine
-whose calls take 2 s on average and 20 s at their 99th percentile, and again by one that answers at once; both by the
-plan for the slow one. What is hidden is the part, of what the server takes for 64 samples that are asked about at once,
-that a step is not longer by. `--quicker` divides all latencies.
+whose calls take 2 s on average and 20 s at their 99th percentile. What is hidden is the part, of what the server takes
+for a step's samples if they are all asked about at once, that training does not wait for scores. `--quicker` divides
+all latencies.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.environment.latency import LatencySpec
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.stages import ENVIRONMENT
+from meshwright.profiles.trace import read_spans
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
@@ -58,32 +60,35 @@ def main() -> None:
 
 
 def judged(out: Path, quicker: float, response: int, layers: int, steps: int) -> None:
-    """Steps with a slow judge beside those with one that answers at once."""
+    """What training waits for a slow judge, beside what that takes for a step's samples at once."""
     _write_models(out, num_layers=layers)
     latency = LatencySpec(mean=2.0 / quicker, p99=20.0 / quicker)
-    at_once = statistics.fmean(seconds_at_once(latency, BATCH_SIZE, steps))
-    workload = _workload(response)
-    planned: Plan | None = None
-    seconds = {}
-    for name, calls in (("slow", Calls(latency)), ("none", Calls(None))):
-        with served(calls) as url:
-            judge = {"name": "judge", "url": url, "latency_seconds": latency.model_dump(exclude_none=True)}
-            judge |= {"timeout_seconds": 1000.0, "workers": BATCH_SIZE}
-            request = _request(out, name, [judge], workload, steps, plan=planned, staleness=STALENESS)
-            planned = request.plan
-            assert isinstance(run_plan(request), RunSummary)
-            lines = [json.loads(line) for line in (request.out / "metrics.jsonl").read_text().splitlines()]
-            seconds[name] = [line["seconds"] for line in lines]
-            assert len(set(calls.scored)) == steps * BATCH_SIZE + _NUM_HELD_OUT, "a sample was lost"
-    assert planned is not None
-    told = host_rewards(planned)
+    judge = {"name": "judge", "latency_seconds": latency.model_dump(exclude_none=True), "workers": BATCH_SIZE}
+    calls = Calls(latency)
+    with served(calls) as url:
+        rewards = [{**judge, "url": url, "timeout_seconds": 1000.0}]
+        request = _request(out, "run", rewards, _workload(response), steps, staleness=STALENESS)
+        assert isinstance(run_plan(request), RunSummary)
+    assert len(set(calls.scored)) == steps * BATCH_SIZE + _NUM_HELD_OUT, "a sample was lost"
+    told = host_rewards(request.plan)
     assert told is not None
-    slow, none = (statistics.fmean(seconds[name]) for name in ("slow", "none"))
+    at_once = statistics.fmean(seconds_at_once(latency, BATCH_SIZE, steps))
+    waited = statistics.fmean(_waited(request.out))
+    lines = [json.loads(line) for line in (request.out / "metrics.jsonl").read_text().splitlines()]
     print("\n| | seconds |\n|---|---|")
     print(f"| the judge, {BATCH_SIZE} samples of a step at once | {at_once:.2f} |")
-    print(f"| a step, with a judge that answers at once | {none:.2f} |")
-    print(f"| a step, with the slow judge | {slow:.2f} |")
-    print(f"\nhidden: {1 - (slow - none) / at_once:.1%} measured, {told.hidden_share:.1%} predicted", flush=True)
+    print(f"| training waits for it, of a step | {waited:.2f} |")
+    print(f"| a step | {statistics.fmean(line['seconds'] for line in lines):.2f} |")
+    print(f"\nhidden: {1 - waited / at_once:.1%} measured, {told.hidden_share:.1%} predicted", flush=True)
+
+
+def _waited(out: Path) -> list[float]:
+    """For each step the longest that a rank waited for scores."""
+    waited: dict[int, float] = {}
+    for span in read_spans(out / "trace.jsonl"):
+        if span.instruction == f"receive {ENVIRONMENT} -> actor_train":
+            waited[span.step] = max(span.seconds, waited.get(span.step, 0.0))
+    return list(waited.values())
 
 
 def learned(out: Path, seeds: int, steps: int) -> None:
@@ -125,12 +130,11 @@ def _request(
     workload: dict[str, Any],
     steps: int,
     *,
-    plan: Plan | None = None,
     algorithm: str = "grpo",
     seed: int = 0,
     staleness: int = 0,
 ) -> RunRequest:
-    """A run, by its own plan unless it is given another one's."""
+    """A run of a job, by the plan for it."""
     models = {"actor": {"path": "actor"}}
     settings = {"actor_learning_rate": 3e-3, "kl_coefficient": 0.0, "seed": seed}
     if algorithm == "ppo":
@@ -153,7 +157,7 @@ def _request(
     path.write_text(yaml.safe_dump(job))
     read = read_job(path)
     facts = resolve(read, out)
-    found = plan or compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None))
+    found = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None))
     assert isinstance(found, Plan), found
     allowed = ("benchmarks.rewards.words",)
     return RunRequest(plan=found, job=read, directory=out, out=out / name, steps=steps, allowed_modules=allowed)

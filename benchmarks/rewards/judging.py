@@ -20,15 +20,12 @@ from meshwright.runtime.environment.samples import RewardSample
 class Calls:
     """How long calls take, and whose samples were scored."""
 
-    def __init__(self, latency: LatencySpec | None) -> None:
-        """Without a latency they take no time."""
-        self._found = latency.resolve() if latency else None
+    def __init__(self, latency: LatencySpec) -> None:
+        self._found = latency.resolve()
         self.scored: list[str] = []
 
     def seconds(self, sample: str) -> float:
         """Of the call about a sample, always the same."""
-        if self._found is None:
-            return 0.0
         return random.Random(sample).choices(self._found.seconds, self._found.probabilities)[0]
 
 

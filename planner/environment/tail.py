@@ -53,6 +53,19 @@ def tail_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1
     return float((1 - done**num_replicas).mean() * longest)
 
 
+def drawn_tail_seconds(ends: Seconds, rewards: Sequence[Served], draw: np.random.Generator) -> float:
+    """As `tail_seconds` of one replica, of a queue in which each call takes a time that is drawn."""
+    last = 0.0
+    for one in rewards:
+        calls = draw.choice(one.latencies.seconds, len(ends), p=one.latencies.probabilities)
+        free = [0.0] * min(one.num_at_a_time, len(ends))
+        for end, call in zip(np.sort(ends).tolist(), calls.tolist(), strict=True):
+            done = max(end, free[0]) + call
+            heapq.heapreplace(free, done)
+            last = max(last, done)
+    return last - float(ends.max())
+
+
 def least_tail_seconds(latencies: Sequence[Latencies]) -> float:
     """Below which no tail is: that of the response that ends last, which has nothing to wait for."""
     return max((one.mean for one in latencies), default=0.0)

@@ -87,11 +87,15 @@ def most_workers(plan: Plan, reward: RewardLoad) -> int:
 
 def tail(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
     """Seconds from the last response of a step to the last of its rewards, with so many workers for each reward."""
-    served = [
+    return tail_seconds(ends, served(plan, workers), plan.placement(GENERATE).layout.dp)
+
+
+def served(plan: Plan, workers: Sequence[int]) -> list[Served]:
+    """The rewards of a plan with so many workers each."""
+    return [
         Served(reward.latency_seconds.resolve(), number * reward.batch_size)
         for reward, number in zip(plan.facts.rewards, workers, strict=True)
     ]
-    return tail_seconds(ends, served, plan.placement(GENERATE).layout.dp)
 
 
 def worker_violations(plan: Plan) -> Iterator[str]:

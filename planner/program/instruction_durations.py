@@ -18,6 +18,7 @@ from meshwright.profiles.trace import instruction_name
 class StepWork:
     """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica.
 
+    `host_seconds` is how long rewards on hosts go on after the step's last response, where not as the plan expects.
     `tail_seconds` has, by stage, those of stages that stream in other chunks than the plan's, and `setting` what
     controllers decided about the turn that generates the step.
 
@@ -30,6 +31,7 @@ class StepWork:
     live_sequences: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     tokens_by_staleness: Mapping[int, int] = field(default_factory=dict)
     tail_seconds: Mapping[str, float] = field(default_factory=dict)
+    host_seconds: float | None = None
     setting: Setting | None = None
 
 
@@ -82,10 +84,12 @@ def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
 @dataclass(frozen=True)
 class Lags:
     """Seconds that pass after a producer has ended: `whole` until what it hands over has arrived, by producer and
-    consumer, and `tails` until a consumer that reads the last of it in chunks can end, by consumer."""
+    consumer, `of_hosts` of these what the plan expects rewards on hosts to take, and `tails` until a consumer that
+    reads the last of it in chunks can end, by consumer."""
 
     whole: Mapping[tuple[str, str], float]
     tails: Mapping[str, float]
+    of_hosts: float = 0.0
 
 
 def lags_of(plan: Plan) -> Lags:
@@ -95,4 +99,4 @@ def lags_of(plan: Plan) -> Lags:
     waits = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
     whole |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
     tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
-    return Lags(whole, tails)
+    return Lags(whole, tails, max(map(host_seconds, plan.edges), default=0.0))

@@ -85,8 +85,9 @@ class RehearsalDevice:
 
     def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
         """Hosts are done as long after the generation as the plan says; `send` is called then, from another thread."""
-        seconds = max(host_seconds(edge) for edge in self._plan.edges) * self._speed
-        self._scored_at[batch.step] = time.monotonic() + seconds
+        drawn = self._work(batch.step).host_seconds
+        seconds = max(host_seconds(edge) for edge in self._plan.edges) if drawn is None else drawn
+        self._scored_at[batch.step] = time.monotonic() + seconds * self._speed
         found = Experience()
         _put_zeros(found, self._plan.graph.hosted[0].writes, self._rows_here(batch))
         self._unsent.put((self._scored_at[batch.step], found, send))

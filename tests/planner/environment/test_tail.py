@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 import pytest
 
 from meshwright.planner.environment.latency import Latencies, LatencySpec
-from meshwright.planner.environment.tail import Seconds, Served, least_tail_seconds, response_ends, tail_seconds
+from meshwright.planner.environment.tail import (
+    Seconds,
+    Served,
+    drawn_tail_seconds,
+    least_tail_seconds,
+    response_ends,
+    tail_seconds,
+)
 
 SLOW = LatencySpec(mean=2.0, p99=20.0).resolve()
 ENDS = np.sort(np.random.default_rng(1).lognormal(3.0, 0.8, 64))
@@ -23,14 +28,8 @@ def at_once(ends: Seconds, latencies: Latencies, num_replicas: int, times: int =
 
 def played(ends: Seconds, latencies: Latencies, num_workers: int, times: int = 1000) -> float:
     """The mean over queues in which every call draws its own latency; calls start in order of arrival."""
-    draw, tails = np.random.default_rng(0), []
-    for calls in draw.choice(latencies.seconds, (times, len(ends)), p=latencies.probabilities).tolist():
-        free, done = [0.0] * num_workers, 0.0
-        for end, call in zip(np.sort(ends).tolist(), calls, strict=True):
-            done = max(done, max(end, free[0]) + call)
-            heapq.heapreplace(free, max(end, free[0]) + call)
-        tails.append(done - float(ends.max()))
-    return float(np.mean(tails))
+    draw = np.random.default_rng(0)
+    return float(np.mean([drawn_tail_seconds(ends, [Served(latencies, num_workers)], draw) for _ in range(times)]))
 
 
 def test_with_a_worker_for_each_response_the_tail_is_that_of_the_played_queue() -> None:
@@ -49,6 +48,14 @@ def test_with_fewer_workers_the_tail_is_near_that_of_the_played_queue(num_worker
     ends = ENDS / 4
     law, found = tail_seconds(ends, [Served(SLOW, num_workers)]), played(ends, SLOW, num_workers)
     assert law == pytest.approx(found, rel=0.2)
+
+
+def test_a_queue_that_is_played_serves_in_order_of_arrival() -> None:
+    fixed, draw = LatencySpec(fixed=3.0).resolve(), np.random.default_rng(0)
+    ends = np.array([0.0, 5.0, 1.0, 1.5])
+    assert drawn_tail_seconds(ends, [Served(fixed, 1)], draw) == pytest.approx(7.0)
+    assert drawn_tail_seconds(ends, [Served(fixed, 2)], draw) == pytest.approx(3.0)
+    assert drawn_tail_seconds(ends, [Served(fixed, 9), Served(fixed, 1)], draw) == pytest.approx(7.0)
 
 
 def test_a_constant_latency_is_waited_for_once_where_workers_are_many() -> None:

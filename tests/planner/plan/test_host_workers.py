@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.stated import misstated
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.environment.latency import LatencySpec
@@ -15,6 +19,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.program import Receive, Send, lower
+from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
@@ -56,10 +61,10 @@ def test_a_plan_without_rewards_on_hosts_says_nothing_of_them() -> None:
     assert not least_cost(plan.facts, "actor_train").terms
 
 
-def test_a_plan_verifies_states_its_costs_and_reads_as_it_was_written(slow: Plan, tmp_path: object) -> None:
+def test_a_plan_verifies_states_its_costs_and_reads_as_it_was_written(slow: Plan, tmp_path: Path) -> None:
     assert verify(slow) == ()
     assert misstated(slow, cost_model(slow.facts.cluster, slow.facts.workload, slow.facts.precision, None)) == ()
-    path = tmp_path / "plan.json"  # type: ignore[operator]
+    path = tmp_path / "plan.json"
     write_plan(path, slow)
     assert read_plan(path) == slow
 
@@ -139,3 +144,19 @@ def test_workers_that_break_a_rule_are_told(slow: Plan) -> None:
     asked = slow.facts.model_copy(update={"rewards": (load("judge", 0.05, workers=3), slow.facts.rewards[1])})
     changed = slow.model_copy(update={"facts": asked, "digests": asked.digests()})
     assert "and the job says 3" in "".join(verify(changed))
+
+
+def test_a_simulation_that_draws_lengths_draws_calls_too(slow: Plan) -> None:
+    """Some steps wait longer than the plan expects and some less; on average about as long."""
+
+    def remodel(facts: Facts) -> CostModel:
+        return cost_model(facts.cluster, facts.workload, facts.precision, None)
+
+    sampled = Sampled(slow, remodel, seed=0)
+    drawn = [sampled.of_step(step).host_seconds or 0.0 for step in range(60)]
+    assert min(drawn) < waits(slow)["actor_train"] < max(drawn)
+    assert np.mean(drawn) == pytest.approx(waits(slow)["actor_train"], rel=0.3)
+    assert sampled.of_step(7) == Sampled(slow, remodel, seed=0).of_step(7)
+    found = simulate(slow, sampled, steps=40).steps
+    assert found.p90 > found.p50 > 0
+    assert found.mean == pytest.approx(slow.period_seconds, rel=0.2)
