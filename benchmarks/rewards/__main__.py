@@ -1,6 +1,6 @@
 """How much of a slow judge a plan hides, and how far a reward that can be verified rises.
 
-    python -m benchmarks.rewards judge --out DIR [--quicker 10] [--steps 6]
+    python -m benchmarks.rewards judge --out DIR [--quicker 10] [--staleness 1] [--steps 6]
     python -m benchmarks.rewards learn --out DIR [--seeds 5] [--steps 20]
 
 The models are random. `judge` trains under GRPO with 64 sequences a step, scored by an HTTP server on this machine
@@ -35,7 +35,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
 
-BATCH_SIZE, GROUP_SIZE, STALENESS = 64, 4, 1
+BATCH_SIZE, GROUP_SIZE = 64, 4
 ALGORITHMS = ("grpo", "rloo", "ppo")
 LETTERS = {"name": "letters", "function": "benchmarks.rewards.words:share_of_letters"}
 
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a new directory for models and runs")
     parser.add_argument("--quicker", type=float, default=1.0, help="divides the judge's latencies")
     parser.add_argument("--response", type=int, default=384, help="longest response of the judge's job, in tokens")
+    parser.add_argument("--staleness", type=int, default=1, help="bound of the judge's job")
     parser.add_argument("--layers", type=int, default=8, help="of the judge's job's model")
     parser.add_argument("--steps", type=int, default=6, help="of each run")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each algorithm")
@@ -54,20 +55,20 @@ def main() -> None:
     out.mkdir(parents=True)
     print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores; {asked.steps} steps\n")
     if asked.what == "judge":
-        judged(out, asked.quicker, asked.response, asked.layers, asked.steps)
+        judged(out, asked)
     else:
         learned(out, asked.seeds, asked.steps)
 
 
-def judged(out: Path, quicker: float, response: int, layers: int, steps: int) -> None:
+def judged(out: Path, asked: argparse.Namespace) -> None:
     """What training waits for a slow judge, beside what that takes for a step's samples at once."""
-    _write_models(out, num_layers=layers)
-    latency = LatencySpec(mean=2.0 / quicker, p99=20.0 / quicker)
+    _write_models(out, num_layers=asked.layers)
+    steps, latency = asked.steps, LatencySpec(mean=2.0 / asked.quicker, p99=20.0 / asked.quicker)
     judge = {"name": "judge", "latency_seconds": latency.model_dump(exclude_none=True), "workers": BATCH_SIZE}
     calls = Calls(latency)
     with served(calls) as url:
         rewards = [{**judge, "url": url, "timeout_seconds": 1000.0}]
-        request = _request(out, "run", rewards, _workload(response), steps, staleness=STALENESS)
+        request = _request(out, "run", rewards, _workload(asked.response), steps, staleness=asked.staleness)
         assert isinstance(run_plan(request), RunSummary)
     assert len(set(calls.scored)) == steps * BATCH_SIZE + _NUM_HELD_OUT, "a sample was lost"
     told = host_rewards(request.plan)
