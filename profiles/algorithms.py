@@ -10,7 +10,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, TypeAlias
 
-from meshwright.profiles.stages import GENERATE, Mode, Role, Stage, StageGraph
+from meshwright.profiles.stages import (
+    ENVIRONMENT,
+    GENERATE,
+    REWARD_ERROR,
+    REWARD_SECONDS,
+    REWARDS,
+    HostStage,
+    Mode,
+    Role,
+    Stage,
+    StageGraph,
+)
 
 Algorithm: TypeAlias = Literal["ppo", "grpo", "rloo", "reinforce++"]
 
@@ -64,30 +75,29 @@ def _train(role: Role, *reads: str) -> Stage:
     return Stage(name=f"{role}_train", role=role, modes=(Mode.TRAIN,), reads=reads, writes=(), is_trained=True)
 
 
-_SAMPLED = ("tokens", "prompt_lengths", "truncated", "scores")
-_VALUED = (*_SAMPLED, "ref_logprobs", "values", "proximal_logprobs")
+_SAMPLED = ("tokens", "prompt_lengths", "truncated")
 _DRAWN = ("behaviour_logprobs", "versions")
-
-PPO_GRAPH = StageGraph(
-    (
-        _GENERATE,
-        _SCORE,
-        _REF,
-        _VALUE,
-        _PROXIMAL,
-        _train(Role.ACTOR, *_VALUED, *_DRAWN),
-        _train(Role.CRITIC, *_VALUED),
-    )
+_HOSTED = HostStage(
+    name=ENVIRONMENT, reads=("tokens", "prompt_lengths"), writes=(REWARDS, REWARD_SECONDS, REWARD_ERROR)
 )
-"""Proximal policy optimisation of an actor and a critic."""
 
 
 @cache
-def graph_of(algorithm: Algorithm, *, has_ref: bool = True) -> StageGraph:
-    """The graph of an algorithm for a job that names a reference model or does not; that of PPO has one always."""
-    if algorithm == "ppo":
-        return PPO_GRAPH
-    if has_ref:
-        training = _train(Role.ACTOR, *_SAMPLED, "ref_logprobs", "proximal_logprobs", *_DRAWN)
-        return StageGraph((_GENERATE, _SCORE, _REF, _PROXIMAL, training))
-    return StageGraph((_GENERATE, _SCORE, _PROXIMAL, _train(Role.ACTOR, *_SAMPLED, "proximal_logprobs", *_DRAWN)))
+def graph_of(
+    algorithm: Algorithm, *, has_ref: bool = True, has_reward: bool = True, has_environment: bool = False
+) -> StageGraph:
+    """The graph of an algorithm for a job that names a reference model or does not, a reward model, and rewards on
+    hosts; that of PPO has a reference always."""
+    is_ppo = algorithm == "ppo"
+    before = [_SCORE] if has_reward else []
+    before += [_REF] if has_ref or is_ppo else []
+    before += [_VALUE, _PROXIMAL] if is_ppo else [_PROXIMAL]
+    reads = (*_SAMPLED, *(field for stage in before for field in stage.writes))
+    reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
+    training = [_train(Role.ACTOR, *reads, *_DRAWN)]
+    training += [_train(Role.CRITIC, *reads)] if is_ppo else []
+    return StageGraph((_GENERATE, *before, *training), (_HOSTED,) if has_environment else ())
+
+
+PPO_GRAPH = graph_of("ppo")
+"""Proximal policy optimisation of an actor and a critic."""

@@ -8,10 +8,20 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from meshwright.profiles.documents import Document
 from meshwright.profiles.errors import BadInput
+
+_CPUS_OF_A_GPU = 8
+"""Processors of a host for each of its GPUs, at least: hosts of 8 A100 or H100 have 96 to 224."""
 
 
 class Link(Document):
@@ -52,6 +62,17 @@ class Cluster(Document):
     inter_node: Link
     host: Link = Field(description="the link from a device to the memory of its host")
     host_memory_bytes: int = Field(gt=0, description="memory of one host")
+    host_cpus: int | None = Field(default=None, gt=0, description="processors of one host, where they were given")
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Clusters whose processors were not given are written as they were before these could be."""
+        return {key: value for key, value in written(self).items() if key != "host_cpus" or value is not None}
+
+    @property
+    def cpus(self) -> int:
+        """Processors of one host that rewards may use: one for each rank of a CPU, eight for each GPU, unless given."""
+        return self.host_cpus or self.ranks_per_node * (1 if self.kind == "cpu" else _CPUS_OF_A_GPU)
 
     @property
     def num_ranks(self) -> int:

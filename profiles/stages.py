@@ -3,7 +3,7 @@ writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -13,6 +13,16 @@ from meshwright.profiles.errors import require_none
 
 GENERATE = "actor_generate"
 """The name that the stage which generates has in every graph."""
+
+ENVIRONMENT = "environment_score"
+"""The name of the stage in which hosts score responses."""
+
+REWARDS, REWARD_SECONDS, REWARD_ERROR = "environment_scores", "environment_seconds", "environment_error"
+"""What it writes of a response: a number for every reward of the job in their order, how long after the end of the
+response each was known, and of one whose reward failed the sentence that says so, as bytes."""
+
+TOTAL_SCORES = "total_scores"
+"""What a response is paid where hosts score too: made of all scores when they are read."""
 
 
 class Role(StrEnum):
@@ -63,6 +73,16 @@ class Stage:
         return self.is_trained and not self.trains
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostStage:
+    """An environment stage: it runs on workers of hosts and has no rank. It `reads` what the generation writes, of each
+    response when that ends."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
 class Values(NamedTuple):
     """What a field of the experience holds of each token, or one for the sequence; `dtype` is torch's name of it."""
 
@@ -80,6 +100,8 @@ _VALUES = {
     "prompt_lengths": Values("int64", is_one=True),
     "truncated": Values("uint8", is_one=True),
     "scores": Values(is_one=True),
+    TOTAL_SCORES: Values(is_one=True),
+    REWARD_ERROR: Values("uint8"),
     "versions": Values("int32"),
 }
 
@@ -99,12 +121,14 @@ class StageEdge(NamedTuple):
 
 @dataclass(frozen=True)
 class StageGraph:
-    """The stages of a step, each behind those that it reads from. Raises BadInput for stages that make no graph."""
+    """The stages of a step, each behind those that it reads from, and those on hosts, which begin with the generation.
+    Raises BadInput for stages that make no graph."""
 
     stages: tuple[Stage, ...]
+    hosted: tuple[HostStage, ...] = ()
 
     def __post_init__(self) -> None:
-        require_none(_violations(self.stages), "algorithm")
+        require_none(_violations(self), "algorithm")
 
     @cached_property
     def by_name(self) -> Mapping[str, Stage]:
@@ -133,17 +157,18 @@ class StageGraph:
     @cached_property
     def writer(self) -> Mapping[str, str]:
         """The stage that writes a field."""
-        return {field: stage.name for stage in self.stages for field in stage.writes}
+        every: tuple[Stage | HostStage, ...] = (*self.stages, *self.hosted)
+        return {field: stage.name for stage in every for field in stage.writes}
 
     @cached_property
     def edges(self) -> tuple[StageEdge, ...]:
         """By producer and consumer in the order of the stages."""
-        return tuple(
-            StageEdge(producer.name, consumer.name, fields)
-            for producer in self.stages
-            for consumer in self.stages
-            if (fields := tuple(field for field in consumer.reads if field in producer.writes))
-        )
+        return tuple(_edges(self.stages, self.stages))
+
+    @cached_property
+    def host_edges(self) -> tuple[StageEdge, ...]:
+        """What stages read that hosts write, by producer and consumer in the order of the stages."""
+        return tuple(_edges(self.hosted, self.stages))
 
     @cached_property
     def streaming(self) -> tuple[str, ...]:
@@ -170,22 +195,32 @@ class StageGraph:
         return (trained, *(s.name for s in self.stages if s.role == role and s.name != trained))
 
 
-def _violations(stages: tuple[Stage, ...]) -> Iterator[str]:
+def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage]) -> Iterator[StageEdge]:
+    for producer in producers:
+        for consumer in consumers:
+            if fields := tuple(field for field in consumer.reads if field in producer.writes):
+                yield StageEdge(producer.name, consumer.name, fields)
+
+
+def _violations(graph: StageGraph) -> Iterator[str]:
     """One sentence per broken rule."""
-    yield from _names(stages)
-    yield from _fields(stages)
+    stages = graph.stages
+    generating = next((index for index, stage in enumerate(stages, start=1) if stage.generates), 0)
+    every: tuple[Stage | HostStage, ...] = (*stages[:generating], *graph.hosted, *stages[generating:])
+    yield from _names(every)
+    yield from _fields(every)
     yield from _generation(stages)
     yield from _trained_roles(stages)
 
 
-def _names(stages: tuple[Stage, ...]) -> Iterator[str]:
+def _names(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
     names = [stage.name for stage in stages]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             yield f"the stage {name} is listed {names.count(name)} times; list it once."
 
 
-def _fields(stages: tuple[Stage, ...]) -> Iterator[str]:
+def _fields(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
     """A stage stands behind those that it reads from, so that there is no circle."""
     writers: dict[str, str] = {}
     for stage in stages:

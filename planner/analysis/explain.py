@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source, Term
+from meshwright.planner.analysis.host_rewards import HostRewards, host_rewards
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
 from meshwright.planner.plan.evaluate import name_of as task_name
+from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan, Pool
 from meshwright.profiles.cluster import most_usable_bytes
 
@@ -71,6 +73,7 @@ class Explanation:
     extrapolated: tuple[str, ...]
     pins: tuple[str, ...]
     work: Mapping[str, float]
+    rewards: HostRewards | None = None
 
 
 _NUM_TERMS = 3
@@ -97,6 +100,7 @@ def explain(plan: Plan) -> Explanation:
         extrapolated=tuple(task_name(i) for i in items_of(plan) if i.cost.source is Source.EXTRAPOLATED),
         pins=plan.pins,
         work=plan.solver.work.model_dump(),
+        rewards=host_rewards(plan),
     )
 
 
@@ -133,14 +137,16 @@ def _waited_for(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str |
     inputs = {name: ends[name] + lag for name, lag in task.after}
     latest = max(inputs, key=inputs.__getitem__, default=None)
     if latest is not None and inputs[latest] >= start - _TOLERANCE * plan.period_seconds:
-        return latest, f"needs what {latest} gives"
+        waits = sum(map(host_seconds, (e for e in plan.edges if (e.producer, e.consumer) == (latest, task.name))))
+        return latest, f"needs {'rewards of ' if waits else ''}what {latest} gives"
     streams = next((name for name in task.beside if starts[name] >= start - _TOLERANCE * plan.period_seconds), None)
     if streams is not None:
         return streams, f"reads what {streams} writes while it goes on"
     shared = [name for name, other in by_name.items() if name != task.name and other.ranks & task.ranks]
     occupied = [name for name in shared if abs(ends[name] - start) <= _TOLERANCE * plan.period_seconds]
     if not occupied:
-        return None, "is scheduled then"
+        late = task.name in {edge.consumer for edge in plan.graph.host_edges}
+        return None, "needs rewards of an earlier turn" if late else "is scheduled then"
     return occupied[0], f"takes its turn on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
 
 

@@ -86,8 +86,18 @@ class OtherTrainer:
     def keys(self) -> KnownKeys:
         return known_keys(self.file)
 
+    def require_scored_by_models(self, facts: Facts) -> None:
+        """Raises BadInput for a job with rewards on hosts, which no trainer's configuration is written with."""
+        if facts.rewards:
+            raise BadInput(
+                f"rewards on hosts ({', '.join(reward.name for reward in facts.rewards)}) are not written for "
+                f"{self.name}; plan and run the job here, or take pools and layouts over by hand."
+            )
+
     def require_written(self, facts: Facts) -> None:
-        """Raises BadInput for a job of an algorithm whose settings are not known for this trainer."""
+        """Raises BadInput for a job of an algorithm whose settings are not known for this trainer, and for one with
+        rewards on hosts."""
+        self.require_scored_by_models(facts)
         if facts.algorithm not in self.algorithms:
             raise BadInput(
                 f"algorithm={facts.algorithm} is not written for {self.name}, only {' and '.join(self.algorithms)}; "

@@ -10,9 +10,12 @@ from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
 
 
-def require_roles(algorithm: Algorithm, roles: Collection[Role], workload: Workload) -> None:
-    """Raises ValueError, in the words that a document is refused with, for the first rule that is broken."""
-    for sentence in _violations(algorithm, roles, workload):
+def require_roles(
+    algorithm: Algorithm, roles: Collection[Role], workload: Workload, *, has_environment: bool = False
+) -> None:
+    """Raises ValueError, in the words that a document is refused with, for the first rule that is broken. A job whose
+    rewards are on hosts needs no reward model."""
+    for sentence in _violations(algorithm, roles, workload, has_environment):
         raise ValueError(sentence)
 
 
@@ -37,8 +40,11 @@ def require_reference(own: str, settings: LearningSettings, roles: Collection[Ro
         )
 
 
-def _violations(algorithm: Algorithm, roles: Collection[Role], workload: Workload) -> Iterator[str]:
-    wanted = graph_of(algorithm, has_ref=Role.REF in roles).roles
+def _violations(
+    algorithm: Algorithm, roles: Collection[Role], workload: Workload, has_environment: bool
+) -> Iterator[str]:
+    has_reward = Role.REWARD in roles or not has_environment
+    wanted = graph_of(algorithm, has_ref=Role.REF in roles, has_reward=has_reward).roles
     for role in Role:
         if role in wanted and role not in roles:
             yield f"missing key 'models.{role}': algorithm={algorithm} has a stage of that role; add it"

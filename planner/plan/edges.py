@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.plan.host_workers import least_cost
 from meshwright.planner.plan.job import Facts
-from meshwright.profiles.stages import values_of
+from meshwright.profiles.stages import GENERATE, values_of
 from meshwright.profiles.workload import Workload
 
 
@@ -23,11 +24,14 @@ class Handover:
 
 
 def handovers(facts: Facts, model: CostModel) -> tuple[Handover, ...]:
-    """Every edge of the step, by producer and consumer in the order of the stages."""
+    """Every edge of the step, by producer and consumer in the order of the stages; those from the generation with what
+    rewards on hosts keep their readers waiting at least."""
     found = []
     for producer, consumer, fields in facts.graph.edges:
         num_bytes = sum(field_bytes(facts.workload, field) for field in fields)
         cost = model.handover_seconds(num_bytes)
+        if producer == GENERATE:
+            cost += least_cost(facts, consumer)
         found.append(Handover(producer=producer, consumer=consumer, fields=fields, num_bytes=num_bytes, cost=cost))
     return tuple(found)
 

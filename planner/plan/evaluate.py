@@ -16,6 +16,9 @@ from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.profiles.cluster import AnyCluster
 
+_BISECTIONS = 60
+"""Halvings after which a time is as exact as a float."""
+
 Item: TypeAlias = Placement | Refit
 _I = TypeVar("_I", Placement, Refit)
 
@@ -23,13 +26,14 @@ _I = TypeVar("_I", Placement, Refit)
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Something that occupies ranks for a time. `after` gives the tasks whose end it waits for, each with a lag in
-    seconds; `beside` gives those whose start it waits for."""
+    seconds; `beside` gives those whose start it waits for; `not_before` is in seconds from the start of the turn."""
 
     name: str
     ranks: frozenset[int]
     seconds: float
     after: tuple[tuple[str, float], ...]
     beside: tuple[str, ...] = ()
+    not_before: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Times:
 
 def evaluate(plan: Plan) -> Plan:
     """The plan with the times, the period and the peak bytes that follow from its choices and its order."""
-    times = list_schedule(tasks(plan))
+    times = _times(plan)
     placements = tuple(_timed(p, times[name_of(p)]) for p in plan.placements)
     refits = tuple(_timed(r, times[name_of(r)]) for r in plan.refits)
     return plan.model_copy(
@@ -55,6 +59,21 @@ def evaluate(plan: Plan) -> Plan:
     )
 
 
+def _times(plan: Plan) -> dict[str, Times]:
+    """Each task as early as it may be. Where rewards on hosts of an earlier turn would be late, what reads them begins
+    later in its turn, by as much as makes turns the shortest: the turn grows with it, and what is late shrinks."""
+    times = list_schedule(tasks(plan))
+    waits = any(_turns(plan, edge) for edge in plan.edges) and plan.workers
+    low, high = 0.0, period_seconds(plan, times)
+    if not waits or high <= _makespan(times):
+        return times
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        times = list_schedule(tasks(plan, middle))
+        low, high = (middle, high) if period_seconds(plan, times) > _makespan(times) else (low, middle)
+    return list_schedule(tasks(plan, high))
+
+
 def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
     """From the start of one turn to the start of the next, when all turns are alike.
 
@@ -62,11 +81,19 @@ def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
     """
     late = [0.0]
     for edge in plan.edges:
-        turns = plan.placement(edge.producer).steps_ahead - plan.placement(edge.consumer).steps_ahead
-        if turns:
+        if turns := _turns(plan, edge):
             arrival = times[edge.producer].end + edge.cost.total
             late.append((arrival - times[edge.consumer].start) / turns)
-    return max(*late, *(t.end for t in times.values()))
+    return max(*late, _makespan(times))
+
+
+def _makespan(times: Mapping[str, Times]) -> float:
+    return max(time.end for time in times.values())
+
+
+def _turns(plan: Plan, edge: Edge) -> int:
+    """By which a hand-over is read later than it is written."""
+    return plan.placement(edge.producer).steps_ahead - plan.placement(edge.consumer).steps_ahead
 
 
 def items(plan: Plan) -> tuple[Item, ...]:
@@ -91,9 +118,10 @@ def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
     return frozenset(plan.pool_of(item.source).ranks) | frozenset(plan.pool_of(item.target).ranks)
 
 
-def tasks(plan: Plan) -> tuple[Task, ...]:
-    """The refits and stages of one turn in the order of their start."""
-    position = plan.graph.position
+def tasks(plan: Plan, held_seconds: float = 0.0) -> tuple[Task, ...]:
+    """The refits and stages of one turn in the order of their start; what reads rewards on hosts is held until so many
+    seconds have passed."""
+    position, held = plan.graph.position, {edge.consumer for edge in plan.graph.host_edges}
     ordered = sorted(
         items(plan),
         key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), position[_stage(i)]),
@@ -105,6 +133,7 @@ def tasks(plan: Plan) -> tuple[Task, ...]:
             seconds=item.cost.total,
             after=_after(plan, item),
             beside=tuple(edge.producer for edge in inputs_of(plan, item) if _is_streamed(plan, edge)),
+            not_before=held_seconds if name_of(item) in held else 0.0,
         )
         for item in ordered
     )
@@ -115,7 +144,7 @@ def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
     free: dict[int, float] = {}
     times: dict[str, Times] = {}
     for task in order:
-        ready = max([0.0, *(times[name].end + lag for name, lag in task.after)])
+        ready = max([task.not_before, *(times[name].end + lag for name, lag in task.after)])
         ready = max([ready, *(times[name].start for name in task.beside)])
         start = max(ready, max((free.get(rank, 0.0) for rank in task.ranks), default=0.0) if task.seconds else 0.0)
         times[task.name] = Times(start, start + task.seconds)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
+from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
 from meshwright.planner.plan.algorithm_rules import require_own_settings, require_reference, require_roles
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
 from meshwright.planner.plan.job_data import Data
@@ -39,6 +40,11 @@ _CACHE = (
 )
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
 _ALGORITHM = "what a step does: PPO trains a critic too; the others compare the samples of a step and have none"
+_REWARD = "a model with a scalar head; needed where rewards names none"
+_REWARDS = "functions and judges that score responses, added up with their weights and the reward model's score"
+_REWARD_WEIGHT = "of the reward model's score beside rewards"
+_LOADS = "rewards on hosts, as planning needs them"
+_CPUS = "processors of one host, for rewards; 8 for each GPU or one for each rank of a CPU where none is given"
 _ABSENT = "without one nothing keeps the actor to it; ppo needs one"
 
 
@@ -60,7 +66,7 @@ class Models(Document):
     actor: ModelSource
     critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
     ref: ModelSource | None = Field(default=None, description=_ABSENT)
-    reward: ModelSource
+    reward: ModelSource | None = Field(default=None, description=_REWARD)
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -87,11 +93,12 @@ class ClusterSpec(Document):
     )
     network: str | Link = Field(default="ib-hdr-200", description="fabric between nodes, by name or typed in")
     host_memory_gib: float = Field(default=1024.0, gt=0, description="memory of one host, in GiB; not used by local")
+    host_cpus: int | None = Field(default=None, gt=0, le=2**16, description=_CPUS)
 
     def resolve(self) -> Cluster:
         """The cluster with every name looked up. Raises BadInput for a name that is not known."""
         if self.device == "local":
-            return self._machines_like_this()
+            return self._machines_like_this().model_copy(update={"host_cpus": self.host_cpus})
         device, intra_node, host = device_named(self.device) if isinstance(self.device, str) else _typed(self.device)
         return Cluster(
             nodes=self.nodes,
@@ -101,6 +108,7 @@ class ClusterSpec(Document):
             inter_node=self._network(),
             host=host,
             host_memory_bytes=int(self.host_memory_gib * _GIB),
+            host_cpus=self.host_cpus,
         )
 
     def _machines_like_this(self) -> Cluster:
@@ -158,6 +166,8 @@ _AnySpec: TypeAlias = Annotated[
 ]
 
 
+_WEIGHT = "reward_model_weight"
+
 SETTINGS_KEYS: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
 """The key of a job under which an algorithm has its settings."""
 
@@ -190,6 +200,8 @@ class Job(Document):
     grpo: GRPO | None = Field(default=None, description="settings of algorithm grpo")
     rloo: RLOO | None = Field(default=None, description="settings of algorithm rloo")
     reinforce: Reinforce | None = Field(default=None, description="settings of algorithm reinforce++")
+    rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
+    reward_model_weight: float = Field(default=1.0, description=_REWARD_WEIGHT)
     evaluation: Evaluation = Evaluation()
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
@@ -197,7 +209,7 @@ class Job(Document):
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
         algorithm."""
-        found = _without(written(self), "ppo", "algorithm")
+        found = _without(_without(_without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
         return {
             key: value
             for key, value in found.items()
@@ -206,7 +218,8 @@ class Job(Document):
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
-        require_roles(self.algorithm, self.models.roles, self.workload)
+        require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
+        require_names_once(self.rewards)
         given = [
             key for key in SETTINGS_KEYS.values() if key in self.model_fields_set and getattr(self, key) is not None
         ]
@@ -221,6 +234,11 @@ class Job(Document):
         found: LearningSettings | None = getattr(self, key)
         return DEFAULT_SETTINGS[key] if found is None else found
 
+    @property
+    def reward_weights(self) -> tuple[float, ...]:
+        """Of the rewards on hosts, in their order."""
+        return tuple(reward.weight for reward in self.rewards)
+
 
 class RoleModels(Document):
     """The shapes of the models, as many as the algorithm has roles."""
@@ -228,7 +246,7 @@ class RoleModels(Document):
     actor: ModelSpec
     critic: ModelSpec | None = None
     ref: ModelSpec | None = None
-    reward: ModelSpec
+    reward: ModelSpec | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -254,21 +272,25 @@ class Facts(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans of PPO jobs that keep the cache are written as they were before there was a choice."""
-        return _without(_without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+        found = _without(_without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+        return _without(found, [], "rewards")
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
-        require_roles(self.algorithm, tuple(map(Role, self.models.by_name)), self.workload)
+        roles = tuple(map(Role, self.models.by_name))
+        require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
         return self
 
     @cached_property
     def graph(self) -> StageGraph:
         """The stages of a step of this job."""
-        return graph_of(self.algorithm, has_ref=self.models.ref is not None)
+        has_ref, has_reward = self.models.ref is not None, self.models.reward is not None
+        return graph_of(self.algorithm, has_ref=has_ref, has_reward=has_reward, has_environment=bool(self.rewards))
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
@@ -308,6 +330,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         staleness=job.staleness,
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
+        rewards=tuple(reward.load for reward in job.rewards),
     )
 
 

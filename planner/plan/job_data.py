@@ -24,6 +24,10 @@ PROMPT = "prompt"
 """The column that every row has: a text, messages of a chat, or token ids."""
 
 
+ANSWER = "answer"
+"""A column that a row may have: a text, with which rewards compare a response."""
+
+
 class Data(Document):
     """Prompts and the tokenizer that reads them; paths are relative to the job file."""
 
@@ -40,6 +44,11 @@ class Data(Document):
     def named_columns(self) -> Mapping[str, str]:
         """The names in the files of all columns that are read, by ours."""
         return {PROMPT: PROMPT, **self.columns}
+
+    @property
+    def optional_columns(self) -> Mapping[str, str]:
+        """Those that rows may have although the job does not name them."""
+        return {} if ANSWER in self.columns else {ANSWER: ANSWER}
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.cost_models.cost import Cost
+from meshwright.planner.environment.rewards import HostWorkers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import require_possible
 from meshwright.planner.plan.pins import Ranks, Value, value_of
@@ -118,11 +119,17 @@ class Plan(Document):
     pins: tuple[str, ...] = Field(default=(), description="what the user fixed")
     solver: Solver
     pools: tuple[Pool, ...]
+    workers: tuple[HostWorkers, ...] = Field(default=(), description="of the rewards on hosts")
     placements: tuple[Placement, ...]
     edges: tuple[Edge, ...]
     refits: tuple[Refit, ...]
     period_seconds: float = Field(gt=0, description="predicted seconds per step")
     peak_bytes_per_rank: tuple[int, ...]
+
+    @model_serializer(mode="wrap")
+    def _without_workers(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans without rewards on hosts are written as they were before there were any."""
+        return {key: value for key, value in written(self).items() if key != "workers" or value}
 
     @property
     def graph(self) -> StageGraph:

@@ -15,6 +15,7 @@ from meshwright.planner.plan.evaluate import (
     ranks_of,
     tasks,
 )
+from meshwright.planner.plan.host_workers import worker_violations
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import crossing_violations, pool_violations
@@ -329,6 +330,7 @@ _CHOICES: tuple[Check, ...] = (
 )
 _CONSEQUENCES: tuple[Check, ...] = (
     _refits_are_complete,
+    worker_violations,
     _pins_are_kept,
     _tasks_last_as_long_as_they_cost,
     _inputs_are_there,

@@ -114,6 +114,8 @@ def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator
             case RunStage():
                 yield from _missing(instruction, whole, program.stream_to(instruction.stage), graph)
                 ran.setdefault(instruction.stage, set()).update(instruction.ranks)
+                hosted = graph.hosted if graph.by_name[instruction.stage].generates else ()
+                ran.update({host.name: set(instruction.ranks) for host in hosted})
             case Send():
                 absent = set(instruction.ranks) - ran.get(instruction.producer, set())
                 if absent:

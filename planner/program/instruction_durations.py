@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting
 from meshwright.planner.program.program import MoveWeights
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import instruction_name
 
 
@@ -16,6 +18,7 @@ from meshwright.profiles.trace import instruction_name
 class StepWork:
     """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica.
 
+    `host_seconds` is how long rewards on hosts go on after the step's last response, where not as the plan expects.
     `tail_seconds` has, by stage, those of stages that stream in other chunks than the plan's, and `setting` what
     controllers decided about the turn that generates the step.
 
@@ -28,6 +31,7 @@ class StepWork:
     live_sequences: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     tokens_by_staleness: Mapping[int, int] = field(default_factory=dict)
     tail_seconds: Mapping[str, float] = field(default_factory=dict)
+    host_seconds: float | None = None
     setting: Setting | None = None
 
 
@@ -80,14 +84,19 @@ def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
 @dataclass(frozen=True)
 class Lags:
     """Seconds that pass after a producer has ended: `whole` until what it hands over has arrived, by producer and
-    consumer, and `tails` until a consumer that reads the last of it in chunks can end, by consumer."""
+    consumer, `of_hosts` of these what the plan expects rewards on hosts to take, and `tails` until a consumer that
+    reads the last of it in chunks can end, by consumer."""
 
     whole: Mapping[tuple[str, str], float]
     tails: Mapping[str, float]
+    of_hosts: float = 0.0
 
 
 def lags_of(plan: Plan) -> Lags:
-    """The hand-overs of a plan; what streams has its tail to read after the last hand-over."""
-    whole = {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
+    """The hand-overs of a plan, those from hosts with what their rewards take after the last response; what streams
+    has its tail to read after the last hand-over."""
+    whole = {(edge.producer, edge.consumer): edge.cost.total - host_seconds(edge) for edge in plan.edges}
+    waits = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
+    whole |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
     tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
-    return Lags(whole, tails)
+    return Lags(whole, tails, max(map(host_seconds, plan.edges), default=0.0))

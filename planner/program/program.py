@@ -6,6 +6,9 @@ and an instruction is left out where its step lies outside the run: the first tu
 A stage that streams reads chunks while their producer goes on: it runs beside it, and receives the whole output after
 its own run. Chunks are not instructions, for how many there are is only known when they are drawn.
 
+Hosts score responses while ranks go on: they hold nothing up but the stages that read what they write. The ranks that
+generated send it when it is there, which the order notes behind the generation.
+
 A rank executes the instructions that name it and skips the others. Sends never wait, and a receive comes after its
 send, in the order of its turn or in a later turn, so ranks that follow the order never wait for each other in a circle.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.plan import Placement, Plan, Refit
@@ -203,7 +206,8 @@ def lower(plan: Plan, stages: Collection[str] | None = None) -> Program:
             RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), steps_ahead=task.steps_ahead)
         )
         instructions += [d.receive for d in late]
-        instructions += [d.send for d in deliveries if d.producer == task.stage]
+        hosted = [host.name for host in plan.graph.hosted] if task.stage == GENERATE else []
+        instructions += [d.send for d in deliveries if d.producer in (task.stage, *hosted)]
     return Program(tuple(instructions), tuple(_streams(plan, [t for t in tasks if isinstance(t, Placement)])))
 
 
@@ -224,7 +228,9 @@ def _stage(task: Refit | Placement) -> str:
 
 
 def owners(plan: Plan, stage: str) -> tuple[int, ...]:
-    """The rank that holds each replica's output: first of its tensor-parallel group, on the last pipeline stage."""
+    """The rank that holds each replica's output: first of its tensor-parallel group, on the last pipeline stage. What
+    hosts write is with the ranks that generated."""
+    stage = stage if stage in plan.graph.by_name else GENERATE
     layout, pool = plan.placement(stage).layout, plan.pool_of(stage)
     return tuple(pool.first_rank + layout.index(dp=dp, pp=layout.pp - 1) for dp in range(layout.dp))
 
@@ -263,12 +269,24 @@ class _Delivery:
         )
 
 
+class _Producer(NamedTuple):
+    """A stage that hands over what it writes."""
+
+    stage: str
+    steps_ahead: int
+    writes: tuple[str, ...]
+
+
 def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
     """Every producer's whole output goes to each consuming rank once, with the first consumer there."""
-    edges = {(edge.producer, edge.consumer) for edge in plan.graph.edges}
+    edges = {(edge.producer, edge.consumer) for edge in (*plan.graph.edges, *plan.graph.host_edges)}
     in_order_of_a_step = sorted(tasks, key=lambda placement: -placement.steps_ahead)
+    producers = [_Producer(task.stage, task.steps_ahead, plan.stage(task.stage).writes) for task in in_order_of_a_step]
+    if any(task.stage == GENERATE for task in tasks):
+        ahead = plan.placement(GENERATE).steps_ahead
+        producers += [_Producer(host.name, ahead, host.writes) for host in plan.graph.hosted]
     found = []
-    for producer in in_order_of_a_step:
+    for producer in producers:
         served: set[int] = set()
         for consumer in in_order_of_a_step:
             if (producer.stage, consumer.stage) not in edges:
@@ -280,7 +298,7 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
                     _Delivery(
                         producer=producer.stage,
                         consumer=consumer.stage,
-                        fields=plan.stage(producer.stage).writes,
+                        fields=producer.writes,
                         owners=owners(plan, producer.stage),
                         targets=targets,
                         ahead=(producer.steps_ahead, consumer.steps_ahead),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, note, section, table, tag
@@ -47,6 +48,7 @@ def facts(plan: Plan) -> Html:
         table(("", ""), _cluster(plan)),
         tag("h3", "Workload"),
         table(("", ""), _workload(plan)),
+        *_rewards(plan),
         tag("h3", "Inputs"),
         table(("", "SHA-256"), sorted(plan.digests.items())),
         *(note(f"{part.device.name}: {part.device.source}") for part in found.cluster.parts),
@@ -98,6 +100,12 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
         ("responses", f"{_lengths(workload.response)}, mean {workload.response_lengths.mean:.1f}"),
         ("precision", plan.facts.precision),
     )
+
+
+def _rewards(plan: Plan) -> Iterable[Html]:
+    """What is scored on hosts, where anything is."""
+    found = host_rewards(plan)
+    return (tag("h3", "Rewards on hosts"), *map(note, found.sentences)) if found else ()
 
 
 def _batch(workload: Workload) -> str:

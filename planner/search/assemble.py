@@ -12,6 +12,7 @@ from meshwright.cost_models.question import Call, CostModel, Move
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.evaluate import evaluate, name_of
+from meshwright.planner.plan.host_workers import with_workers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
@@ -74,7 +75,7 @@ def assemble(
         peak_bytes_per_rank=(0,) * facts.cluster.num_ranks,
     )
     refits = tuple(_refit(facts, model, draft, target) for target in copies_to_refit(draft))
-    whole = draft.model_copy(update={"refits": refits})
+    whole = with_workers(draft.model_copy(update={"refits": refits}))
     plan, sooner = evaluate(_ordered(whole, order)), _given_sooner(whole, order)
     if sooner == list(order):
         return plan

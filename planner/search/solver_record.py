@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from meshwright.planner.plan.plan import SearchWork, Solver
+from meshwright.planner.plan.plan import Plan, SearchWork, Solver
 from meshwright.planner.search.costing import TOO_SLOW
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.solver.result import Effort, Limits
@@ -49,3 +49,14 @@ def work_of(costed: Sequence[Frontier], effort: Effort) -> SearchWork:
         models=effort.num_models,
         deterministic_time=round(effort.deterministic_time, _DIGITS),
     )
+
+
+def with_gap(plan: Plan) -> Plan:
+    """The plan with its objective, as it was timed, and how far that may be from the best. One that rewards on hosts
+    keep waiting for longer than the search has counted is not proven to be the best."""
+    solver, period = plan.solver, plan.period_seconds
+    bound = min(solver.bound_seconds, period)
+    gap = (period - bound) / period
+    status = "feasible" if plan.workers and gap > solver.asked_gap else solver.status
+    update = {"objective_seconds": period, "bound_seconds": bound, "gap": gap, "status": status}
+    return plan.model_copy(update={"solver": solver.model_copy(update=update)})

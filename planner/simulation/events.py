@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from meshwright.planner.program.instruction_durations import Lags, StepWork
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, takes_part
+from meshwright.profiles.stages import ENVIRONMENT
 
 Replica = Callable[[str, int], int]
 """The dp replica of a stage that a rank belongs to."""
@@ -144,6 +145,7 @@ class _Playing:
             pair: index for index, pair in self._pair_of.items() if isinstance(instructions[index], Receive)
         }
         self._lags = {index: lags.whole[pair] for pair, index in self._receive_of.items()}
+        self._of_hosts, self._hosted = lags.of_hosts, {i for (p, _), i in self._receive_of.items() if p == ENVIRONMENT}
         self._feeds = _feeds(score.program, lags)
         self._feeding = {feed.producer for feed in self._feeds.values()}
         self._serial = len(score.groups)
@@ -243,11 +245,18 @@ class _Playing:
     def _arrive(self, group: int, index: int, arrived: float) -> Record:
         turn, step, producer = self._turns[group], self._step(group, index), self._pair_of[index][0]
         sent = self._sent_at[step, index]
-        end = max(arrived, sent + self._lags[index])
+        end = max(arrived, sent + self._lag(step, index))
         if end > arrived:
             self._causes[group] = producer
         start = min(end, max(arrived, sent))
         return self._done(group, Record(turn, step, index, group, arrived, start, end, producer))
+
+    def _lag(self, step: int, index: int) -> float:
+        """Seconds until what was sent has arrived; rewards on hosts may take others than the plan expects."""
+        drawn = self._works[step].host_seconds
+        if index in self._hosted and drawn is not None:
+            return self._lags[index] - self._of_hosts + drawn
+        return self._lags[index]
 
     def _step(self, group: int, index: int) -> int:
         """The step that the group works on with an instruction of its turn."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.environment.tail import drawn_tail_seconds, response_ends
 from meshwright.planner.plan.calls import Remodel, call_in
+from meshwright.planner.plan.host_workers import served
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.program.controllers import Controllers
 from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
 from meshwright.planner.simulation.controlled import Controlled
-from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths
+from meshwright.planner.simulation.generated import Alone, CarriedOver, Generated, Lengths
 from meshwright.planner.simulation.round_times import round_times
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal_to_replicas
@@ -64,7 +66,20 @@ class Sampled:
             tokens_by_staleness=drawn.tokens_by_staleness,
             tail_seconds={p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens},
             setting=setting,
+            host_seconds=self._rewarding(drawn, step) if plan.workers else None,
         )
+
+    def _rewarding(self, drawn: Generated, step: int) -> float:
+        """From the end of the generation until the rewards of all replicas are there; each call takes a time that is
+        drawn."""
+        generation, draw = self._plan.placement(GENERATE), np.random.default_rng([self._seed, step, 2])
+        rewards, dp = served(self._plan, [one.workers for one in self._plan.workers]), generation.layout.dp
+        slots, found = generation.schedule.generation_slots, []
+        for replica in range(dp):
+            seconds = drawn.seconds[replica % len(drawn.seconds)]
+            ends = response_ends(drawn.responses[replica::dp].tolist(), slots, seconds)
+            found.append(seconds + drawn_tail_seconds(ends, rewards, draw))
+        return max(found) - max(drawn.seconds)
 
     def _overcommit(self, step: int) -> int:
         """Sequences over all replicas beyond a batch, in the turn that delivers the step."""

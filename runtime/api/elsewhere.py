@@ -42,9 +42,10 @@ def plan_for(
 
     `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
     `progress` is told how many of the trainer's ways are done, and of how many. Raises BadInput for a trainer that is
-    not known and a pin that is not legal.
+    not known, a pin that is not legal, and rewards on hosts.
     """
     known = _trainer(trainer)
+    known.require_scored_by_models(facts)
     asked = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
     check_pins(facts, asked)
     origins = {"job": job, "profile": table}

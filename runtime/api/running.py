@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from meshwright.planner.plan.job import Job, read_job, require_job
@@ -38,6 +38,7 @@ def run(
     keep: int = 2,
     export_every: int = 0,
     max_restarts: int = 0,
+    allow_modules: Sequence[str] = (),
     rendezvous: Rendezvous | None = None,
 ) -> RunSummary | Stopped | None:
     """Trains as the plan says, and compares measured with predicted times.
@@ -46,8 +47,9 @@ def run(
     start. A resume goes on under any plan of the job; with `draw_again` it draws responses again that were under way.
     One that fails is started again from its last checkpoint `max_restarts` times, on the nodes that are left.
     Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, is
-    `Stopped`; None comes back on a machine without rank 0. Ranks import the program's main module, which therefore
-    needs `if __name__ == "__main__":`; under torchrun this process is one of them.
+    `Stopped`; None comes back on a machine without rank 0. Rewards may be built-in functions and those of
+    `allow_modules`. Ranks import the program's main module, which therefore needs `if __name__ == "__main__":`; under
+    torchrun this process is one of them.
     Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
     """
     require_number("steps", steps, least=1)
@@ -70,6 +72,7 @@ def run(
         keep=keep,
         export_every=export_every,
         max_restarts=max_restarts,
+        allowed_modules=tuple(allow_modules),
     )
     return run_plan(request, rendezvous)
 

@@ -50,6 +50,9 @@ def run(
     ] = 2,
     export_every: ExportEvery = 0,
     max_restarts: MaxRestarts = 0,
+    allow_module: Annotated[
+        list[str] | None, typer.Option(help="A module whose functions may be rewards; may be given again.")
+    ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
     rendezvous: Annotated[
         str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
@@ -80,6 +83,7 @@ def run(
         resume=resume,
         draw_again=draw_again,
         max_restarts=max_restarts,
+        allow_modules=allow_module or (),
         rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank),
     )
     if isinstance(summary, Stopped):

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.planner.analysis.correct_table import Calibration
+from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.words import schedule, search_work, size
@@ -43,6 +44,9 @@ def plan(found: Plan, path: Path) -> None:
     console.print(table)
     console.print(_proof(found))
     console.print(search_work(found.solver.work))
+    if rewards := host_rewards(found):
+        for sentence in rewards.sentences:
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     rank = fullest_rank(cluster, found.peak_bytes_per_rank)
     peak, usable = found.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
     console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")

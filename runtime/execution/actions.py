@@ -14,6 +14,7 @@ from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import in_flight
 from meshwright.profiles.stages import GENERATE, Stage, values_of
+from meshwright.runtime.environment.environment import Environment, host_metrics, require_scores
 from meshwright.runtime.generation.chunked_scoring import ChunkedStage
 from meshwright.runtime.generation.control import Control
 from meshwright.runtime.generation.generation_stage import Generating
@@ -49,15 +50,18 @@ class Actions:
         host_memory: HostMemory,
         control: Control,
         out: Path,
+        environment: Environment | None = None,
     ) -> None:
         """`steps` are those of the run and `out` its directory; held-out batches, of which nothing streams, may be run
-        beside them."""
+        beside them. A rank that owns what it generates has the `environment` of the job, if that has one."""
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
         generation = self._copies[GENERATE]
         self._generating = (
-            Generating(plan, job, data, generation, steps=steps, streaming=streaming) if generation.model else None
+            Generating(plan, job, data, generation, steps=steps, streaming=streaming, environment=environment)
+            if generation.model
+            else None
         )
         self._turn, self._done = steps.start, range(0)
         self._bad_steps = {
@@ -108,6 +112,9 @@ class Actions:
             return Findings(facts=self._generating.run(batch))
         if kind.is_trained:
             self._copies[kind.name].version.require(kind.name, batch.step)
+        if kind.trains and self._job.rewards:
+            require_scores(batch.experience)
+            batch.add_up(self._job.reward_weights, self._job.reward_model_weight)
         if kind.trains:
             return Findings(metrics=self._train(kind, batch))
         if kind.name in self._chunked and not batch.held_out:
@@ -208,7 +215,8 @@ class Actions:
         if copy.spec.scalar_head:
             return metrics
         skipped = num_updates - num_done - num_bad
-        return finite_of(metrics | {"skipped_updates": float(skipped)} | learning.metrics() | measured)
+        found = learning.metrics() | measured | host_metrics(batch, [reward.name for reward in self._job.rewards])
+        return finite_of(metrics | {"skipped_updates": float(skipped)} | found)
 
     def _put_answers(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
         """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""

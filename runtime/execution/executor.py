@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
+from meshwright.profiles.stages import ENVIRONMENT
 from meshwright.profiles.trace import Span
-from meshwright.runtime.messages.experience import ExperienceTransport
+from meshwright.runtime.messages.experience import Experience, ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings, Outcome
 
@@ -34,6 +35,18 @@ class RankDevice(Protocol):
 
     def synchronise(self) -> None:
         """Returns when everything asked of the device is done."""
+        ...
+
+
+class Hosts(Protocol):
+    """Workers of this rank's host that score responses while it goes on."""
+
+    def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
+        """Calls `send` with what they have written of a batch when it is there, maybe from another thread."""
+        ...
+
+    def put_scores(self, batch: StepExperience) -> None:
+        """Waits for it, and puts it into the batch."""
         ...
 
 
@@ -61,9 +74,11 @@ class Executor:
         clock: str,
         now: Callable[[], float] = time.time,
         watched: Watched = _unwatched,
+        hosts: Hosts | None = None,
     ) -> None:
         """`watched` gives what each instruction is done within, from the instruction, its place among all, its turn and
-        its step."""
+        its step; `hosts` write what the environment stage does, on a rank that owns responses."""
+        self._hosts = hosts
         self._device, self._exchange, self._batch_of, self._rank = (
             device,
             exchange,
@@ -113,11 +128,19 @@ class Executor:
                 return self._device.refit(source, target)
             case RunStage(stage=stage):
                 return self._device.run_stage(stage, self._batch_of(step))
+            case Send(producer=producer) if producer == ENVIRONMENT:
+                channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
+                assert self._hosts is not None
+                self._hosts.when_scored(batch, lambda found: self._exchange.send(instruction, found, channel, step))
+                return _moved(0)
             case Send():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
                 return _moved(self._exchange.send(instruction, batch.experience, channel, step))
             case Receive():
                 channel, batch = program.channels[instruction.producer, instruction.consumer], self._batch_of(step)
+                if instruction.producer == ENVIRONMENT and self._rank in instruction.owners:
+                    assert self._hosts is not None
+                    self._hosts.put_scores(batch)
                 return _moved(self._exchange.receive(instruction, batch.experience, channel, step))
 
     def _now(self) -> float:

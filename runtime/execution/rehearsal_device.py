@@ -7,10 +7,15 @@ fails where the real device would: when a rank of the pool does not come, or whe
 from __future__ import annotations
 
 import functools
+import itertools
+import queue
+import threading
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 
+from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import Durations
 from meshwright.planner.program.program import MoveWeights
@@ -20,7 +25,7 @@ from meshwright.profiles.stages import GENERATE, Stage, values_of
 from meshwright.profiles.trace import instruction_name
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
-from meshwright.runtime.messages.experience import share
+from meshwright.runtime.messages.experience import Experience, share
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings
 
@@ -45,6 +50,10 @@ class RehearsalDevice:
         self._work = functools.cache(durations.of_step)
         self._lengths = functools.cache(functools.partial(_drawn_lengths, plan, seed))
         self._turn, self._free_at = 0, 0.0
+        self._scored_at: dict[int, float] = {}
+        self._unsent: queue.SimpleQueue[tuple[float, Experience, Callable[[Experience], object]]] = queue.SimpleQueue()
+        if plan.workers:
+            threading.Thread(target=self._send, name="rewards", daemon=True).start()
 
     def begin(self, turn: int) -> None:
         """A turn begins."""
@@ -73,6 +82,32 @@ class RehearsalDevice:
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
         self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
         return Findings()
+
+    def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
+        """Hosts are done as long after the generation as the plan says; `send` is called then, from another thread."""
+        drawn = self._work(batch.step).host_seconds
+        seconds = max(host_seconds(edge) for edge in self._plan.edges) if drawn is None else drawn
+        self._scored_at[batch.step] = time.monotonic() + seconds * self._speed
+        found = Experience()
+        _put_zeros(found, self._plan.graph.hosted[0].writes, self._rows_here(batch))
+        self._unsent.put((self._scored_at[batch.step], found, send))
+
+    def _send(self) -> None:
+        """In the order of the steps."""
+        while True:
+            at, found, send = self._unsent.get()
+            time.sleep(max(0.0, at - time.monotonic()))
+            send(found)
+
+    def put_scores(self, batch: StepExperience) -> None:
+        """Waits until hosts are done."""
+        time.sleep(max(0.0, self._scored_at.pop(batch.step) - time.monotonic()))
+        _put_zeros(batch.experience, self._plan.graph.hosted[0].writes, self._rows_here(batch))
+
+    def _rows_here(self, batch: StepExperience) -> tuple[int, ...]:
+        """The rows that this rank's replica has generated."""
+        layout, first = self._plan.placement(GENERATE).layout, self._plan.pool_of(GENERATE).first_rank
+        return self._rows(self._plan.stage(GENERATE), batch, layout.coordinates(self._rank - first).dp)
 
     def synchronise(self) -> None:
         """Waits until the device has done what it was given."""
@@ -147,6 +182,11 @@ class RehearsalDevice:
     def _length(self, batch: StepExperience, row: int) -> int:
         prompts, responses = self._lengths(batch.step)
         return prompts[row] + responses[row]
+
+
+def _put_zeros(experience: Experience, fields: Iterable[str], rows: Iterable[int]) -> None:
+    for field, row in itertools.product(fields, rows):
+        experience.put(field, row, torch.zeros(1, dtype=getattr(torch, values_of(field).dtype)))
 
 
 def _drawn_lengths(plan: Plan, seed: int, step: int) -> tuple[list[int], list[int]]:

@@ -238,7 +238,13 @@ def _follow(request: Request, program: Program, barriers: Barriers, transport: T
         return batches.setdefault(step, StepExperience(step=step, rows=rows))
 
     executor = Executor(
-        device, ExperienceTransport(transport), batch_of, rank=transport.rank, began=request.began, clock=CLOCK
+        device,
+        ExperienceTransport(transport),
+        batch_of,
+        rank=transport.rank,
+        began=request.began,
+        clock=CLOCK,
+        hosts=device,
     )
     everyone = tuple(range(plan.facts.cluster.num_ranks))
     kept = range(1, request.steps + 1)

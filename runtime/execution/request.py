@@ -13,6 +13,7 @@ from meshwright.planner.program.program import lower
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.runtime.device import host
+from meshwright.runtime.environment.allowed import require_functions
 from meshwright.runtime.execution.resume import latest_step
 from meshwright.runtime.execution.resume_rules import changes
 from meshwright.runtime.generation.prompts import PromptData, read_data
@@ -49,6 +50,8 @@ class RunRequest:
     """Times that the run is started again from its last checkpoint when it fails."""
     restarts: int = 0
     """Times that it was."""
+    allowed_modules: tuple[str, ...] = ()
+    """Whose functions may be rewards."""
 
     def asked(self, data: PromptData) -> RunFile:
         """What is kept of it in the directory of the run, given its prompts."""
@@ -59,7 +62,7 @@ class RunRequest:
         """Of what all nodes must agree on, wherever their files are."""
         options = (
             f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
-            f"{self.export_every} {self.draw_again} {self.max_restarts}"
+            f"{self.export_every} {self.draw_again} {self.max_restarts} {self.allowed_modules}"
         )
         return " ".join((digest(self.plan), digest(self.job), options))
 
@@ -94,6 +97,7 @@ def _check_resume(request: RunRequest) -> None:
     """Raises BadInput for data that cannot be read, and unless the directory holds what is to be continued, if anything
     is."""
     data = read_data(request.job, request.directory)
+    require_functions(request.job.rewards, request.allowed_modules, has_answers=data.has_answers)
     done = latest_step(request.out)
     if done is not None and not request.resume:
         raise BadInput(

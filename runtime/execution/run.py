@@ -7,15 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from meshwright.planner.program.program import MoveWeights, Program, lower
+from meshwright.planner.plan.job import Job
+from meshwright.planner.program.deadlines import away_seconds
+from meshwright.planner.program.program import MoveWeights, Program, lower, owners
+from meshwright.profiles.stages import GENERATE, REWARDS
 from meshwright.profiles.trace import Span
 from meshwright.runtime.device.patience import patience
 from meshwright.runtime.device.used_memory import bytes_in_use
+from meshwright.runtime.environment.environment import build_environment, require_scores
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.executor import Executor
@@ -70,10 +74,8 @@ class RankRun:
         bytes_before = bytes_in_use()
         data = read_data(job, request.directory)
         self._request = request
-        self._program, self._evaluation = (
-            lower(plan),
-            lower(plan, [plan.graph.writer[field] for field in _EVALUATED]).of_one_step(),
-        )
+        evaluated = [plan.graph.writer[field] for field in _EVALUATED if field in plan.graph.writer]
+        self._program, self._evaluation = lower(plan), lower(plan, evaluated).of_one_step()
         self.copies = build_copies(plan, job, request.directory, data.num_tokens)
         taken_up = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
         loaded = load_step(request.out, self.copies, taken_up) if request.resume else Loaded()
@@ -90,6 +92,8 @@ class RankRun:
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
         self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
         self._host_memory = HostMemory(plan, self.copies)
+        scores_here = job.rewards and dist.get_rank() in owners(plan, GENERATE)
+        self._environment = build_environment(plan, job.rewards) if scores_here else None
         self._actions = Actions(
             plan,
             job,
@@ -100,6 +104,7 @@ class RankRun:
             host_memory=self._host_memory,
             control=self._controllers,
             out=request.out,
+            environment=self._environment,
         )
         self._actions.carry(loaded.carried.begun)
         if loaded.underway is not None:
@@ -107,7 +112,7 @@ class RankRun:
         computing = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
-        self._watch = RunWatch(plan, request.out, self.began)
+        self._watch = RunWatch(plan, request.out, self.began, away_seconds=away_seconds(job.rewards))
         # Messages of an evaluation must not be taken for those that wait for a later turn.
         self._executor, self._evaluator = (self._following(computing, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None
@@ -130,6 +135,7 @@ class RankRun:
             began=self.began,
             clock="measured",
             watched=self._watch.instruction,
+            hosts=self._environment,
         )
 
     def _recorder(self, request: RunRequest, notes: tuple[str, ...]) -> Recorder:
@@ -160,6 +166,8 @@ class RankRun:
         if outcomes:
             self._record(outcomes)
         self._agree_on_what_follows(turn)
+        if self._environment:
+            self._environment.forget(turn)
         return self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
 
     def _agree_on_what_follows(self, turn: int) -> None:
@@ -203,6 +211,10 @@ class RankRun:
     def save(self, done: int) -> None:
         """Has the trainers saved after `done` updates, and what is under way; the record is complete up to there."""
         self._record_all()
+        if self._environment:
+            with self._watch.meeting("the rewards of steps ahead", done):
+                for batch in self._batches.values():
+                    self._environment.put_scores(batch)
         experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
         underway = Underway(
             draws_by=draws_by(self._request.plan, self._request.job),
@@ -256,6 +268,8 @@ class RankRun:
     def close(self) -> RunSummary | None:
         """Gives the connections between hosts back. What there is to say of the run, on rank 0."""
         self._watch.close()
+        if self._environment:
+            self._environment.close()
         for group in self._host_groups:
             dist.destroy_process_group(group)
         return self.recorder.close()
@@ -285,18 +299,23 @@ class RankRun:
         with self._watch.evaluation(len(batch.rows)):
             self._evaluator.execute(self._evaluation, step, range(step, step + 1))
             self._evaluator.flush()
+            if self._environment:
+                self._environment.put_scores(batch)
+                require_scores(batch.experience)
         self._batches = worked_ahead
         scores = {row: float(batch.experience.get("scores", row)) for row in batch.experience.rows("scores")}
+        weights = torch.tensor(self._request.job.reward_weights)
+        rewards = {row: float(batch.experience.get(REWARDS, row) @ weights) for row in batch.experience.rows(REWARDS)}
         lengths = {row: batch.length(row) - batch.prompt_length(row) for row in batch.experience.rows("tokens")}
         gap = generator_gap(batch, batch.experience.rows("proximal_logprobs"), step)
-        gathered: list[tuple[Mapping[int, float], Mapping[int, int], Gap]]
+        gathered: list[tuple[Mapping[int, float], Mapping[int, float], Mapping[int, int], Gap]]
         with self._watch.meeting("the evaluation", step):
-            gathered = self._gather((scores, lengths, gap))
+            gathered = self._gather((scores, rewards, lengths, gap))
         if not gathered:
             return
-        merged_scores = {row: score for part, _, _ in gathered for row, score in part.items()}
-        merged_lengths = {row: length for _, part, _ in gathered for row, length in part.items()}
-        merged_gap = sum((part for _, _, part in gathered), start=Gap())
+        merged_lengths = {row: length for *_, part, _ in gathered for row, length in part.items()}
+        merged_scores = _in_all(gathered, self._request.job)
+        merged_gap = sum((part for *_, part in gathered), start=Gap())
         end = time.time() - self.began
         span = Span(
             step=step,
@@ -322,6 +341,14 @@ def _changes(out: Path, asked: RunFile) -> tuple[str, ...]:
     """What a resumed run changes of its job, one line each."""
     found = changes(read_run_file(out), asked)
     return tuple(f"changed: {one.key} from {one.one} to {one.other}" for one in found)
+
+
+def _in_all(parts: Sequence[tuple[Mapping[int, float], Mapping[int, float], Any, Any]], job: Job) -> dict[int, float]:
+    """What held-out sequences are paid, of which ranks have the reward model's score or the sum of the others."""
+    scores = {row: score for part, *_ in parts for row, score in part.items()}
+    rewards = {row: score for _, part, *_ in parts for row, score in part.items()}
+    weight = job.reward_model_weight if job.rewards else 1.0
+    return {row: weight * scores.get(row, 0.0) + rewards.get(row, 0.0) for row in scores.keys() | rewards.keys()}
 
 
 def _is_due(done: int, every: int) -> bool:

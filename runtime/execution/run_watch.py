@@ -23,8 +23,10 @@ _MEETING_SECONDS = 1800.0
 class RunWatch:
     """Collective over the world, whose ranks give the same `began`, which no other run on them has."""
 
-    def __init__(self, plan: Plan, out: Path, began: float) -> None:
-        self._deadlines, self._batch_size, self._more = Deadlines(plan), plan.facts.workload.batch_size, 1.0
+    def __init__(self, plan: Plan, out: Path, began: float, *, away_seconds: float = 0.0) -> None:
+        """An instruction may take `away_seconds` longer than the plan and the turns before tell."""
+        self._deadlines = Deadlines(plan, away_seconds)
+        self._batch_size, self._more = plan.facts.workload.batch_size, 1.0
         store = PrefixStore(f"watch/{began}", _get_default_store())
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         self._watchdog = Watchdog(store, out, rank=rank, num_ranks=num_ranks, end=failing.end)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from meshwright.planner.program.deadlines import patience_seconds
+from meshwright.planner.program.deadlines import away_seconds, patience_seconds
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.planning_again import for_those_who_came
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
@@ -36,7 +36,7 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
         if seat.restarts:
             request = again(request, seat.restarts)
         place = NodePlace(
-            preparation=Preparation(cluster.kind, patience_seconds(request.plan)),
+            preparation=Preparation(cluster.kind, patience_seconds(request.plan, away_seconds(request.job.rewards))),
             node_rank=rendezvous.node_rank,
             work=request.digest,
             logs=request.out,
@@ -55,7 +55,7 @@ def _launched(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopp
         _work_alone,
         request,
         num_ranks=cluster.ranks_per_node,
-        preparation=Preparation(cluster.kind, patience_seconds(request.plan)),
+        preparation=Preparation(cluster.kind, patience_seconds(request.plan, away_seconds(request.job.rewards))),
         rendezvous=rendezvous,
         logs=request.out,
         preload="meshwright.runtime.execution.train",

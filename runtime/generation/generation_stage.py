@@ -13,6 +13,8 @@ from meshwright.planner.program.controllers import Setting, facts_of
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import LIVE
+from meshwright.runtime.environment.environment import Environment
+from meshwright.runtime.environment.samples import RewardSample
 from meshwright.runtime.generation.admission import Admission, shared
 from meshwright.runtime.generation.chunking import Chunk, Chunker, Listeners
 from meshwright.runtime.generation.engine import Generator
@@ -32,8 +34,18 @@ class Generating:
     """
 
     def __init__(
-        self, plan: Plan, job: Job, data: PromptData, copy: WeightCopy, *, steps: range, streaming: Streaming
+        self,
+        plan: Plan,
+        job: Job,
+        data: PromptData,
+        copy: WeightCopy,
+        *,
+        steps: range,
+        streaming: Streaming,
+        environment: Environment | None = None,
     ) -> None:
+        """An `environment` scores the responses of the rank that owns its replica's."""
+        self._scoring = Scoring(environment, data) if environment else None
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: Generator | None = None
@@ -103,6 +115,7 @@ class Generating:
             responses = self._new_generator().generate(prompts, version=version)
             facts: dict[str, float] = {}
             rows = tuple(response.row for response in responses)
+            delivered = {response.prompt.draw: row for row, response in zip(rows, responses, strict=True)}
         else:
             responses, facts = self._turn(batch.step, version)
             rows = self._admission.rows(responses)
@@ -110,6 +123,9 @@ class Generating:
             delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
             for sending in self._sending:
                 sending.sender.end(delivered)
+        if self._scoring:
+            self._scoring.tell((), responses)
+            self._scoring.deliver(batch, delivered)
         for row, response in zip(rows, responses, strict=True):
             _put_response(batch, row, response)
         return {
@@ -133,7 +149,7 @@ class Generating:
             version=version,
             delivery=admitted.delivery,
             least_rounds=admitted.least_rounds,
-            stream=Listeners((*self._streams, rounds)),
+            stream=Listeners((*self._streams, rounds, *((self._scoring,) if self._scoring else ()))),
             begun=begun,
         )
         drawn = self._admission.delivered(responses)
@@ -179,6 +195,33 @@ class Generating:
     def _number(self, prompt: Prompt) -> int:
         """The place of a prompt in the batches laid end to end."""
         return prompt.step * self._data.batch_size + prompt.row
+
+
+class Scoring:
+    """Hands responses to the environment as they end."""
+
+    def __init__(self, environment: Environment, data: PromptData) -> None:
+        self._environment, self._data = environment, data
+
+    def tell(self, _live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        """Begins with those that are not begun."""
+        for response in ended:
+            self._environment.begin(response.prompt.draw, functools.partial(self._sample, response))
+
+    def deliver(self, batch: StepExperience, rows: Mapping[int, int]) -> None:
+        """By draw of the prompt, the rows that responses fill."""
+        self._environment.deliver(batch.key, rows)
+
+    def _sample(self, response: Response) -> RewardSample:
+        prompt = response.prompt
+        return RewardSample(
+            id=f"{'held out' if prompt.draw < 0 else prompt.step}/{prompt.row}",
+            prompt=self._data.text(prompt.tokens),
+            response=self._data.text(response.tokens),
+            prompt_ids=prompt.tokens,
+            response_ids=response.tokens,
+            answer=self._data.answer(prompt),
+        )
 
 
 class _Rounds:

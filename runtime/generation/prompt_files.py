@@ -31,16 +31,23 @@ class Row:
     place: str
 
 
-def read_rows(path: Path, columns: Mapping[str, str], split: str) -> Iterator[Row]:
-    """The rows of a file, or of a split of a directory, one after another; `columns` are their names by ours.
+def read_rows(
+    path: Path, columns: Mapping[str, str], split: str, optional: Mapping[str, str] | None = None
+) -> Iterator[Row]:
+    """The rows of a file, or of a split of a directory, one after another; `columns` are their names by ours, as are
+    those that are `optional`.
 
     Raises BadInput for what does not exist or cannot be read, and for a row without one of the columns.
     """
+    more = optional or {}
     for file in _files(path, split) if path.is_dir() else (path,):
-        where, rows = ("line", _json_lines(file)) if _is_text(file) else ("row", _table_rows(file, columns.values()))
+        wanted = (*columns.values(), *more.values())
+        where, rows = ("line", _json_lines(file)) if _is_text(file) else ("row", _table_rows(file, wanted))
         for number, row in enumerate(rows, start=1):
             place = f"prompts {file} {where} {number}"
-            yield Row(values={ours: _value(row, theirs, ours, place) for ours, theirs in columns.items()}, place=place)
+            values = {ours: _value(row, theirs, ours, place) for ours, theirs in columns.items()}
+            there = {ours: row[theirs] for ours, theirs in more.items() if row.get(theirs) is not None}
+            yield Row(values={**values, **there}, place=place)
 
 
 def _is_text(file: Path) -> bool:

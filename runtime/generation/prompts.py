@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.job_data import PROMPT
+from meshwright.planner.plan.job_data import ANSWER, PROMPT
 from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
@@ -46,6 +46,7 @@ class PromptData:
     train_columns: tuple[Mapping[str, Any], ...] = ()
     held_out_columns: tuple[Mapping[str, Any], ...] = ()
     """The other columns of the job by their names, of each prompt that is there."""
+    tokenizer: Tokenizer | None = None
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
         """The prompts of a step, each as often as a group has samples, with a draw of its own: shuffled passes over the
@@ -76,6 +77,21 @@ class PromptData:
         if draw < 0:
             return self.held_out_columns[-1 - draw]
         return self.train_columns[self._place(draw // self.group_size)]
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether every prompt has one."""
+        return all(ANSWER in columns for columns in (*self.train_columns, *self.held_out_columns))
+
+    def answer(self, prompt: Prompt) -> str | None:
+        """That of a prompt of `batch` or `held_out_batch`, as a text."""
+        found = self.columns_of(prompt.draw).get(ANSWER)
+        return None if found is None else str(found)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What tokens spell, without special ones."""
+        assert self.tokenizer is not None
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _training_prompt(self, position: int) -> tuple[int, ...]:
         return self.train[self._place(position)]
@@ -119,6 +135,7 @@ def read_data(job: Job, directory: Path) -> PromptData:
         train_columns=train.columns,
         held_out_columns=held_out.columns,
         notes=tuple(part.note for part in (train, held_out) if part.note),
+        tokenizer=tokenizer,
         ends=ResponseEnds(
             tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.settings.stop
         ),
@@ -157,7 +174,7 @@ def _read_prompts(path: Path, split: str, encoder: Encoder, job: Job) -> _Read:
     prompts: list[tuple[int, ...]] = []
     columns: list[Mapping[str, Any]] = []
     num_long = 0
-    for row in read_rows(path, job.data.named_columns, split):
+    for row in read_rows(path, job.data.named_columns, split, job.data.optional_columns):
         tokens = encoder.encode(row.values[PROMPT], row.place)
         if len(tokens) > longest:
             num_long += 1
@@ -169,6 +186,8 @@ def _read_prompts(path: Path, split: str, encoder: Encoder, job: Job) -> _Read:
             if how == "filter":
                 continue
         prompts.append(tokens[-longest:])
+        if not isinstance(row.values.get(ANSWER, ""), str | int | float):
+            raise BadInput(f"{row.place} has an answer that is neither a text nor a number; write one.")
         columns.append({name: value for name, value in row.values.items() if name != PROMPT})
     if not prompts:
         left_out = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
+from meshwright.profiles.stages import REWARDS, TOTAL_SCORES
 from meshwright.runtime.messages.experience import Experience
 
 
@@ -16,6 +21,11 @@ class StepExperience:
     held_out: bool = False
     experience: Experience = field(default_factory=Experience)
 
+    @property
+    def key(self) -> int:
+        """What tells it from other batches of a run; held-out ones follow one another."""
+        return -1 if self.held_out else self.step
+
     def prompt_length(self, row: int) -> int:
         """Tokens of the prompt."""
         return int(self.experience.get("prompt_lengths", row))
@@ -23,6 +33,22 @@ class StepExperience:
     def length(self, row: int) -> int:
         """Tokens of prompt and response together."""
         return len(self.experience.get("tokens", row))
+
+    def score(self, row: int) -> Tensor:
+        """What a sequence is paid [1]: the reward model's score, or with rewards on hosts the sum of all."""
+        held = self.experience.fields().get(TOTAL_SCORES, {})
+        return held[row] if row in held else self.experience.get("scores", row)
+
+    def add_up(self, weights: Sequence[float], model_weight: float) -> None:
+        """Makes what every sequence is paid of its rewards on hosts, with these weights, and of the reward model's
+        score where there is one."""
+        scored = self.experience.fields().get("scores", {})
+        for row in self.rows:
+            rewards = self.experience.get(REWARDS, row).double()
+            total = (rewards * torch.tensor(weights, dtype=torch.float64)).sum().view(1)
+            if row in scored:
+                total = total + model_weight * scored[row]
+            self.experience.put(TOTAL_SCORES, row, total.float())
 
     def lengths(self) -> dict[int, int]:
         """Tokens of every row, all of which must be held."""

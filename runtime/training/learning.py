@@ -63,7 +63,7 @@ class Learning:
         totals = torch.tensor([lengths[row] for row in rows])
         self._settings, self._workload, self._lengths = settings, workload, lengths
         self._tokens = experience.padded("tokens", rows, width)
-        self._scores = torch.cat([experience.get("scores", row) for row in rows])
+        self._scores = torch.cat([batch.score(row) for row in rows])
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
         self._fields = {name: experience.padded(name, rows, width) for name in _READ if name in reads}
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)

@@ -117,7 +117,7 @@ def scores_by_age(batch: StepExperience, version: int, bound: int) -> dict[str, 
     by_age: dict[int, list[float]] = {age: [] for age in range(bound + 1)}
     for row in batch.rows:
         first = int(batch.experience.get("versions", row)[batch.prompt_length(row) - 1])
-        by_age[version - first].append(float(batch.experience.get("scores", row)))
+        by_age[version - first].append(float(batch.score(row)))
     numbers = {f"{AGE_ROWS}{age}": float(len(scores)) for age, scores in by_age.items()}
     return numbers | {f"{AGE_SCORE}{age}": statistics.fmean(scores) for age, scores in by_age.items() if scores}
 

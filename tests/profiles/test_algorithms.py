@@ -11,7 +11,7 @@ CRITIC_FREE: tuple[Algorithm, ...] = ("grpo", "rloo", "reinforce++")
 
 
 def test_ppo_trains_an_actor_and_a_critic_and_has_a_reference_always() -> None:
-    assert graph_of("ppo") is graph_of("ppo", has_ref=False) is PPO_GRAPH
+    assert graph_of("ppo") == graph_of("ppo", has_ref=False) == PPO_GRAPH
     assert PPO_GRAPH.train_stage == {Role.ACTOR: "actor_train", Role.CRITIC: "critic_train"}
     assert set(PPO_GRAPH.roles) == set(Role)
 
@@ -30,3 +30,15 @@ def test_a_job_without_a_reference_has_no_stage_of_one(algorithm: Algorithm) -> 
     assert set(graph_of(algorithm).names) - set(graph.names) == {"ref_logprob"}
     assert "ref_logprobs" not in graph.by_name["actor_train"].reads
     assert graph.roles == (Role.ACTOR, Role.REWARD)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "reinforce++"])
+def test_rewards_on_hosts_stand_beside_a_reward_model_or_in_its_place(algorithm: Algorithm) -> None:
+    with_model = graph_of(algorithm, has_environment=True)
+    without = graph_of(algorithm, has_environment=True, has_reward=False)
+    assert Role.REWARD in with_model.roles
+    assert Role.REWARD not in without.roles
+    for graph in (with_model, without):
+        assert {edge.consumer for edge in graph.host_edges} == set(graph.train_stage.values())
+        assert {edge.producer for edge in graph.host_edges} == {"environment_score"}
+        assert "environment_score" not in graph.names

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.export.trainer import ExportInput
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
 from tests.planner.plans import random_plan
 
@@ -27,3 +31,12 @@ def test_paths_are_those_of_the_job_or_names() -> None:
 def test_a_trainer_is_told_with_the_version_that_is_known() -> None:
     assert TRAINERS["verl"].told == "verl 0.9.1"
     assert [trainer.name for trainer in TRAINERS.values()] == list(TRAINERS)
+
+
+def test_rewards_on_hosts_are_not_written_for_any_trainer() -> None:
+    facts = random_plan(0).facts
+    scored = facts.model_copy(update={"rewards": (Reward(name="exact", function="exact_match").load,)})
+    for trainer in TRAINERS.values():
+        trainer.require_scored_by_models(facts)
+        with pytest.raises(BadInput, match=rf"rewards on hosts \(exact\) are not written for {trainer.name}"):
+            trainer.require_written(scored)

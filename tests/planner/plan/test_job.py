@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.job import ClusterSpec, Facts, Job, MixedSpec, Models, ModelSource, require_job, resolve
 from meshwright.profiles.cluster import Cluster, Device, Link
 from meshwright.profiles.devices import cpu_links, local_cluster
@@ -102,6 +103,7 @@ def others(facts: Facts) -> dict[str, object]:
         "staleness": 2,
         "controllers": True,
         "cache_after_refit": "recompute",
+        "rewards": (Reward(name="exact", function="exact_match").load,),
     }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import Deadlines, patience_seconds
+from meshwright.planner.program.deadlines import Deadlines, away_seconds, patience_seconds
 from tests.runtime.commands.test_report_command import small_plan
 
 
@@ -34,3 +35,12 @@ def test_afterwards_it_is_five_of_the_longest_measured_and_at_least_a_minute() -
 def test_no_collective_gives_up_before_the_deadline_as_it_is_planned(period: float) -> None:
     plan = taking(period)
     assert patience_seconds(plan) == 2 * Deadlines(plan).allowed_seconds() >= 1200.0
+
+
+def test_a_judge_may_be_away_for_as_long_as_it_is_asked_again() -> None:
+    judge = Reward(name="judge", url="http://localhost/", timeout_seconds=5.0, retry_seconds=300.0)
+    assert away_seconds([judge, Reward(name="exact", function="exact_match", timeout_seconds=20.0)]) == 305.0
+    assert away_seconds([]) == 0.0
+    deadlines = Deadlines(taking(0.01), 305.0)
+    deadlines.met(0.5)
+    assert deadlines.allowed_seconds() == 365.0

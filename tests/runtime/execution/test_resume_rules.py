@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import pytest
 
+from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
@@ -49,9 +50,10 @@ def another(kind: Any, value: Any = None) -> Any:
         return (another(first),) if rest == [...] else tuple(map(another, (first, *rest)))
     if get_origin(kind) in (Union, types.UnionType):
         return "local"  # of clusters
-    if kind is str or get_origin(kind) is Mapping:
-        return "another" if kind is str else {**(value or {}), "prompt": "another"}
-    return {bool: not value, int: (value or 0) + 1, float: (value or 0.0) + 0.5}[kind]
+    if get_origin(kind) is Mapping:
+        return {**(value or {}), "prompt": "another"}
+    others = {str: "another", Reward: Reward(name="another", function="exact_match")}
+    return {bool: not value, int: (value or 0) + 1, float: (value or 0.0) + 0.5, **others}[kind]
 
 
 LEAVES = tuple(leaves(Job))

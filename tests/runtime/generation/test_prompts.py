@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,3 +147,32 @@ def test_the_samples_of_a_group_have_one_prompt_and_draws_of_their_own() -> None
     assert all(one == other for one, other in zip(tokens[::2], tokens[1::2], strict=True))
     assert tokens[::2] == rows(data(), range(5))  # in the same order, in twice as many steps
     assert len({prompt.draw for batch in steps for prompt in batch}) == len(tokens)
+
+
+def test_a_prompt_has_the_answer_of_its_line_in_every_pass_and_group() -> None:
+    train = tuple({"answer": letter} for letter in "abcdefghij")
+    held_out = ({"answer": "x"}, {}, {"answer": 7})
+    answered = replace(data(), group_size=2, train_columns=train, held_out_columns=held_out)
+    for step in range(8):
+        for prompt in answered.batch(step):
+            assert answered.answer(prompt) == "abcdefghij"[prompt.tokens[0]]
+    assert [answered.answer(prompt) for prompt in answered.held_out_batch()] == ["x", None, "7"]
+    assert not answered.has_answers
+    assert replace(answered, held_out_columns=({"answer": "x"},)).has_answers
+
+
+def test_answers_stay_with_their_prompts_where_long_ones_are_left_out(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=1)
+    lines = (json.dumps({"prompt": " ".join(["w3"] * count), "answer": str(count)}) for count in (3, 99, 5))
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    found = read_data(read_job(path), tmp_path)
+    answers = [columns["answer"] for columns in found.train_columns]
+    assert [*zip(map(len, found.train), answers, strict=True)] == [(3, "3"), (5, "5")]
+    assert found.text(found.train[0]) == "w3 w3 w3"
+
+
+def test_an_answer_that_is_neither_a_text_nor_a_number_is_refused(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=1)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "w3", "answer": [3]}))
+    with pytest.raises(BadInput, match=r"line 1 has an answer that is neither a text nor a number; write one"):
+        read_data(read_job(path), tmp_path)

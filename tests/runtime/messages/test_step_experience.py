@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from meshwright.profiles.stages import REWARDS
 from meshwright.runtime.messages.step_experience import StepExperience
 
 
@@ -32,3 +33,26 @@ def test_two_batches_share_nothing() -> None:
     one, other = held((1, 1)), StepExperience(step=3, rows=range(1))
     assert one.experience.rows("tokens") == (0,)
     assert other.experience.rows("tokens") == ()
+
+
+def test_a_row_is_paid_the_reward_models_score_or_the_weighted_sum_of_all() -> None:
+    batch = held((3, 4), (1, 2))
+    for row, score in enumerate((2.0, -1.0)):
+        batch.experience.put("scores", row, torch.tensor([score]))
+        batch.experience.put(REWARDS, row, torch.tensor([1.0, 4.0]))
+    assert [float(batch.score(row)) for row in batch.rows] == [2.0, -1.0]
+    batch.add_up((3.0, 0.25), 0.5)
+    batch.add_up((3.0, 0.25), 0.5)  # the critic does it again
+    assert [float(batch.score(row)) for row in batch.rows] == [5.0, 3.5]
+
+
+def test_without_a_reward_model_the_sum_is_that_of_the_rewards_on_hosts() -> None:
+    batch = held((3, 4))
+    batch.experience.put(REWARDS, 0, torch.tensor([1.0, 4.0]))
+    batch.add_up((3.0, 0.25), 0.5)
+    assert float(batch.score(0)) == 4.0
+
+
+def test_held_out_batches_have_a_key_of_their_own() -> None:
+    assert held().key == 3
+    assert StepExperience(step=3, rows=range(0), held_out=True).key == -1

@@ -1,0 +1,86 @@
+"""The rewards of a job that run on host workers or a service, beside a reward model or in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from meshwright.planner.environment.latency import LatencySpec
+from meshwright.profiles.documents import Document
+
+BUILT_IN = ("exact_match", "maths_answer", "unit_tests")
+"""Functions that every job may name; see `runtime.environment`."""
+
+_NAME = "^[a-z][a-z0-9_]*$"
+_FUNCTION = f"{', '.join(BUILT_IN)}, or module:function of a module that run is allowed to load"
+_WORKERS = "calls at a time for each replica of the generation; the plan chooses where none is given"
+_RETRY = "for which a call of a judge that failed is made again, with growing pauses"
+_FAILURE = "paid to a sample whose reward failed or took too long; where none is given the run ends"
+_LATENCY = "of one call"
+_BATCH = "samples that a call is given, at most"
+
+
+class Reward(Document):
+    """A function in worker processes of the host, or a judge behind a URL."""
+
+    name: str = Field(pattern=_NAME, max_length=40)
+    function: str | None = Field(default=None, description=_FUNCTION)
+    url: str | None = Field(default=None, pattern="^https?://", description="a judge that is asked by POST")
+    weight: float = Field(default=1.0, description="in the score that is paid")
+    workers: int | None = Field(default=None, gt=0, le=1024, description=_WORKERS)
+    batch_size: int = Field(default=1, gt=0, le=1024, description=_BATCH)
+    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="of one call")
+    retry_seconds: float = Field(default=600.0, ge=0, le=1e6, description=_RETRY)
+    failure_score: float | None = Field(default=None, description=_FAILURE)
+    latency_seconds: LatencySpec = Field(default=LatencySpec(fixed=0.01), description=_LATENCY)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.function is None) == (self.url is None):
+            raise ValueError("give one of: function, or url")
+        if self.function is not None and self.function not in BUILT_IN and not _is_path(self.function):
+            raise ValueError(f"function={self.function!r} is none of {', '.join(BUILT_IN)} and no module:function")
+        return self
+
+    @property
+    def load(self) -> RewardLoad:
+        """What planning needs of it."""
+        return RewardLoad(
+            name=self.name,
+            is_remote=self.url is not None,
+            workers=self.workers,
+            batch_size=self.batch_size,
+            latency_seconds=self.latency_seconds,
+        )
+
+
+class RewardLoad(Document):
+    """How a reward keeps its workers busy; a remote one needs no processor of the host."""
+
+    name: str
+    is_remote: bool
+    workers: int | None = Field(default=None, gt=0, le=1024, description=_WORKERS)
+    batch_size: int = Field(gt=0, le=1024, description=_BATCH)
+    latency_seconds: LatencySpec = Field(description=_LATENCY)
+
+
+class HostWorkers(Document):
+    """What a plan gives a reward: so many calls at a time for each replica of the generation."""
+
+    reward: str
+    workers: int = Field(gt=0)
+
+
+def require_names_once(rewards: Sequence[Reward]) -> None:
+    """Raises ValueError for a name that two rewards have."""
+    names = [reward.name for reward in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"rewards: the name {name} is given {names.count(name)} times; give each reward its own")
+
+
+def _is_path(function: str) -> bool:
+    module, _, name = function.partition(":")
+    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))

@@ -1,0 +1,131 @@
+"""The workers that rewards on hosts get, and how long the training waits for them behind the generation.
+
+The least that it waits is part of every hand-over from the generation, so that a bound counts it; what it waits beyond
+follows from how a plan generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from meshwright.cost_models.cost import Cost, Term
+from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
+from meshwright.planner.environment.tail import Seconds, Served, least_tail_seconds, response_ends, tail_seconds
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Edge, Plan
+from meshwright.profiles.errors import suggestion
+from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.stages import GENERATE
+
+LATENCY, WAITING = "reward latency", "rewards under way"
+"""Terms of a hand-over from the generation: of the response that ends last, and what there is besides."""
+
+MOST_CALLS = 1024
+"""That a replica has at a judge at a time."""
+
+_WORTH = 0.01
+"""Of the generation's seconds: more workers that save less are not worth theirs."""
+
+
+def least_cost(facts: Facts, consumer: str) -> Cost:
+    """What a stage waits at least after the generation for rewards that it reads, in seconds."""
+    readers = {edge.consumer for edge in facts.graph.host_edges}
+    seconds = least_tail_seconds([reward.latency_seconds.resolve() for reward in facts.rewards])
+    return Cost((Term(LATENCY, seconds),)) if consumer in readers else Cost()
+
+
+def host_seconds(edge: Edge) -> float:
+    """Of a hand-over, those that it waits for rewards on hosts."""
+    return sum(term.amount for term in edge.cost.terms if term.name in (LATENCY, WAITING))
+
+
+def with_workers(plan: Plan) -> Plan:
+    """The plan with workers for each reward on hosts, as few as keep the training waiting no longer than the most do,
+    and with what it then waits."""
+    facts = plan.facts
+    if not facts.rewards:
+        return plan
+    ends = _ends(plan)
+    most = [reward.workers or most_workers(plan, reward) for reward in facts.rewards]
+    generation = plan.placement(GENERATE)
+    enough = tail(plan, ends, most) + _WORTH * generation.cost.total
+    chosen = list(most)
+    for index, reward in enumerate(facts.rewards):
+        fewer = [2**k for k in range(most[index].bit_length()) if 2**k < most[index] and reward.workers is None]
+        for number in (*fewer, most[index]):
+            chosen[index] = number
+            if tail(plan, ends, chosen) <= enough:
+                break
+    waiting = tail(plan, ends, chosen)
+    readers = {edge.consumer for edge in facts.graph.host_edges}
+    return plan.model_copy(
+        update={
+            "workers": tuple(
+                HostWorkers(reward=reward.name, workers=number)
+                for reward, number in zip(facts.rewards, chosen, strict=True)
+            ),
+            "edges": tuple(
+                _waiting(edge, waiting) if edge.producer == GENERATE and edge.consumer in readers else edge
+                for edge in plan.edges
+            ),
+        }
+    )
+
+
+def most_workers(plan: Plan, reward: RewardLoad) -> int:
+    """Workers that one reward of one replica may have: its share of a host's processors, or calls at a judge."""
+    if reward.is_remote:
+        return MOST_CALLS
+    cluster, pool = plan.facts.cluster, plan.pool_of(GENERATE)
+    part = cluster.parts[plan.part_of(GENERATE)]
+    hosts = -(-pool.num_ranks // part.ranks_per_node)
+    replicas = -(-plan.placement(GENERATE).layout.dp // hosts)
+    return max(1, part.cpus // (replicas * sum(not one.is_remote for one in plan.facts.rewards)))
+
+
+def tail(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
+    """Seconds from the last response of a step to the last of its rewards, with so many workers for each reward."""
+    return tail_seconds(ends, served(plan, workers), plan.placement(GENERATE).layout.dp)
+
+
+def served(plan: Plan, workers: Sequence[int]) -> list[Served]:
+    """The rewards of a plan with so many workers each."""
+    return [
+        Served(reward.latency_seconds.resolve(), number * reward.batch_size)
+        for reward, number in zip(plan.facts.rewards, workers, strict=True)
+    ]
+
+
+def worker_violations(plan: Plan) -> Iterator[str]:
+    """Rules that the workers of a plan break."""
+    named, known = [one.reward for one in plan.workers], {reward.name: reward for reward in plan.facts.rewards}
+    for name in named:
+        if name not in known:
+            yield f"workers are given to {name!r}, which is no reward of the job; {suggestion(name, known)}"
+    for name, reward in known.items():
+        if named.count(name) != 1:
+            yield f"the reward {name} has {named.count(name)} entries of workers; give it one."
+            continue
+        number, most = next(one.workers for one in plan.workers if one.reward == name), most_workers(plan, reward)
+        if reward.workers is not None and number != reward.workers:
+            yield f"the reward {name} has {number} workers and the job says {reward.workers}; plan the job again."
+        elif reward.workers is None and number > most:
+            yield f"the reward {name} has {number} workers for each replica; use {most}, all that are for it, or fewer."
+
+
+def _ends(plan: Plan) -> Seconds:
+    """When the responses of the fullest replica end, in seconds from the start of a turn that is all that they have.
+    Sequences that run on from turn to turn end no later."""
+    generation, workload = plan.placement(GENERATE), plan.facts.workload
+    num_rows = rows_of_replicas(workload.batch_size, generation.layout.dp)[0]
+    dealt = np.random.default_rng(0).permutation(workload.response_lengths.strata(num_rows))
+    return response_ends(dealt.tolist(), generation.schedule.generation_slots, generation.cost.total)
+
+
+def _waiting(edge: Edge, seconds: float) -> Edge:
+    """The hand-over with this many seconds in all for rewards."""
+    least = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
+    more = seconds - sum(term.amount for term in least.terms if term.name == LATENCY)
+    return edge.model_copy(update={"cost": least + Cost((Term(WAITING, max(0.0, more)),))})

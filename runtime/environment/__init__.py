@@ -1,0 +1,1 @@
+"""Rewards on host workers: functions in processes of their own, and judges behind a URL."""

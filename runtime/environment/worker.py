@@ -1,0 +1,107 @@
+"""A worker process from outside: it is given batches, is ended when it takes too long, and is replaced by a new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from meshwright.runtime.environment.samples import RewardError, RewardSample
+
+_START_SECONDS = 120.0
+"""In which a process has imported its function."""
+
+_READ_BYTES = 2**16
+_MOST_ANSWER_BYTES = 2**24
+
+
+class Worker:
+    """Scores samples by one function in one process at a time, which is started when there is something to score."""
+
+    def __init__(self, function: str, timeout_seconds: float) -> None:
+        """A batch may take `timeout_seconds`."""
+        self._function, self._timeout = function, timeout_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def score(self, samples: Sequence[RewardSample]) -> list[float]:
+        """Raises RewardError for a batch that raises an exception, takes too long or ends its process."""
+        if self._is_closed:
+            raise RewardError("its workers have ended")
+        process = self._process or self._started()
+        line = json.dumps([sample.message for sample in samples]) + "\n"
+        return self._exchange(process, line.encode(), self._timeout)
+
+    def close(self) -> None:
+        """Ends the process and all that it has started, for good."""
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "meshwright.runtime.environment.serve", self._function, str(os.getpid())]
+        process = self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        self._exchange(process, b"", _START_SECONDS)
+        return process
+
+    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> list[float]:
+        """Sends a line and waits for the next; a process that has not answered well is ended."""
+        try:
+            message = json.loads(_answer(process, line, time.monotonic() + seconds))
+        except TimeoutError:
+            self._end()
+            raise RewardError(f"no answer within {seconds:g} s") from None
+        except (OSError, ValueError):
+            self._end()
+            raise RewardError("its process ended without an answer") from None
+        if "error" in message:
+            raise RewardError(message["error"])
+        return [float(score) for score in message["scores"]]
+
+
+def _answer(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:
+    """The line that a process answers to a line. Raises TimeoutError, and OSError where the process has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    unsent, found = memoryview(line), bytearray()
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        if unsent:
+            ready.register(process.stdin, selectors.EVENT_WRITE)
+        while not found.endswith(b"\n"):
+            events = ready.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                raise TimeoutError
+            for key, _ in events:
+                if key.fileobj is process.stdin:
+                    unsent = unsent[os.write(process.stdin.fileno(), unsent) :]
+                    if not unsent:
+                        ready.unregister(process.stdin)
+                    continue
+                read = os.read(process.stdout.fileno(), _READ_BYTES)
+                found += read
+                if not read or len(found) > _MOST_ANSWER_BYTES:
+                    raise OSError
+    return bytes(found)

@@ -1,0 +1,90 @@
+"""The tail of rewards is the law of a queue that was played: exact with a worker for each response, near with fewer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshwright.planner.environment.latency import Latencies, LatencySpec
+from meshwright.planner.environment.tail import (
+    Seconds,
+    Served,
+    drawn_tail_seconds,
+    least_tail_seconds,
+    response_ends,
+    tail_seconds,
+)
+
+SLOW = LatencySpec(mean=2.0, p99=20.0).resolve()
+ENDS = np.sort(np.random.default_rng(1).lognormal(3.0, 0.8, 64))
+
+
+def at_once(ends: Seconds, latencies: Latencies, num_replicas: int, times: int = 20000) -> float:
+    """The mean over draws of every call's latency, where each begins when its response ends."""
+    size = (times, num_replicas, len(ends))
+    calls = np.random.default_rng(0).choice(latencies.seconds, size, p=latencies.probabilities)
+    return float(((ends + calls).max(axis=(1, 2)) - ends.max()).mean())
+
+
+def played(ends: Seconds, latencies: Latencies, num_workers: int, times: int = 1000) -> float:
+    """The mean over queues in which every call draws its own latency; calls start in order of arrival."""
+    draw = np.random.default_rng(0)
+    return float(np.mean([drawn_tail_seconds(ends, [Served(latencies, num_workers)], draw) for _ in range(times)]))
+
+
+def test_with_a_worker_for_each_response_the_tail_is_that_of_the_played_queue() -> None:
+    for ends in (ENDS, ENDS / 8):
+        assert tail_seconds(ends, [Served(SLOW, 64)]) == pytest.approx(at_once(ends, SLOW, 1), rel=0.03)
+
+
+def test_the_slowest_of_several_replicas_is_that_of_played_queues() -> None:
+    found = tail_seconds(ENDS[-16:], [Served(SLOW, 16)], num_replicas=4)
+    assert found == pytest.approx(at_once(ENDS[-16:], SLOW, 4), rel=0.03)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 8, 16])
+def test_with_fewer_workers_the_tail_is_near_that_of_the_played_queue(num_workers: int) -> None:
+    """Seconds of the tail against those of the whole: calls do not average out where few are left."""
+    ends = ENDS / 4
+    law, found = tail_seconds(ends, [Served(SLOW, num_workers)]), played(ends, SLOW, num_workers)
+    assert law == pytest.approx(found, rel=0.2)
+
+
+def test_a_queue_that_is_played_serves_in_order_of_arrival() -> None:
+    fixed, draw = LatencySpec(fixed=3.0).resolve(), np.random.default_rng(0)
+    ends = np.array([0.0, 5.0, 1.0, 1.5])
+    assert drawn_tail_seconds(ends, [Served(fixed, 1)], draw) == pytest.approx(7.0)
+    assert drawn_tail_seconds(ends, [Served(fixed, 2)], draw) == pytest.approx(3.0)
+    assert drawn_tail_seconds(ends, [Served(fixed, 9), Served(fixed, 1)], draw) == pytest.approx(7.0)
+
+
+def test_a_constant_latency_is_waited_for_once_where_workers_are_many() -> None:
+    fixed = LatencySpec(fixed=3.0).resolve()
+    assert tail_seconds(ENDS, [Served(fixed, 64)]) == pytest.approx(3.0, rel=1e-3)
+    assert tail_seconds(np.zeros(12), [Served(fixed, 4)]) == pytest.approx(9.0, rel=1e-3)
+
+
+def test_no_tail_is_shorter_than_the_call_of_the_last_response() -> None:
+    for number in (1, 4, 64):
+        assert tail_seconds(ENDS, [Served(SLOW, number)]) >= least_tail_seconds([SLOW])
+    assert least_tail_seconds([]) == 0.0
+
+
+def test_more_workers_more_time_between_ends_and_fewer_replicas_never_lengthen_the_tail() -> None:
+    by_workers = [tail_seconds(ENDS / 8, [Served(SLOW, number)]) for number in (1, 2, 4, 8, 16, 32, 64)]
+    assert by_workers == sorted(by_workers, reverse=True)
+    by_stretch = [tail_seconds(ENDS * factor, [Served(SLOW, 4)]) for factor in (0.1, 0.5, 1.0, 2.0)]
+    assert by_stretch == sorted(by_stretch, reverse=True)
+    by_replicas = [tail_seconds(ENDS, [Served(SLOW, 64)], number) for number in (1, 2, 8)]
+    assert by_replicas == sorted(by_replicas)
+
+
+def test_every_reward_of_a_response_is_waited_for() -> None:
+    fixed = LatencySpec(fixed=3.0).resolve()
+    both = tail_seconds(ENDS, [Served(SLOW, 64), Served(fixed, 64)])
+    assert both >= max(tail_seconds(ENDS, [Served(one, 64)]) for one in (SLOW, fixed)) - 0.05
+
+
+def test_responses_end_by_their_tokens_in_the_slots_that_are_free_first() -> None:
+    assert response_ends([2, 4, 8], 3, 16.0).tolist() == [4.0, 8.0, 16.0]
+    assert response_ends([2, 2, 2, 2], 2, 8.0).tolist() == [4.0, 4.0, 8.0, 8.0]

@@ -1,0 +1,162 @@
+"""A plan gives rewards on hosts as few workers as keep the training waiting no longer, and counts what it waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.analysis.stated import misstated
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.environment.latency import LatencySpec
+from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.host_workers import MOST_CALLS, host_seconds, least_cost, most_workers, with_workers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.program.program import Receive, Send, lower
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.stages import ENVIRONMENT, GENERATE
+from tests.planner.jobs import small_facts
+
+
+def load(name: str, seconds: float, *, is_remote: bool = True, workers: int | None = None) -> RewardLoad:
+    latency = LatencySpec(mean=seconds, p99=10 * seconds)
+    return RewardLoad(name=name, is_remote=is_remote, workers=workers, batch_size=1, latency_seconds=latency)
+
+
+def facts_with(*rewards: RewardLoad, staleness: int = 0) -> Facts:
+    facts = small_facts(batch_size=64)
+    workload = facts.workload.model_copy(update={"response": LengthSpec(max=256, median=40, p99=200)})
+    return facts.model_copy(update={"workload": workload, "rewards": rewards, "staleness": staleness})
+
+
+def planned(facts: Facts) -> Plan:
+    found = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None))
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.fixture(scope="module")
+def slow() -> Plan:
+    """The judge takes about as long as all else."""
+    return planned(facts_with(load("judge", 0.05), load("maths", 0.001, is_remote=False)))
+
+
+def waits(plan: Plan) -> dict[str, float]:
+    return {edge.consumer: host_seconds(edge) for edge in plan.edges if host_seconds(edge)}
+
+
+def test_a_plan_without_rewards_on_hosts_says_nothing_of_them() -> None:
+    plan = planned(facts_with())
+    assert with_workers(plan) is plan
+    assert waits(plan) == {}
+    assert "workers" not in plan.model_dump(mode="json")
+    assert not least_cost(plan.facts, "actor_train").terms
+
+
+def test_a_plan_verifies_states_its_costs_and_reads_as_it_was_written(slow: Plan, tmp_path: Path) -> None:
+    assert verify(slow) == ()
+    assert misstated(slow, cost_model(slow.facts.cluster, slow.facts.workload, slow.facts.precision, None)) == ()
+    path = tmp_path / "plan.json"
+    write_plan(path, slow)
+    assert read_plan(path) == slow
+
+
+def test_training_waits_for_rewards_and_a_bound_counts_what_it_waits_at_least(slow: Plan) -> None:
+    assert set(waits(slow)) == {"actor_train", "critic_train"}
+    ready = slow.placement(GENERATE).end_seconds + waits(slow)["actor_train"]
+    assert min(slow.placement(name).start_seconds for name in waits(slow)) >= ready * (1 - 1e-9)
+    least = least_cost(slow.facts, "actor_train").total
+    assert least == pytest.approx(0.05, rel=0.02)
+    assert waits(slow)["actor_train"] > least
+    assert slow.solver.bound_seconds <= slow.period_seconds
+
+
+def test_the_fewest_workers_are_chosen_that_keep_training_waiting_no_longer(slow: Plan) -> None:
+    judge = slow.workers[0].workers
+    assert 1 < judge < MOST_CALLS
+    half = slow.facts.rewards[0].model_copy(update={"workers": judge // 2})
+    fewer = planned(slow.facts.model_copy(update={"rewards": (half, slow.facts.rewards[1])}))
+    assert fewer.workers[0].workers == judge // 2
+    assert fewer.period_seconds > slow.period_seconds
+
+
+def test_functions_share_the_processors_of_a_host(slow: Plan) -> None:
+    judge, maths = slow.facts.rewards
+    assert most_workers(slow, judge) == MOST_CALLS
+    assert most_workers(slow, maths) == slow.facts.cluster.parts[0].cpus // slow.placement(GENERATE).layout.dp
+
+
+def test_a_quick_reward_costs_nothing_for_other_stages_run_meanwhile() -> None:
+    quick, without = planned(facts_with(load("maths", 0.001, is_remote=False))), planned(facts_with())
+    assert quick.period_seconds == pytest.approx(without.period_seconds, rel=0.01)
+
+
+def test_generation_that_works_ahead_hides_a_slow_judge() -> None:
+    """What is waited behind the generation lies beside the next one."""
+    judge = load("judge", 0.02)
+    ahead, whole = planned(facts_with(judge, staleness=2)), planned(facts_with(judge))
+    without = planned(facts_with(staleness=2))
+    assert ahead.period_seconds - without.period_seconds < 0.5 * (whole.period_seconds - without.period_seconds)
+
+
+def test_a_judge_slower_than_a_turn_moves_training_to_the_end_of_the_next(slow: Plan) -> None:
+    """Of two turns the generation, the wait and the training take all: g + w + t = 2 p where nothing else binds."""
+    plan = planned(facts_with(load("judge", 0.05), staleness=1))
+    assert plan.ahead[GENERATE] == 1
+    assert verify(plan) == ()
+    assert evaluate(plan) == plan
+    last = max(placement.end_seconds for placement in plan.placements)
+    assert last == pytest.approx(plan.period_seconds, rel=1e-6)
+    assert simulate(plan, steps=40).steps.mean == pytest.approx(plan.period_seconds, rel=0.02)
+    assert plan.period_seconds < slow.period_seconds
+
+
+def test_the_program_sends_scores_behind_the_generation_and_training_waits_for_them(slow: Plan) -> None:
+    order = lower(slow).instructions
+    sent = [i for i in order if isinstance(i, Send) and i.producer == ENVIRONMENT]
+    received = [i for i in order if isinstance(i, Receive) and i.producer == ENVIRONMENT]
+    assert {i.consumer for i in received} == {i.consumer for i in sent}
+    for one in received:
+        consumer = next(n for n, i in enumerate(order) if i.name == one.consumer)
+        assert order.index(one) < consumer
+
+
+def test_the_simulation_waits_as_long_as_the_plan_says(slow: Plan) -> None:
+    assert simulate(slow).steps.mean == pytest.approx(slow.period_seconds, rel=1e-6)
+
+
+def test_workers_that_break_a_rule_are_told(slow: Plan) -> None:
+    def told(*workers: HostWorkers) -> str:
+        return verify(evaluate(slow.model_copy(update={"workers": workers})))[0]
+
+    judge, maths = slow.workers
+    assert "the reward maths has 0 entries of workers; give it one" in told(judge)
+    assert "'math', which is no reward" in told(judge, maths, maths.model_copy(update={"reward": "math"}))
+    assert "has 99 workers for each replica" in told(judge, maths.model_copy(update={"workers": 99}))
+    asked = slow.facts.model_copy(update={"rewards": (load("judge", 0.05, workers=3), slow.facts.rewards[1])})
+    changed = slow.model_copy(update={"facts": asked, "digests": asked.digests()})
+    assert "and the job says 3" in "".join(verify(changed))
+
+
+def test_a_simulation_that_draws_lengths_draws_calls_too(slow: Plan) -> None:
+    """Some steps wait longer than the plan expects and some less; on average about as long."""
+
+    def remodel(facts: Facts) -> CostModel:
+        return cost_model(facts.cluster, facts.workload, facts.precision, None)
+
+    sampled = Sampled(slow, remodel, seed=0)
+    drawn = [sampled.of_step(step).host_seconds or 0.0 for step in range(60)]
+    assert min(drawn) < waits(slow)["actor_train"] < max(drawn)
+    assert np.mean(drawn) == pytest.approx(waits(slow)["actor_train"], rel=0.3)
+    assert sampled.of_step(7) == Sampled(slow, remodel, seed=0).of_step(7)
+    found = simulate(slow, sampled, steps=40).steps
+    assert found.p90 > found.p50 > 0
+    assert found.mean == pytest.approx(slow.period_seconds, rel=0.2)

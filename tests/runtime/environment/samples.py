@@ -1,0 +1,34 @@
+"""Samples and reward functions for the tests of the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from meshwright.runtime.environment.samples import RewardSample
+
+MODULE = "tests.runtime.environment.samples"
+
+
+def sample(response: str = "", answer: str | None = None, *, id: str = "0/0") -> RewardSample:
+    return RewardSample(id=id, prompt="2 + 2 =", response=response, answer=answer)
+
+
+def length(samples: Sequence[RewardSample]) -> list[float]:
+    """A score for each sample; what it prints is no answer."""
+    sys.stdout.write(f"scored {len(samples)}\n")
+    return [float(len(one.response)) for one in samples]
+
+
+def fussy(samples: Sequence[RewardSample]) -> list[float]:
+    """Hangs, raises, ends the process or gives too few scores, as a response says."""
+    for one in samples:
+        if one.response == "hang":
+            time.sleep(60)
+        if one.response == "raise":
+            raise ValueError("no such word")
+        if one.response == "end":
+            os._exit(3)
+    return [1.0 for one in samples if one.response != "few"]

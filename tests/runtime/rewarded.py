@@ -1,0 +1,55 @@
+"""Small jobs whose rewards are on hosts: GRPO, RLOO or PPO of a random actor, without a reward model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.plan import Plan
+from meshwright.runtime.execution.request import RunRequest
+from tests.runtime.small_job import write_job
+
+LEARNS = {"actor_learning_rate": 3e-3, "kl_coefficient": 0.0}
+
+
+def write_rewarded(
+    directory: Path, *rewards: dict[str, Any], algorithm: str = "grpo", num_ranks: int = 2, **changes: Any
+) -> Path:
+    """The job; the answer of a prompt is its first word. `changes` are other keys of the job."""
+    path = write_job(directory, num_ranks=num_ranks)
+    prompts = directory / "prompts.jsonl"
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+    told = (json.dumps({**line, "answer": line["prompt"].split()[0]}) for line in lines)
+    prompts.write_text("".join(f"{line}\n" for line in told))
+    job = yaml.safe_load(path.read_text())
+    del job["models"]["reward"], job["ppo"]
+    if algorithm != "ppo":
+        del job["models"]["critic"]
+        job["workload"]["group_size"] = 4
+    settings = LEARNS if algorithm != "ppo" else {**LEARNS, "critic_learning_rate": 3e-3}
+    job |= {"algorithm": algorithm, algorithm: settings, "rewards": list(rewards), **changes}
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def rewarded(path: Path, out: Path, *pins: str, steps: int, resume: bool = False) -> RunRequest:
+    """What to run: the best plan under the pins, by analytic costs, with functions of the tests."""
+    job = read_job(path)
+    facts = resolve(job, path.parent)
+    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None), pins=pins)
+    assert isinstance(plan, Plan)
+    return RunRequest(
+        plan=plan,
+        job=job,
+        directory=path.parent,
+        out=out,
+        steps=steps,
+        resume=resume,
+        allowed_modules=("tests.runtime.rewarding",),
+    )

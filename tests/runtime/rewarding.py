@@ -1,0 +1,20 @@
+"""Reward functions that workers of a test's run load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.runtime.environment.samples import RewardSample
+
+
+def third_word(samples: Sequence[RewardSample]) -> list[float]:
+    """How often the response has the word w3, of its words."""
+    return [one.response.split().count("w3") / max(1, len(one.response.split())) for one in samples]
+
+
+def no_seventh(samples: Sequence[RewardSample]) -> list[float]:
+    """Raises for a response that has the word w7."""
+    for one in samples:
+        if "w7" in one.response.split():
+            raise ValueError("w7 is not to be said")
+    return [1.0] * len(samples)
