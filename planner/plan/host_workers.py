@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
-from meshwright.planner.environment.tail import Seconds, Served, least_tail_seconds, response_ends, tail_seconds
+from meshwright.planner.environment.reward_tail import Seconds, Served, least_tail_seconds, response_ends, tail_seconds
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Edge, Plan
 from meshwright.profiles.errors import suggestion

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.environment.tail import drawn_tail_seconds, response_ends
+from meshwright.planner.environment.reward_tail import drawn_tail_seconds, response_ends
 from meshwright.planner.plan.calls import Remodel, call_in
 from meshwright.planner.plan.host_workers import served
 from meshwright.planner.plan.plan import Placement, Plan

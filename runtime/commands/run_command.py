@@ -29,6 +29,9 @@ MaxRestarts = Annotated[
     int,
     typer.Option(min=0, max=10**6, help="Times that a run which fails is started again from its last checkpoint."),
 ]
+AllowModule = Annotated[
+    list[str] | None, typer.Option(help="A module whose functions may be rewards; may be given again.")
+]
 
 
 def run(
@@ -50,9 +53,7 @@ def run(
     ] = 2,
     export_every: ExportEvery = 0,
     max_restarts: MaxRestarts = 0,
-    allow_module: Annotated[
-        list[str] | None, typer.Option(help="A module whose functions may be rewards; may be given again.")
-    ] = None,
+    allow_module: AllowModule = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
     rendezvous: Annotated[
         str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")

@@ -52,8 +52,9 @@ def another(kind: Any, value: Any = None) -> Any:
         return "local"  # of clusters
     if get_origin(kind) is Mapping:
         return {**(value or {}), "prompt": "another"}
-    others = {str: "another", Reward: Reward(name="another", function="exact_match")}
-    return {bool: not value, int: (value or 0) + 1, float: (value or 0.0) + 0.5, **others}[kind]
+    if kind is str or kind is Reward:
+        return "another" if kind is str else Reward(name="another", function="exact_match")
+    return {bool: not value, int: (value or 0) + 1, float: (value or 0.0) + 0.5}[kind]
 
 
 LEAVES = tuple(leaves(Job))

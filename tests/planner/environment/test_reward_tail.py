@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.planner.environment.latency import Latencies, LatencySpec
-from meshwright.planner.environment.tail import (
+from meshwright.planner.environment.reward_tail import (
     Seconds,
     Served,
     drawn_tail_seconds,
