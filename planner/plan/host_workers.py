@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from meshwright.cost_models.cost import Cost, Term
-from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
 from meshwright.planner.environment.reward_tail import Seconds, Served, least_tail_seconds, response_ends, tail_seconds
+from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Edge, Plan
 from meshwright.profiles.errors import suggestion

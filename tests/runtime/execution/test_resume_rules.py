@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -50,11 +50,15 @@ def another(kind: Any, value: Any = None) -> Any:
         return (another(first),) if rest == [...] else tuple(map(another, (first, *rest)))
     if get_origin(kind) in (Union, types.UnionType):
         return "local"  # of clusters
-    if get_origin(kind) is Mapping:
-        return {**(value or {}), "prompt": "another"}
-    if kind is str or kind is Reward:
-        return "another" if kind is str else Reward(name="another", function="exact_match")
-    return {bool: not value, int: (value or 0) + 1, float: (value or 0.0) + 0.5}[kind]
+    of_kinds: dict[Any, Callable[[], Any]] = {
+        Mapping: lambda: {**(value or {}), "prompt": "another"},
+        str: lambda: "another",
+        Reward: lambda: Reward(name="another", function="exact_match"),
+        bool: lambda: not value,
+        int: lambda: (value or 0) + 1,
+        float: lambda: (value or 0.0) + 0.5,
+    }
+    return of_kinds[get_origin(kind) or kind]()
 
 
 LEAVES = tuple(leaves(Job))
