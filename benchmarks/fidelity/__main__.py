@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fidelity.sets import scores_of, set_names
+from benchmarks.fidelity.sets import scores_of, set_names, unread
 from benchmarks.fidelity.show import as_json, show
 from meshwright.profiles.errors import BadInput
 
@@ -28,6 +28,8 @@ def main() -> int:
     arguments = parser.parse_args()
     num_worst = _NUM_WORST if arguments.worst else 0
     try:
+        for sentence in unread(arguments.data):
+            print(f"note: {sentence}", file=sys.stderr)
         scores = scores_of(arguments.data, arguments.set, installed=True)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)

@@ -51,11 +51,11 @@ def row_files(directory: Path) -> dict[str, Path]:
     return found
 
 
-def refuse_unknown(found: Mapping[str, Path], known: Sequence[str]) -> None:
-    """Raises BadInput for a file of rows that no set reads; names may hold a * for what differs from file to file."""
+def unknown(found: Mapping[str, Path], known: Sequence[str]) -> Iterator[str]:
+    """A sentence for each file of rows that no set reads; names may hold a * for what differs from file to file."""
     for stem, path in found.items():
         if not matching((stem,), known):
-            raise BadInput(f"rows file {path} is not known; {suggestion(stem, known)}")
+            yield f"rows file {path} is not known and not read; {suggestion(stem, known)}"
 
 
 def matching(stems: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:

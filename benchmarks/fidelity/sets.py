@@ -17,7 +17,7 @@ from benchmarks.fidelity.layers import is_busy, layer_products
 from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
 from benchmarks.fidelity.primitives import attention, collective, gemm, is_small, vidur_collective
 from benchmarks.fidelity.realhf import real_heuristic
-from benchmarks.fidelity.rows import MissingColumn, Row, Skip, matching, number, refuse_unknown, row_files
+from benchmarks.fidelity.rows import MissingColumn, Row, Skip, matching, number, row_files, unknown
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.shapes import has_experts
 from benchmarks.fidelity.training import iteration
@@ -225,7 +225,7 @@ SETS = (
     RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
 )
 
-_READ_BY_NONE = ("verl_param_sync_seconds",)
+_READ_BY_NONE = ("rl_steps_mlperf", "trainer_baselines_primerl", "verl_param_sync_seconds", "weight_sync_seconds")
 """Files of the format that no set is made of."""
 
 
@@ -234,13 +234,18 @@ def set_names() -> tuple[str, ...]:
 
 
 def scores_of(directory: Path, names: Sequence[str] | None = None, *, installed: bool = False) -> list[Score]:
-    """The scores of the sets whose files are in the folder, and of those that are installed where these are asked for.
-    Raises BadInput for a rows file that is not known."""
+    """The scores of the sets whose files are in the folder, and of those that are installed where these are asked
+    for."""
     files = row_files(directory)
-    refuse_unknown(files, sorted({stem for known in SETS for stem in known.files} | set(_READ_BY_NONE)))
     there = set(files) | (installed_stems() if installed else set())
     chosen = [known for known in SETS if names is None or known.name in names]
     return [_score(known, stems, files) for known in chosen if (stems := matching(there, known.files))]
+
+
+def unread(directory: Path) -> tuple[str, ...]:
+    """A sentence for each file of the folder that is not known."""
+    every = {stem for known in SETS for stem in known.files} | set(_READ_BY_NONE)
+    return tuple(unknown(row_files(directory), sorted(every)))
 
 
 def _score(known: RowSet, stems: Sequence[str], files: dict[str, Path]) -> Score:
