@@ -138,7 +138,7 @@ def test_three_times_the_lengths_on_seven_of_eight_nodes_are_planned_at_once() -
     lengths = {"workload.response.median": 1536.0, "workload.response.p99": 24576.0}
     changed = with_setting(facts, {"cluster.nodes": 7, **lengths})
     found = replan(first, changed, model(changed))
-    assert found.plan.solver.work.timed * 10 < first.solver.work.timed
+    assert found.plan.solver.work.timed < 4000
     assert found.plan.solver.work.models <= 4
     scratch = best_plan(changed, model(changed))
     assert isinstance(scratch, Plan)

@@ -9,6 +9,7 @@ import pytest
 from meshwright.cost_models.question import CostModel
 from meshwright.planner import compile as search
 from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
@@ -30,10 +31,19 @@ def any_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_ranks_are_searched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_FROM_RANKS", 5)
-    asked = search._Search(
-        facts=FACTS, model=ToyModel(FACTS), pins=(), ahead=search.patterns(PPO_GRAPH, 0), limits=LIMITS, progress=None
+    assert asked_search().worth is None
+
+
+def asked_search() -> search._Search:
+    model = ToyModel(FACTS)
+    return search._Search(
+        facts=FACTS,
+        model=model,
+        edges=handovers(FACTS, model),
+        pins=(),
+        ahead=search.patterns(PPO_GRAPH, 0),
+        limits=LIMITS,
     )
-    assert asked.worth is None
 
 
 def planned(facts: Facts, model: CostModel) -> Plan:
@@ -67,15 +77,7 @@ def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
 
 
 def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
-    model = ToyModel(FACTS)
-    asked = search._Search(
-        facts=FACTS,
-        model=model,
-        pins=(),
-        ahead=search.patterns(PPO_GRAPH, 0),
-        limits=LIMITS,
-        progress=None,
-    )
+    asked = asked_search()
     worth = asked.worth
     assert worth is not None
     scope, every = asked.scopes[0], PoolKind(0, 4)
