@@ -79,7 +79,7 @@ def test_an_empty_prompt_is_told_to_be_deleted(call: Call, job: Path, tmp_path: 
     (copied.parent / "prompts.jsonl").write_text('{"prompt": ""}\n')
     outcome = call("run", path, copied, "--steps", 1, "--out", tmp_path / "out")
     assert outcome.code == 2
-    assert "line 1 has no tokens; give it a text, or take the line out." in outcome.err
+    assert "line 1 has no tokens; give it a text, or take the row out." in outcome.err
 
 
 def test_a_search_ends_in_its_time_and_says_so(call: Call, tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from tests.runtime.model.test_equal_rows import alike_here_and_there, seeded
-from tests.runtime.model.test_kv_cache import ROTARY, Row, attend, random_rows, used_cache
+from tests.runtime.model.test_kv_cache import ROTARY, Row, attend, continued, random_rows, used_cache
 
 
 def test_equal_neighbours_share_a_call() -> None:
     packing = ROTARY.pack([5, 5, 5, 2, 5], torch.empty(0))
     assert [run.num_rows for run in packing.runs] == [3, 1, 1]
-    continued = used_cache().continue_rows([0, 1, 3, 4, 5], [7, 7, 7, 7, 6], [2] * 5)
-    assert [run.num_rows for run in continued.runs] == [2, 2, 1]
+    rows = continued(used_cache(), [0, 1, 3, 4, 5], [7, 7, 7, 7, 6], [2] * 5)
+    assert [run.num_rows for run in rows.runs] == [4, 1]
 
 
 @seeded
@@ -46,12 +46,12 @@ def test_rows_continued_together_answer_as_each_does_alone(seed: int) -> None:
     for cache in (together, alone):
         for (slot, cached, _), row in zip(rows, whole, strict=True):
             if cached:
-                attend([row.chunk(0, cached)], cache.continue_rows([slot], [0], [cached]))
+                attend([row.chunk(0, cached)], continued(cache, [slot], [0], [cached]))
     chunks = [row.chunk(cached, length) for (_, cached, length), row in zip(rows, whole, strict=True)]
     slots, before, lengths = map(list, zip(*rows, strict=True))
-    found = attend(chunks, together.continue_rows(slots, before, lengths), tail=draw.randint(0, 3))
+    found = attend(chunks, continued(together, slots, before, lengths), tail=draw.randint(0, 3))
     expected = [
-        attend([chunk], alone.continue_rows([slot], [cached], [length]))
+        attend([chunk], continued(alone, [slot], [cached], [length]))
         for (slot, cached, length), chunk in zip(rows, chunks, strict=True)
     ]
     torch.testing.assert_close(found[: sum(lengths)], torch.cat(expected), atol=1e-6, rtol=0)

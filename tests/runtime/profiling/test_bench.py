@@ -79,20 +79,6 @@ def hot_ranks() -> Measurement:
     return bench.measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
 
 
-def room_of_slots() -> set[int]:
-    """Tokens that a slot has room for, of the generators that a decode point makes."""
-    bench, rooms = _bench(), set()
-    made = bench._generator
-
-    def generator(*arguments: object) -> object:
-        rooms.add(arguments[-1])
-        return made(*arguments)
-
-    bench._generator = generator
-    bench.measure_point(point(Body.DECODE), repeats=1, budget_seconds=1.0)
-    return rooms
-
-
 def _bench(**changed: object) -> Bench:
     meshes = [build_mesh(Layout(), rank) for rank in range(dist.get_world_size())]
     watch = replace(instruments(), **changed)
@@ -107,10 +93,6 @@ def test_every_rank_has_the_same_measurement(body: Body) -> None:
     assert one.seconds
     assert one.repeats == 3
     assert (one.clock_mhz, one.celsius) == (None, None)
-
-
-def test_on_a_processor_rows_lie_as_far_apart_as_the_longest_sequences_of_a_run() -> None:
-    assert run_on_ranks(1, room_of_slots) == [{64}]
 
 
 def test_no_memory_on_one_rank_is_a_failure_on_all_and_the_next_point_runs() -> None:
