@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
 from meshwright.planner.solver.spread import Bounds, Kept, Spread
 
-_SHARE = 0.5
+_SHARE = 0.7
 """Of the options of all branches: where a branch has more of them on average, all are looked at together."""
 
 _TRIED = 4
