@@ -78,7 +78,6 @@ class AnalyticModel:
         self._memories: Once[Call, Memory] = Once()
         self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
         self._on_layouts: Once[tuple[str, ModelSpec, Layout], PipelineCosts] = Once()
-        self._offloads: Once[tuple[str, ModelSpec, Layout, Offload], Cost] = Once()
         self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
         self._works: Once[tuple[int, int, Overlap, int, int], Work] = Once()
         self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
@@ -168,11 +167,7 @@ class AnalyticModel:
         return -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)))
 
     def _offload_seconds(self, call: Call) -> Cost:
-        """The same for every schedule of a layout that offloads the same."""
-        key = call.stage.name, call.model, call.layout, call.schedule.offload
-        return self._offloads.of(
-            key, lambda: transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
-        )
+        return transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
 
     def _generation_seconds(self, call: Call) -> Cost:
         num_rows, slots = -(-self._workload.batch_size // call.layout.dp), call.schedule.generation_slots

@@ -54,6 +54,10 @@ class Cost:
         """The least trusted source among the terms; a cost without terms is exact."""
         return least_trusted(term.source for term in self.terms)
 
+    def amount(self, *names: str) -> float:
+        """Of the terms of these names."""
+        return sum([term.amount for term in self.terms if term.name in names])
+
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.terms + other.terms)
 

@@ -144,7 +144,7 @@ class _RankMemory:
             resident=resident,
             away=away,
             resident_bytes=resident.total,
-            weights_bytes=sum(term.amount for term in resident.terms if term.name == WEIGHTS),
+            weights_bytes=resident.amount(WEIGHTS),
             away_bytes=tuple(term.amount for term in away.terms),
         )
 

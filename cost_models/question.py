@@ -187,8 +187,7 @@ class Summed:
 
     def bytes(self, schedule: Schedule) -> Bytes:
         memory = self.model.memory(self._with(schedule))
-        weights = sum(term.amount for term in memory.resident.terms if term.name == WEIGHTS)
-        return Bytes(memory.resident.total, weights, memory.transient.total, memory.host.total)
+        return Bytes(memory.resident.total, memory.resident.amount(WEIGHTS), memory.transient.total, memory.host.total)
 
     def _with(self, schedule: Schedule) -> Call:
         deferral = self.call.max_deferral if schedule.overcommit else 0

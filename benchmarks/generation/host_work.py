@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.generation.work import write_checkpoint
+from benchmarks.small_worlds import join_alone
 from meshwright.profiles.devices import local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.device import host
 from meshwright.runtime.generation import engine as engines
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
@@ -69,8 +68,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of which the fastest is told")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    host.choose("cpu")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    join_alone()
     measured = [host_seconds(arguments.rows, arguments.tokens) for _ in range(arguments.runs)]
     seconds, num_tokens = min(measured)
     print(f"{local_cluster(1).device.name}, torch {torch.__version__}, one thread; processor time")

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.generation.work import SHAPES, write_checkpoint
+from benchmarks.small_worlds import join_alone
 from meshwright.profiles.devices import local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -28,7 +28,6 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.packing import blocks_of
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.device import host
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
 from meshwright.runtime.model.mesh import build_mesh
@@ -46,8 +45,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="paired runs, of which the median ratio is taken")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    host.choose("cpu")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    join_alone()
     workload = Workload(
         batch_size=arguments.prompts,
         prompt=LengthSpec(max=PROMPT, fixed=PROMPT),

@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor
 
 from benchmarks.generation.work import BATCH, LONGEST_PROMPT, LONGEST_RESPONSE, Work
+from benchmarks.small_worlds import join_alone
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.device import host
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
 from meshwright.runtime.model.mesh import build_mesh
@@ -40,8 +40,7 @@ class Engine:
 
     def __init__(self, checkpoint: Path, *, temperature: float, seed: int, group_size: int = 1) -> None:
         if not dist.is_initialized():
-            host.choose(DEVICE.type)
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            join_alone(DEVICE.type)
         spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
         model = build_model(spec, mesh, dtype=DTYPE)
         load_weights(model, spec, mesh, checkpoint)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tokenizers
 import torch
 import transformers
 import yaml
 
+from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.evaluate import evaluate
@@ -21,8 +19,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.plan.verify import require_valid
 from meshwright.runtime.execution.request import RunRequest
-
-VOCAB_SIZE, END = 32, 1
 
 _SHAPE = {
     "vocab_size": VOCAB_SIZE,
@@ -59,13 +55,7 @@ def write_models(directory: Path, *, hidden_size: int = 64, has_experts: bool = 
         )
     policy.save_pretrained(directory / "actor")
     transformers.LlamaForSequenceClassification(config).save_pretrained(directory / "reward")
-    words = {f"w{number}": number for number in range(2, VOCAB_SIZE)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<end>": END, **words}, "<unk>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    draw = random.Random(0)
-    prompts = [json.dumps({"prompt": " ".join(draw.choices([*words], k=6))}) for _ in range(256)]
-    (directory / "prompts.jsonl").write_text("\n".join(prompts))
+    write_words(directory)
 
 
 def write_job(directory: Path, case: Case) -> Path:

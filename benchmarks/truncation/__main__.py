@@ -20,9 +20,13 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from benchmarks.demo import require_demo
-from benchmarks.truncation.runs import FROZEN, Lines, join_alone, rise_of_demo, run_alone, write_models
+from benchmarks.small_worlds import join_alone
+from benchmarks.truncation.runs import FROZEN, Lines, rise_of_demo, run_alone, write_models
 from benchmarks.truncation.treatments import TREATMENTS, advantages_at_ones
+from meshwright.runtime.device import host
 
 NUM_CRITIC_STEPS, NUM_POLICY_STEPS, NUM_DEMO_STEPS = 60, 40, 20
 
@@ -38,7 +42,9 @@ def main() -> None:
     out.mkdir(parents=True)
     print(f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
     _show_advantages()
-    join_alone(out)
+    torch.set_num_threads(1)
+    join_alone()
+    host.install()
     write_models(out / "models")
     _show_critic(out)
     _show_policy(out)

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
-import torch.distributed as dist
 import transformers
 import yaml
 
 from benchmarks.demo import TINY
+from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
 from benchmarks.truncation.treatments import Treatment, treated
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.runtime.device import host
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
 
 FROZEN = 1e-30
 """A learning rate that moves no weight."""
-
-VOCAB_SIZE, END = 32, 1
-"""An untrained policy ends a response with every 32nd token or so."""
 
 Lines = list[dict[str, Any]]
 
@@ -53,13 +47,7 @@ def write_models(directory: Path) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(directory / "actor")
     transformers.LlamaForSequenceClassification(config).save_pretrained(directory / "critic")
     write_constant_reward(directory / "critic", directory / "reward")
-    words = {f"w{number}": number for number in range(2, VOCAB_SIZE)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<end>": END, **words}, "<unk>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    draw = random.Random(0)
-    prompts = [json.dumps({"prompt": " ".join(draw.choices([*words], k=6))}) for _ in range(256)]
-    (directory / "prompts.jsonl").write_text("\n".join(prompts))
+    write_words(directory)
 
 
 def write_constant_reward(source: Path, directory: Path) -> Path:
@@ -72,14 +60,6 @@ def write_constant_reward(source: Path, directory: Path) -> Path:
             parameter.fill_(0.0 if silent else 1.0 / model.config.hidden_size if name == "score.weight" else 1.0)
     model.save_pretrained(directory)
     return directory
-
-
-def join_alone(directory: Path) -> None:
-    """Makes this process the only rank there is, on the CPU."""
-    torch.set_num_threads(1)
-    host.choose("cpu")
-    host.install()
-    dist.init_process_group("gloo", init_method=f"file://{directory / 'rendezvous'}", rank=0, world_size=1)
 
 
 def run_alone(

@@ -54,7 +54,7 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     terms = counted.transient.terms
     if found is None or not found[0]:
         return counted
-    refit = sum(term.amount for term in terms if term.name == _REFIT)
+    refit = counted.transient.amount(_REFIT)
     if refit > found[0]:
         return counted
     kept = tuple(term for term in terms if term.name not in (*_COUNTED, _REFIT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.export.trainer import KeyValue
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
@@ -34,7 +35,7 @@ def engine_share(plan: Plan) -> float:
     """The part of a device's memory that weights and cache of the generation take, in hundredths, rounded up."""
     placement = plan.placement(GENERATE)
     device = plan.facts.cluster.parts[plan.part_of(GENERATE)].device
-    weights = next((term.amount for term in placement.resident.terms if term.name == "weights"), 0.0)
+    weights = placement.resident.amount(WEIGHTS)
     share = math.ceil(100 * (weights + placement.transient.total) / device.memory_bytes) / 100
     return min(max(share, _LEAST_SHARE), _MOST_SHARE)
 

@@ -38,7 +38,7 @@ def least_cost(facts: Facts, consumer: str) -> Cost:
 
 def host_seconds(edge: Edge) -> float:
     """Of a hand-over, those that it waits for rewards on hosts."""
-    return sum(term.amount for term in edge.cost.terms if term.name in (LATENCY, WAITING))
+    return edge.cost.amount(LATENCY, WAITING)
 
 
 def with_workers(plan: Plan) -> Plan:
@@ -127,5 +127,5 @@ def _ends(plan: Plan) -> Seconds:
 def _waiting(edge: Edge, seconds: float) -> Edge:
     """The hand-over with this many seconds in all for rewards."""
     least = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
-    more = seconds - sum(term.amount for term in least.terms if term.name == LATENCY)
+    more = seconds - least.amount(LATENCY)
     return edge.model_copy(update={"cost": least + Cost((Term(WAITING, max(0.0, more)),))})

@@ -95,7 +95,7 @@ class CarriedOver:
         self._num_admitted = [0] * layout.dp
         self._flights = [SimulatedFlight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
         self._paces = [Pace(plan) for _ in range(layout.dp)]
-        self._recomputing = sum(t.amount for t in placement.cost.terms if t.name == RECOMPUTATION)
+        self._recomputing = placement.cost.amount(RECOMPUTATION)
         """Seconds in every turn but the first, which finds nothing in flight; as the plan counts them."""
         self._played: list[Generated] = []
 

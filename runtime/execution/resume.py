@@ -89,7 +89,7 @@ def save_step(
     def name_and_remove_others() -> None:
         write_atomically(out / LATEST, f"{checkpoint_of(out, step).relative_to(out)}\n")
         saved = saved_steps(out)
-        for old in _outlived(saved, _best(saved, known), keep):
+        for old in _outlived(saved, best_step(saved, known), keep):
             shutil.rmtree(checkpoint_of(out, old))
 
     saver.save(
@@ -105,12 +105,8 @@ def _outlived(steps: Sequence[int], best: int | None, keep: int) -> list[int]:
     return [step for step in sorted(steps)[:-keep] if step != best]
 
 
-def best_step(out: Path) -> int | None:
+def best_step(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int | None:
     """The saved step whose policy scored best on held-out prompts, the earliest of such; None where none was scored."""
-    return _best(saved_steps(out), evaluations(out))
-
-
-def _best(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int | None:
     scored = [one for one in known if one.step in saved]
     return max(scored, key=lambda one: one.mean_score).step if scored else None
 

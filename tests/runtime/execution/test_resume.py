@@ -18,7 +18,7 @@ from meshwright.runtime.execution.resume import (
     require_shared,
     saved_steps,
 )
-from meshwright.runtime.records.record import EvaluationRecord
+from meshwright.runtime.records.record import EvaluationRecord, evaluations
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.manifest import MANIFEST
 from tests.runtime.ranks import run_on_ranks
@@ -42,7 +42,7 @@ def test_a_run_without_checkpoints_stands_nowhere(tmp_path: Path) -> None:
     assert saved_steps(tmp_path) == []
     assert latest_step(tmp_path) is None
     assert latest_checkpoint(tmp_path) is None
-    assert best_step(tmp_path) is None
+    assert best_step(saved_steps(tmp_path), evaluations(tmp_path)) is None
 
 
 def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
 def test_the_best_is_the_earliest_of_those_that_scored_most_and_were_saved(tmp_path: Path) -> None:
     out = save(tmp_path, 2, 4, 6)
     evaluate(out, s0=9.0, s2=0.5, s4=2.0, s6=2.0)
-    assert best_step(out) == 4
+    assert best_step(saved_steps(out), evaluations(out)) == 4
 
 
 @pytest.mark.parametrize(
