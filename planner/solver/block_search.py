@@ -1,21 +1,24 @@
 """The search when calls may be anywhere, and its proof.
 
-    answer     = the best of a few options per call, then of all on pools of its sizes while that makes it better
-    for each branch of the problem (`branches.py`), with memory and times in coarse parts and fewer layouts, then with
-    all layouts, and last as it is
-        repeat while that makes the answer better
-            target     = what is better than the answer by more than the gap asked
-            problem    = without the options that cannot meet the target, the others rounded down to whole parts
-            bound      = what CP-SAT proves of it, in coarse steps of the makespan
-            answer     = the best within the target of the options that are like those that it picked there
+    answer     = the best of a few options per call, where no other is known
+    repeat
+        aim    = a stride further than the bound; strides grow
+        for each branch of the problem (`branches.py`), with memory and times in coarse parts and fewer layouts, then
+        with all layouts, and last as it is
+            repeat while that makes the answer better
+                target     = the aim, or what is better than the answer by more than the gap asked
+                problem    = without the options that cannot meet the target, the others rounded down to whole parts
+                bound      = what CP-SAT proves of it, in coarse steps of the makespan
+                answer     = the best within the target of the options that are like those that it picked there
     until the gap is reached, or the limit is
 
-Everything is deterministic.
+The further a target lies above the bound of the linear program, the more options may meet it: what is found near the
+bound leaves little to be proven, and what is not there is proven with few. Everything is deterministic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, field, replace
 
 from meshwright.planner.solver.block_model import Relations, block_makespan_model
@@ -50,6 +53,10 @@ _APART = 8
 _MANY = 700
 """Options in all: of so many CP-SAT takes longer to prove a bound than of all with fewer layouts and then of these."""
 
+_STRIDE, _FURTHER = 0.01, 1.5
+"""Of what is proven: the first round of the search aims so much further, or by the gap that is asked where that is
+more; and each round by so many times as much as the one before it."""
+
 _TICKS_PER_GAP = 128
 """Times are rounded to this part of the gap that is asked: a turn of ten tasks in line loses a tenth of it at most."""
 
@@ -64,8 +71,8 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     best.bound = least_makespan(remaining)
-    best.find(_few(remaining))
-    best.descend(remaining)
+    if limits.most is None:
+        best.find(_few(remaining))
     best.by_branches(remaining)
     return best.result()
 
@@ -96,22 +103,28 @@ class _Best:
     elsewhere: int | None = None
     makespan: int = 0
     answer: Answer | None = None
-    is_infeasible: bool = False
+    aim: int | None = None
     left: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.left = self.limits.max_deterministic_time
 
     @property
-    def target(self) -> int | None:
+    def target(self) -> int:
         """The largest makespan that is asked for, and better than the answer by more than the gap asked."""
-        return self.limits.most if self.answer is None else self.limits.target(self.makespan)
+        most = self.longest if self.answer is None else self.limits.target(self.makespan)
+        return most if self.aim is None else min(most, self.aim)
+
+    @property
+    def longest(self) -> int:
+        """The largest makespan that is asked for; all answers are within it where none is."""
+        return self.problem.horizon if self.limits.most is None else self.limits.most
 
     @property
     def is_open(self) -> bool:
         """Whether there is time, and an answer within the target is not excluded."""
         in_time = self.left > 0 and self.limits.seconds_left > 0
-        return in_time and not self.is_infeasible and (self.target is None or self.bound <= self.target)
+        return in_time and self.bound <= self.target
 
     @property
     def _grain(self) -> int:
@@ -126,7 +139,7 @@ class _Best:
 
     def left_of(self, problem: Problem) -> Problem:
         """The problem without the options that cannot meet the target; when a call has none left, nothing can."""
-        target = self._target_in(problem)
+        target = self.target
         left = within(problem, target)
         least = least_makespan(left) if all(call.options for call in left.calls) else target + 1
         self._raise_bound(min(least, target + 1))
@@ -134,38 +147,34 @@ class _Best:
 
     def find(self, few: Problem) -> None:
         """Looks for a first answer among a few options, whatever time is left."""
-        most = self._target_in(few)
+        most = self.target
         for target in (min(_FIRST_RANGE * self.bound, most), most):
             if self.answer is None and self.is_open:
                 self._look(few, max(target, self.bound), _FIRST_TIME)
         if self.answer is not None and self.is_open:
-            self._look(few, self._target_in(few), self.left)
-
-    def descend(self, problem: Problem) -> None:
-        """Looks for better answers among all options of as many ranks as those of the best, until there is none."""
-        known = None
-        while self.is_open and self.answer is not None and self.answer is not known:
-            known = self.answer
-            alike = _as_large(problem, picked_options(self.problem, known))
-            self._look(alike, self._target_in(alike), self.left)
+            self._look(few, self.target, self.left)
 
     def by_branches(self, problem: Problem) -> None:
-        """Looks at one branch after the other, those with the least bound first, for answers within the target."""
+        """Looks at all branches in rounds, each with an aim: a round that finds no answer proves that there is none."""
         problem = self.left_of(problem)
         if not self.is_open:
             return
-        horizon = problem.horizon
-        every = branches(problem, self._target_in(problem), lambda: self.limits.seconds_left > 0)
-        least, closed = self.bound, [self._target_in(problem) + 1]
-        for position, branch in enumerate(every):
-            self.bound = max(least, branch.bound)
-            self.elsewhere = max(least, min(closed + [other.bound for other in every[position + 1 :]]))
-            if self.is_open:
-                self._prove(branch.within(self._target_in(problem)))
-            closed.append(horizon + 1 if self.is_infeasible else self.bound)
-            self.is_infeasible = False
-        self.bound, self.elsewhere = max(least, min(closed)), None
-        self.is_infeasible = self.answer is None and self.bound > horizon
+        least, last = self.bound, self.target
+        every = branches(problem, last, lambda: self.limits.seconds_left > 0)
+        proven = [max(least, branch.bound) for branch in every]
+        stride = max(self.limits.tolerance, _STRIDE) * min(proven, default=0)
+        while proven and self.limits.seconds_left > 0 and self.left > 0:
+            self.aim = min(proven) + math.ceil(stride)
+            stride *= _FURTHER
+            if min(proven) > self.target:
+                break
+            for position, branch in enumerate(every):
+                self.bound = proven[position]
+                self.elsewhere = min([last + 1, *proven[:position], *proven[position + 1 :]])
+                if self.is_open:
+                    self._prove(branch.within(self.target))
+                proven[position] = self.bound
+        self.bound, self.elsewhere, self.aim = min([last + 1, *proven]), None, None
 
     def _prove(self, problem: Problem) -> None:
         """Looks for better answers until none is left, or no time."""
@@ -196,20 +205,20 @@ class _Best:
             picked = self._bound_by(coarse.problem)
             if picked and self.is_open:
                 near = around(problem, picked, coarse)
-                self._look(near, self._target_in(near), self.left)
+                self._look(near, self.target, self.left)
             is_better = self.answer is not known
         return problem
 
     def _bound_by(self, outer: Problem) -> tuple[Option, ...]:
         """Learns the bound from a problem in which every answer has one; the options of the best there, if there is."""
-        steps = Steps.between(self.bound, self._target_in(outer), _STEPS)
+        steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, _ = self._run(outer, steps, self.left)
         self._learn(solved, steps)
         return _chosen(outer, solved, x) if solved.is_found else ()
 
     def _finish(self, problem: Problem) -> None:
         """Looks for a better answer among all options that can be part of one, and learns the bound."""
-        steps = Steps.between(self.bound, self._target_in(problem), _STEPS)
+        steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, times = self._run(problem, steps, self.left)
         if solved.is_found:
             self._offer(_answer(self.problem, problem, solved, x, times))
@@ -222,9 +231,6 @@ class _Best:
             if solved.is_found:
                 self._offer(_answer(self.problem, left, solved, x, times))
 
-    def _target_in(self, problem: Problem) -> int:
-        return problem.horizon if self.target is None else self.target
-
     def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
         model, x, times = block_makespan_model(problem, steps.target)
         steps.minimise(model, times.makespan)
@@ -233,7 +239,6 @@ class _Best:
         return solved, x, times
 
     def _learn(self, solved: Solved, steps: Steps) -> None:
-        self.is_infeasible = self.answer is None and not solved.is_found and solved.is_proven
         self._raise_bound(min(steps.proven(solved), steps.target + 1))
 
     def _raise_bound(self, proven: int) -> None:
@@ -264,9 +269,9 @@ class _Best:
 
     def _nothing(self) -> Result:
         """No answer: none is short enough, none exists, or none was found in time."""
-        if self.target is not None and (self.is_infeasible or self.bound > self.target):
-            return Result.beaten(self.target)
-        if self.is_infeasible:
+        if self.bound > self.longest:
+            if self.limits.most is not None:
+                return Result.beaten(self.limits.most)
             return Result(status="infeasible", answer=None, objective=None, bound=0)
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
 
@@ -289,19 +294,6 @@ def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times
         picked=picked,
         first_ranks=first_ranks(sizes, inside),
         starts={name: value(start) for name, start in times.start.items()},
-    )
-
-
-def _as_large(problem: Problem, picked: Mapping[str, Option]) -> Problem:
-    """The problem with the options of as many ranks as those picked."""
-    return problem.with_calls(
-        tuple(
-            CallOptions(
-                call.name,
-                tuple(o for o in call.options if o.place.num_ranks == picked[call.name].place.num_ranks),
-            )
-            for call in problem.calls
-        )
     )
 
 
