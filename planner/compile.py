@@ -181,8 +181,6 @@ class _Search:
     def worth(self) -> Worth | None:
         """How slow choices may be, where a plan is known: the one to start from or the first one."""
         cluster = self.facts.cluster
-        if len(cluster.parts) > 1:
-            return None  # there is no first answer where nodes are of several kinds
         if self._looks_for_first:
             self.first = first_plan(
                 self.costs,
@@ -216,8 +214,7 @@ class _Search:
 
     @property
     def _looks_for_first(self) -> bool:
-        cluster = self.facts.cluster
-        return self.start is None and cluster.num_ranks >= _FROM_RANKS and len(cluster.parts) == 1
+        return self.start is None and self.facts.cluster.num_ranks >= _FROM_RANKS
 
     @cached_property
     def _num_costings(self) -> int:

@@ -28,6 +28,13 @@ class Incumbent:
     options: tuple[Option, ...] = ()
     starts: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def target(self) -> int:
+        """The largest makespan that is asked for, and better than the answer by more than the gap asked."""
+        if self.makespan is not None:
+            return self.limits.target(self.makespan)
+        return self.problem.horizon if self.limits.most is None else self.limits.most
+
     def offer(self, options: tuple[Option, ...], makespan: int, starts: dict[str, int]) -> None:
         """Takes the answer if it is better."""
         if self.makespan is None or makespan < self.makespan:
@@ -50,17 +57,20 @@ class Incumbent:
             self.descend_from(greedy, picks, near)
 
     def _is_left(self, greedy: Greedy) -> bool:
-        """Whether the answer's own options are all among those that are left."""
-        return all(option in left for option, left in zip(self.options, greedy.options, strict=False))
+        """Whether there is an answer whose own options are all among those that are left."""
+        if self.makespan is None:
+            return False
+        return all(option in left for option, left in zip(self.options, greedy.options, strict=True))
 
     def start(self, problem: Problem, limits: Limits) -> None:
-        """Descents from the fastest options of a problem with fewer of them, from the smallest and from some at random,
-        each among those that can still win, until none can.
+        """Descents from the fastest options of a problem with fewer of them, from the smallest and, where no makespan
+        is asked for, from some at random, each among those that can still win, until none can.
 
         Raises OutOfTimeError once there is an answer and no time.
         """
         rng, greedy = random.Random(limits.seed), Greedy(problem)
-        for start in (_fastest, _smallest, *[_any(rng)] * _RANDOM_STARTS):
+        at_random = [_any(rng)] * (_RANDOM_STARTS if limits.most is None else 0)
+        for start in (_fastest, _smallest, *at_random):
             known = self.makespan
             if known is not None:
                 limits.require_time()

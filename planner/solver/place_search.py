@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.planner.solver.bounds import within
+from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.coarse import possible
 from meshwright.planner.solver.coarse_steps import Steps
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
@@ -62,17 +62,31 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     return incumbent.result()
 
 
+def first_answer(problem: Problem, limits: Limits) -> Result | None:
+    """The best answer of a few descents; None where none of them fits."""
+    incumbent, remaining = Incumbent(problem, lambda _makespan, _bound: None, limits), possible(problem)
+    if any(not call.options for call in remaining.calls):
+        return None
+    try:
+        incumbent.start(remaining, limits)
+    except OutOfTimeError:
+        pass
+    if incumbent.makespan is None:
+        return None
+    incumbent.bound = least_makespan(remaining)
+    return incumbent.result()
+
+
 def _prove(incumbent: Incumbent, remaining: Problem, limits: Limits, effort: Effort) -> None:
     """Improves the incumbent and its bound until they meet, or the limit is reached."""
-    assert incumbent.makespan is not None
     left = _reduced(incumbent, remaining, limits)
     time = limits.max_deterministic_time
-    while time > 0 and limits.seconds_left > 0 and incumbent.bound <= limits.target(incumbent.makespan):
+    while time > 0 and limits.seconds_left > 0 and incumbent.bound <= incumbent.target:
         time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time), effort)
         incumbent.progress(incumbent.makespan, incumbent.bound)
-        left = left.within(limits.target(incumbent.makespan))
+        left = left.within(incumbent.target)
         if left.is_empty:
-            incumbent.bound = max(incumbent.bound, limits.target(incumbent.makespan) + 1)
+            incumbent.bound = max(incumbent.bound, incumbent.target + 1)
 
 
 def _nothing_as_short(most: int, bound: int) -> Result:
@@ -100,20 +114,16 @@ def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
     def suggest(greedy: Greedy, picks: Picks, near: Near | None) -> int:
         limits.require_time()
         incumbent.consider(greedy, picks, near)
-        assert incumbent.makespan is not None
-        return limits.target(incumbent.makespan)
+        return incumbent.target
 
-    assert incumbent.makespan is not None
-    left = reduced(problem, limits.target(incumbent.makespan), suggest)
-    target = limits.target(incumbent.makespan)
-    incumbent.bound = target + 1 if left.is_empty else min(left.bound, target + 1)
+    left = reduced(problem, incumbent.target, suggest)
+    incumbent.bound = incumbent.target + 1 if left.is_empty else min(left.bound, incumbent.target + 1)
     return left
 
 
 def _improve(incumbent: Incumbent, problem: Problem, limits: Limits, effort: Effort) -> float:
     """One search with CP-SAT among the options that are left: the deterministic time that was spent."""
-    assert incumbent.makespan is not None
-    steps = Steps.between(incumbent.bound, limits.target(incumbent.makespan), _STEPS)
+    steps = Steps.between(incumbent.bound, incumbent.target, _STEPS)
     model, x = makespan_model(problem)
     steps.minimise(model, x.times.makespan)
     solved = run(model, limits, effort=effort)

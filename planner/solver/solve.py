@@ -18,10 +18,12 @@ def solve(problem: Problem, limits: Limits, progress: Progress | None = None, ef
 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
-    """An answer among a few options, where stages may be anywhere; none where it was not found at once."""
-    if not problem.anywhere or any(not call.options for call in problem.calls):
+    """An answer among a few options; none where it was not found at once."""
+    if any(not call.options for call in problem.calls):
         return None
-    return block_search.first_answer(problem, limits, effort)
+    if problem.anywhere:
+        return block_search.first_answer(problem, limits, effort)
+    return place_search.first_answer(problem, limits)
 
 
 def least_memory(problem: Problem, limits: Limits) -> int | None:
