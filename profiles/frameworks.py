@@ -18,7 +18,10 @@ class Framework(Document):
     """Facts of a training or an inference code."""
 
     flash_attention: bool = Field(description="false: scores are written to memory")
-    cuda_graphs: bool = Field(default=False, description="a whole decode step is one launch")
+    cuda_graphs: bool = Field(default=False, description="every pass is one launch, with what is around it")
+    recorded_decode: bool = Field(
+        default=False, description="the layers of a decode step are one launch; what is around them is not"
+    )
     sharded_optimizer: bool = Field(
         default=True, description="false: every replica reduces all gradients and updates everything"
     )
@@ -54,7 +57,9 @@ class Framework(Document):
         default=0.9, gt=0, le=1, description="of the memory that weights leave, for keys and values"
     )
     max_rows: int = Field(default=2048, gt=0, description="most sequences that decode together")
-    max_tokens: int = Field(default=8192, gt=0, description="most tokens of prompts in one pass")
+    max_tokens: int | None = Field(
+        default=None, gt=0, description="most tokens of prompts in one pass; all that are admitted when not given"
+    )
     source: str = Field(min_length=1)
 
 
