@@ -131,7 +131,7 @@ class AnalyticModel:
         return self._pipeline_costs(call)
 
     def move_seconds(self, move: Move) -> Cost:
-        return transfer.move_seconds(move, self._cluster, self._efficiency, self._size)
+        return transfer.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
 
     def handover_seconds(self, num_bytes: float) -> Cost:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)

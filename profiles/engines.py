@@ -71,6 +71,15 @@ def require_possible_engine(name: EngineName, kind: str, *, has_experts: bool) -
     raise BadInput(f"engine={GRAPH} records decode steps on a GPU, and {why}; use {EAGER}.")
 
 
+def require_own_engine(name: EngineName) -> None:
+    """Raises BadInput for an engine that this project does not run."""
+    if name not in OWN:
+        raise BadInput(
+            f"the plan is for engine {name}, which meshwright does not run; export it to a trainer that does, or plan "
+            f"the job with engine: {' or '.join(OWN)}."
+        )
+
+
 @cache
 def _engines() -> dict[EngineName, Engine]:
     with as_file(files("meshwright.profiles") / "data" / "engines.yaml") as path:

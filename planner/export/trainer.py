@@ -14,6 +14,7 @@ from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, 
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.engines import EngineName
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
 
@@ -71,7 +72,7 @@ class OtherTrainer:
 
     name: str
     file: str
-    engine: str
+    engine: EngineName
     ways: Callable[[Facts], Iterator[Way]]
     settings: Callable[[ExportInput], Iterator[KeyValue]]
     files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
@@ -85,6 +86,10 @@ class OtherTrainer:
     @property
     def keys(self) -> KnownKeys:
         return known_keys(self.file)
+
+    def generating(self, facts: Facts) -> Facts:
+        """The facts with what the trainer generates with."""
+        return facts.model_copy(update={"engine": self.engine})
 
     def require_scored_by_models(self, facts: Facts) -> None:
         """Raises BadInput for a job with rewards on hosts, which no trainer's configuration is written with."""
