@@ -32,9 +32,8 @@ from meshwright.cost_models.streaming_cost import (
 from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
-from meshwright.profiles.engines import Engine
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import Framework, framework_named
+from meshwright.profiles.frameworks import Engine, Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import rows_per_prompt

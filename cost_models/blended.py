@@ -18,7 +18,7 @@ from meshwright.cost_models.mixed import MixedModel
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, Once, Summed
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.efficiency import Efficiency
-from meshwright.profiles.engines import OWN, EngineName, engine_named
+from meshwright.profiles.frameworks import OWN, EngineName, engine_named
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body, Shape, Table, Traffic, shape_of
 from meshwright.profiles.workload import Workload

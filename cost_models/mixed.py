@@ -13,7 +13,7 @@ from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.efficiency import efficiency_of
-from meshwright.profiles.engines import Engine
+from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Stage
 

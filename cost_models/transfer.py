@@ -8,7 +8,7 @@ from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
-from meshwright.profiles.engines import Engine
+from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.layout import layers_of_stages
 from meshwright.profiles.schedule import Offload
 

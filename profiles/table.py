@@ -17,8 +17,8 @@ from pydantic import Field, field_validator, model_validator
 
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
-from meshwright.profiles.engines import EngineName, own_engine
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName, own_engine
 from meshwright.profiles.model_shape import ModelSpec
 
 

@@ -11,7 +11,7 @@ from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.question import Move
-from meshwright.profiles.engines import EngineName, engine_named
+from meshwright.profiles.frameworks import EngineName, engine_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload

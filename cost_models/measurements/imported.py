@@ -13,8 +13,8 @@ from meshwright.cost_models.measurements.operators import MeasuredKernels
 from meshwright.profiles.aiconfigurator import PACKAGE, Message, Operators
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
-from meshwright.profiles.engines import GRAPH, engine_named
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import GRAPH, engine_named
 from meshwright.profiles.harness import Sample, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role, StageGraph

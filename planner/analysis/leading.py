@@ -16,7 +16,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.search.recost import recost
 from meshwright.profiles.cluster import MixedCluster
-from meshwright.profiles.engines import EAGER, GRAPH, EngineName, own_engine
+from meshwright.profiles.frameworks import EAGER, GRAPH, EngineName, own_engine
 
 _LEAST_SHARE = 0.01
 """Of a step: launches that take less are not told of."""

@@ -14,8 +14,8 @@ from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, 
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import Algorithm
-from meshwright.profiles.engines import EngineName
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.stages import Role
 
 Value: TypeAlias = str | int | float | bool | tuple[float, float] | None

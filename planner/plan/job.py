@@ -26,8 +26,8 @@ from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, Mixed
 from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
-from meshwright.profiles.engines import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.errors import BadInput, require_none
+from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.workload import Workload

@@ -11,8 +11,8 @@ from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
 from meshwright.profiles.documents import write_atomically
-from meshwright.profiles.engines import require_own_engine
 from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.frameworks import require_own_engine
 from meshwright.runtime.api.given import Pathname, require_number
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.outputs import require_directory

@@ -11,8 +11,8 @@ from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import lower
 from meshwright.profiles.documents import digest
-from meshwright.profiles.engines import require_own_engine
 from meshwright.profiles.errors import BadInput, require_none
+from meshwright.profiles.frameworks import require_own_engine
 from meshwright.runtime.device import host
 from meshwright.runtime.environment.allowed import require_functions
 from meshwright.runtime.execution.resume import latest_step

@@ -10,7 +10,7 @@ import torch
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting, facts_of
-from meshwright.profiles.engines import GRAPH
+from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import LIVE

@@ -9,8 +9,8 @@ from meshwright.cost_models.question import Call, Move
 from meshwright.cost_models.transfer import loaded_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
-from meshwright.profiles.engines import engine_named
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.frameworks import engine_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload

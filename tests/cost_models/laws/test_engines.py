@@ -8,7 +8,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.engines import EngineName, engine_named
+from meshwright.profiles.frameworks import EngineName, engine_named
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 

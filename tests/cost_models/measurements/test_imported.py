@@ -18,8 +18,8 @@ from meshwright.cost_models.question import Call
 from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.engines import engine_named
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import engine_named
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Exchange

@@ -12,7 +12,7 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.recost import recost
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.engines import EngineName
+from meshwright.profiles.frameworks import EngineName
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 
