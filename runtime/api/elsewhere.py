@@ -120,9 +120,14 @@ def import_configuration(
     reader = READERS[_trainer(trainer).name]
     configured = reader.read(Path(path))
     source = JobSource(
-        path=Path(path), trainer=reader.trainer.told, device=device, network=network, shapes=shapes or {}
+        path=Path(path),
+        trainer=reader.trainer.told,
+        engine=reader.trainer.engine,
+        device=device,
+        network=network,
+        shapes=shapes or {},
     )
-    facts = reader.trainer.generating(resolve(source.job(configured, Path(directory)), Path(directory)))
+    facts = resolve(source.job(configured, Path(directory)), Path(directory))
     found = imported(reader, configured, facts, remodel(table), limits=limits_of(limits), progress=progress)
     return source.text(configured, Path(directory)), found
 
