@@ -90,11 +90,9 @@ def exported(
 
 
 def _generated_by(trainer: OtherTrainer, plan: Plan, remodel: Remodel) -> Plan:
-    """The plan with the trainer's engine."""
-    if plan.facts.engine == trainer.engine:
-        return plan
+    """The plan with what the trainer generates with."""
     facts = trainer.generating(plan.facts)
-    return recost(plan, facts, remodel(facts))
+    return plan if facts.engine == plan.facts.engine else recost(plan, facts, remodel(facts))
 
 
 def _searched(

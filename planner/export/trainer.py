@@ -63,7 +63,8 @@ class ExportInput:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTrainer:
-    """Another trainer. `file` is the stem of its keys in `data/`.
+    """Another trainer. `file` is the stem of its keys in `data/`; `engine` is what it generates with unless a job names
+    one of its `other_engines`.
 
     `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
     `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add;
@@ -76,6 +77,7 @@ class OtherTrainer:
     ways: Callable[[Facts], Iterator[Way]]
     settings: Callable[[ExportInput], Iterator[KeyValue]]
     files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
+    other_engines: tuple[EngineName, ...] = ()
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
 
@@ -89,7 +91,7 @@ class OtherTrainer:
 
     def generating(self, facts: Facts) -> Facts:
         """The facts with what the trainer generates with."""
-        return facts.model_copy(update={"engine": self.engine})
+        return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_scored_by_models(self, facts: Facts) -> None:
         """Raises BadInput for a job with rewards on hosts, which no trainer's configuration is written with."""

@@ -28,8 +28,9 @@ _HEAD = """\
 
 @dataclass(frozen=True, kw_only=True)
 class JobSource:
-    """What a job is made of beside the configuration: the file that it is in, the trainer and what generates there, the
-    devices, and shapes of models by role, or under an empty name for all that are not there."""
+    """What a job is made of beside the configuration: the file that it is in, the trainer, what generates where the
+    configuration does not say, the devices, and shapes of models by role, or under an empty name for all that are not
+    there."""
 
     path: Path
     trainer: str
@@ -67,7 +68,7 @@ class JobSource:
                 "network": self.network,
             },
             "precision": "bf16",
-            "engine": self.engine,
+            "engine": words.get("engine", self.engine),
             "workload": {
                 "batch_size": words["workload.batch_size"],
                 "group_size": words.get("workload.group_size", 1),
