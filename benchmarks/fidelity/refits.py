@@ -20,7 +20,13 @@ _WHOLE = ("nccl full broadcast", "nccl broadcast", "nccl", "trainer to inference
 _IN_PLACE = ("nccl reshard", "p2p rdma (mooncake)")
 """Transports that give whole tensors to a loader, and parts of tensors to where they are read."""
 
-_GPUS = {"A100/A800 80GB": "A100-80GB"}
+_GPUS = {"A100/A800 80GB": "A100-80GB", "GB300": "GB200"}
+_NETWORKS = {"GB300": "ib-xdr-800"}
+"""What stands for a device where links alone are asked, and the fabric of one whose links differ: a GB300 has 800 Gb/s
+(NVIDIA GB300 NVL72 datasheet, 2025)."""
+
+_FIRST_STEP = 3
+"""Of MLPerf's runs: the first compiles, and the second waits for the first new responses."""
 _UNSAID = {"transport": "nccl broadcast", "gpu": "H100", "rollout_layout": "", "precision": "BF16"}
 """Of the table whose rows have models and ranks alone: verl's one-step-off-policy recipe on Hopper nodes."""
 
@@ -48,17 +54,27 @@ def in_place(_stem: str, row: Row) -> Answer:
     return _answer(row, "meshwright-graph", Layout(tp=int(tp[1]), dp=dp))
 
 
+def within_step(_stem: str, row: Row) -> Answer:
+    """Seconds of the synchronisation in a step of MLPerf's runs, through vLLM's loader."""
+    if count(row, "step") < _FIRST_STEP:
+        raise Skip(f"a step before step {_FIRST_STEP}")
+    columns = {"trainer_ranks": "train_gpus", "total_sync_s": "weight_sync_s", "rollout_layout": "gen_layout"}
+    told = {name: row[column] for name, column in columns.items()}
+    return _answer({**row, **told}, "vllm", Layout(dp=count(row, "gen_gpus")))
+
+
 def _answer(row: Row, engine: EngineName, target: Layout) -> Answer:
     """Between ranks that are apart; of the trainer its number of ranks alone matters here.
 
     An engine of more ranks than key heads repeats them.
     """
-    if not _said(row, "precision").startswith("BF16"):
-        raise Skip(f"precision {_said(row, 'precision')} is made on the way")
+    precision = _said(row, "precision")
+    if not precision.startswith("BF16"):
+        raise Skip(f"precision {precision} is made on the way" if precision else "precision not published")
     source, named = Layout(dp=count(row, "trainer_ranks")), model_named(row["model"])
     model = replace(named, num_kv_heads=max(named.num_kv_heads, target.tp))
     gpu = _said(row, "gpu")
-    cluster = cluster_of(_GPUS.get(gpu, gpu), source.num_ranks + target.num_ranks)
+    cluster = cluster_of(_GPUS.get(gpu, gpu), source.num_ranks + target.num_ranks, _NETWORKS.get(gpu))
     asked = AnalyticModel(cluster, _ANY, "bf16", engine=engine_named(engine))
     cost = asked.move_seconds(Move(model=model, source=source, target=target, overlap=0, generates=True))
     label = f"{row['model']} {source.num_ranks} -> {target.num_ranks} {gpu} {_said(row, 'transport')}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.fidelity.refits import in_place, loaded
+from benchmarks.fidelity.refits import in_place, loaded, within_step
 from benchmarks.fidelity.rows import Row, Skip
 
 
@@ -42,3 +42,12 @@ def test_a_row_of_models_and_ranks_alone_is_a_broadcast_on_hopper() -> None:
 def test_what_is_not_costed_is_skipped_with_the_reason(said: dict[str, str], why: str) -> None:
     with pytest.raises(Skip, match=why):
         loaded("", full(**said))
+
+
+def test_of_a_run_the_first_steps_are_left_out() -> None:
+    said = {"model": "Qwen3.5-397B-A17B", "gpu": "GB300", "train_gpus": "64", "gen_gpus": "192", "precision": "BF16"}
+    step = {**said, "weight_sync_s": "15.0", "gen_layout": "vLLM TP8"}
+    found = within_step("", {**step, "step": "3"})
+    assert (found.measured, within_step("", {**step, "step": "4"}).predicted) == (15.0, found.predicted)
+    with pytest.raises(Skip, match="a step before step 3"):
+        within_step("", {**step, "step": "2"})
