@@ -33,7 +33,7 @@ from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import Framework, framework_named
+from meshwright.profiles.frameworks import Engine, Framework, framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import rows_per_prompt
@@ -45,11 +45,15 @@ from meshwright.profiles.workload import Workload
 ChunksOf: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
 """Chunks of so many rows, of so many tokens each."""
 
+ShardOf: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
+"""The times of one of `tp` shards of a model, from those by equation; and whether an engine of its own runs it."""
+
 
 class AnalyticModel:
     """A cost model for one cluster, workload and precision, of this project's runtime unless told of another.
 
-    `shard_of` may replace the analytic times of a shard, `efficiency` the constants of the device's family.
+    `shard_of` may replace the analytic times of a shard, and is told whether it is one that generates by an engine of
+    its own; `efficiency` may replace the constants of the device's family. Without an `engine` the framework generates.
     """
 
     memory_grows = True
@@ -62,16 +66,19 @@ class AnalyticModel:
         precision: str,
         *,
         table: Table | None = None,
-        shard_of: Callable[[ModelSpec, int, AnalyticShard], Shard] | None = None,
+        shard_of: ShardOf | None = None,
         framework: Framework | None = None,
+        engine: Engine | None = None,
         efficiency: Efficiency | None = None,
     ) -> None:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._size = element_bytes(precision)
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._shard_of, self._framework = shard_of, framework or framework_named("runtime")
-        peers = self._framework.peer_reductions
-        self._network = Network(cluster, self._efficiency, table.collectives if table else (), peer_reductions=peers)
+        self._engine, self._generating = engine, engine.passes if engine else self._framework
+        self._generates_apart = self._generating is not self._framework
+        self._exchanges = table.collectives if table else ()
+        self._networks: Once[bool, Network] = Once()
         self._turns = Turns(workload)
         self._costs: Once[Call, Cost] = Once()
         self._tails: Once[Call, float] = Once()
@@ -85,7 +92,7 @@ class AnalyticModel:
         self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
         self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
-        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int], tuple[Shard, AnalyticShard]] = Once()
+        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, bool], tuple[Shard, AnalyticShard]] = Once()
         self._batches: Once[tuple[int, int, int], tuple[MicroBatches, ...]] = Once()
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
@@ -123,7 +130,7 @@ class AnalyticModel:
         return self._pipeline_costs(call)
 
     def move_seconds(self, move: Move) -> Cost:
-        return transfer.move_seconds(move, self._cluster, self._efficiency, self._size)
+        return transfer.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
 
     def handover_seconds(self, num_bytes: float) -> Cost:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
@@ -178,7 +185,8 @@ class AnalyticModel:
         same_prompt = rows_per_prompt(self._workload.batch_size, self._workload.group_size, call.layout.dp)
 
         def work() -> Work:
-            return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp, same_prompt)
+            rounds, most = self._turns.rounds(num_rows, num_slots, overlap), self._generating.max_tokens
+            return work_of(rounds, num_slots, pp, same_prompt, most_tokens=most)
 
         generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
         cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
@@ -203,9 +211,9 @@ class AnalyticModel:
             call=call,
             shard=self._shards(call)[0],
             groups=self._groups(call.layout),
-            network=self._network,
+            network=self._network(self._generating),
             element_bytes=self._size,
-            framework=self._framework,
+            framework=self._generating,
         )
 
     def _overlap(self, call: Call, num_rows: int) -> Overlap:
@@ -256,19 +264,27 @@ class AnalyticModel:
             shard=shard,
             analytic=self._shards(call)[1],
             groups=self._groups(call.layout),
-            network=self._network,
+            network=self._network(self._framework),
             element_bytes=self._size,
             framework=self._framework,
         )
+
+    def _network(self, framework: Framework) -> Network:
+        """Between the ranks that run a framework."""
+        peers = framework.peer_reductions
+        return self._networks.of(peers, lambda: self._make_network(peers))
+
+    def _make_network(self, peers: bool) -> Network:
+        return Network(self._cluster, self._efficiency, self._exchanges, peer_reductions=peers)
 
     def _groups(self, layout: Layout) -> Groups:
         return self._layout_groups.of(layout, lambda: groups_of(layout, self._cluster))
 
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
-        layout = call.layout
+        layout, apart = call.layout, call.stage.generates and self._generates_apart
         return self._shard_pairs.of(
-            (call.model, layout.tp, layout.sp, layout.ep),
-            lambda: self._make_shards(call.model, layout.tp, layout.sp, layout.ep),
+            (call.model, layout.tp, layout.sp, layout.ep, apart),
+            lambda: self._make_shards(call.model, layout.tp, layout.sp, layout.ep, apart),
         )
 
     def _part_of_shard(self, call: Call) -> Shard:
@@ -276,7 +292,7 @@ class AnalyticModel:
         shard, analytic = self._shards(call)
         return shard if call.layout.cp == 1 or shard is analytic else ContextShard(shard, analytic, call.layout.cp)
 
-    def _make_shards(self, model: ModelSpec, tp: int, sp: bool, ep: int) -> tuple[Shard, AnalyticShard]:
+    def _make_shards(self, model: ModelSpec, tp: int, sp: bool, ep: int, apart: bool) -> tuple[Shard, AnalyticShard]:
         analytic = AnalyticShard(
             model.shard(tp),
             self._cluster.device,
@@ -284,9 +300,9 @@ class AnalyticModel:
             self._efficiency,
             1 / tp if sp else 1.0,
             ep=ep,
-            framework=self._framework,
+            framework=self._generating if apart else self._framework,
         )
-        return (self._shard_of(model, tp, analytic) if self._shard_of else analytic), analytic
+        return (self._shard_of(model, tp, analytic, apart) if self._shard_of else analytic), analytic
 
     def _micro_batches(self, num_rows: int, micro_batch_size: int, cp: int) -> tuple[MicroBatches, ...]:
         if cp > 1:

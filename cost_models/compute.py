@@ -37,8 +37,10 @@ _LAYER_KERNELS_STARTED = 5
 """Kernels of a layer whose law counts their start: four matrix products and attention."""
 
 
-Passes: TypeAlias = Sequence[tuple[float, float, float, float]]
-"""Of each: how often it runs, its rows, their new tokens, and the tokens cached of each row."""
+Pass: TypeAlias = tuple[float, float, float, float]
+"""How often it runs, its rows, their new tokens, and the tokens cached of each row."""
+
+Passes: TypeAlias = Sequence[Pass]
 
 
 class Time(NamedTuple):
@@ -169,8 +171,15 @@ class AnalyticShard(Shard):
             layer_seconds=self._layer_elementwise * both_ways,
             token_seconds=seconds(2 * self._model.hidden_size * self._size * both_ways),
             head_seconds=seconds(self._outputs * per_logit),
-            layer_launches=self._launches(passes * per_layer, passes * _LAYER_KERNELS_STARTED, passes * self._routing),
-            ends_launches=self._launches(passes * efficiency.kernels_at_ends, passes, 0),
+            layer_launches=self._launches(
+                passes * per_layer,
+                passes * _LAYER_KERNELS_STARTED,
+                passes * self._routing,
+                recorded=framework.cuda_graphs or (framework.recorded_decode and body is Body.DECODE),
+            ),
+            ends_launches=self._launches(
+                passes * efficiency.kernels_at_ends, passes, 0, recorded=framework.cuda_graphs
+            ),
             layers=layers,
             heads={},
         )
@@ -260,13 +269,13 @@ class AnalyticShard(Shard):
         alone = 0.0 if self._framework.grouped_experts else experts.num_experts / ep * self._efficiency.expert_kernels
         return self._efficiency.routing_kernels + alone
 
-    def _launches(self, num_kernels: float, num_started: float, num_routing: float) -> _Launches:
+    def _launches(self, num_kernels: float, num_started: float, num_routing: float, *, recorded: bool) -> _Launches:
         """Of kernels whose device seconds count the start of `num_started` of them, and of those around experts, whose
-        device seconds count all of theirs."""
+        device seconds count all of theirs; the host has no part in those that are recorded."""
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
             return _Launches((num_kernels + num_routing) * self._launch, 0.0)
-        if framework.cuda_graphs:
+        if recorded:
             return _Launches((num_kernels * framework.start_share - num_started) * start, 0.0)
         return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * self._launch)
 

@@ -9,13 +9,14 @@ is Narayanan et al., arXiv:2104.04473, section 2.2, with m < p).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND_RECEIVE, Groups, Law, Network
-from meshwright.cost_models.compute import Passes, Shard
+from meshwright.cost_models.compute import Pass, Passes, Shard
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import LayerCounts
 from meshwright.cost_models.question import Call
@@ -157,8 +158,11 @@ class _Laws(NamedTuple):
     send: Law
 
 
-def work_of(rounds: Rounds, num_slots: int, pp: int, rows_per_prompt: int = 1) -> Work:
-    """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages.
+def work_of(
+    rounds: Rounds, num_slots: int, pp: int, rows_per_prompt: int = 1, *, most_tokens: int | None = None
+) -> Work:
+    """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages, which prefill at most
+    `most_tokens` tokens each where that is given.
 
     Of `rows_per_prompt` rows of one prompt the first to be admitted is prefilled; the others get a copy of its keys and
     values, whose seconds are left out.
@@ -167,7 +171,8 @@ def work_of(rounds: Rounds, num_slots: int, pp: int, rows_per_prompt: int = 1) -
     if rounds.windows:
         loads.append((Body.DECODE, _decoding(rounds.windows, num_groups, pp)))
     if rounds.first.calls or rounds.refills.calls:
-        loads.append((Body.PREFILL, _prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp)))
+        passes = _prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp)
+        loads.append((Body.PREFILL, _load([_cut(one, most_tokens) for one in passes] if most_tokens else passes)))
     return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
 
 
@@ -181,15 +186,22 @@ def _decoding(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:
     return _load(passes)
 
 
-def _prefilling(rounds: Rounds, num_groups: int, pp: int) -> Load:
+def _prefilling(rounds: Rounds, num_groups: int, pp: int) -> list[Pass]:
     """What is admitted in the first round spreads over the groups; what is admitted later fills one."""
     first, refills = rounds.first, rounds.refills
-    passes = []
+    passes: list[Pass] = []
     if first.calls:
         passes.append((first.calls * pp, first.rows / min(num_groups, max(1, first.rows)), first.tokens, 0.0))
     if refills.calls:
         passes.append((refills.calls, refills.rows, refills.tokens, 0.0))
-    return _load(passes)
+    return passes
+
+
+def _cut(one: Pass, most_tokens: int) -> Pass:
+    """The pass in as many equal ones as have no more tokens each."""
+    number, rows, tokens, context = one
+    parts = max(1, math.ceil(rows * tokens / most_tokens))
+    return number * parts, rows / parts, tokens, context
 
 
 def _of_prompts(rounds: Rounds, rows_per_prompt: int) -> Rounds:

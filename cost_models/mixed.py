@@ -13,6 +13,7 @@ from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Stage
 
@@ -20,8 +21,11 @@ from meshwright.profiles.stages import Stage
 class MixedModel:
     """The answers of the part that a question is about; `models` are those of the cluster's parts, in their order."""
 
-    def __init__(self, cluster: MixedCluster, models: Sequence[CostModel], precision: str) -> None:
+    def __init__(
+        self, cluster: MixedCluster, models: Sequence[CostModel], precision: str, engine: Engine | None = None
+    ) -> None:
         self._cluster, self._models, self._size = cluster, tuple(models), element_bytes(precision)
+        self._engine = engine
 
     @property
     def memory_grows(self) -> bool:
@@ -66,7 +70,7 @@ class MixedModel:
 
     def _across(self, move: Move, part: Cluster) -> Cost:
         efficiency = efficiency_of(part.kind, part.device.name)
-        return transfer.move_seconds(move, self._joined(part), efficiency, self._size)
+        return transfer.refit_seconds(move, self._joined(part), efficiency, self._size, self._engine)
 
     def _joined(self, part: Cluster) -> Cluster:
         """The part as one end of the fabric between parts sees it."""

@@ -65,7 +65,8 @@ class Move:
     """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools.
 
     Of the source only its ranks matter, its slices for the target, and whether the two layouts are the same; of the
-    target its cut: see `Layout`. The parts are the positions of the cluster's parts that the pools are in.
+    target its cut: see `Layout`. The parts are the positions of the cluster's parts that the pools are in. Weights that
+    go to what `generates` are taken by its engine.
     """
 
     model: ModelSpec
@@ -74,6 +75,7 @@ class Move:
     overlap: int
     source_part: int = 0
     target_part: int = 0
+    generates: bool = False
 
 
 class Once(Generic[K, T]):

@@ -8,11 +8,40 @@ from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.layout import layers_of_stages
 from meshwright.profiles.schedule import Offload
 
 _TENSORS_PER_LAYER = 6
 """QKV, attention output, gate with up, down, and two norms: each is a message of its own."""
+
+
+def refit_seconds(
+    move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
+) -> Cost:
+    """As `move_seconds`, or as `loaded_seconds` where the weights go through the loader of what generates."""
+    if move.generates and engine and not engine.refit.in_place:
+        return loaded_seconds(move, cluster, efficiency, element_bytes)
+    return move_seconds(move, cluster, efficiency, element_bytes)
+
+
+def loaded_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+    """A refit through a loader, which is given whole tensors: latency of their messages + all weights / bandwidth.
+
+    Every rank of the engine receives all of them and keeps its part. A broadcast passes them on from rank to rank, so
+    that they cross each link once however many receive them (Patarasuk and Yuan, JPDC 69(2), 2009, section 3). Experts
+    are tensors of their own. What gathers the source's parts and what loads a tensor is no part of it.
+    """
+    model = move.model
+    link = cluster.link(move.source.num_ranks + move.target.num_ranks - move.overlap)
+    tensors = _TENSORS_PER_LAYER * model.num_layers
+    if model.experts:
+        tensors += 2 * model.experts.num_experts * (model.num_layers - model.num_dense_layers)
+    bandwidth = link.bytes_per_second * efficiency.transfer_bytes
+    tally = Tally()
+    tally.add("weight messages", tensors * (link.seconds + cluster.device.launch_seconds))
+    tally.add("weight bytes", element_bytes * model.num_params / bandwidth)
+    return tally.cost()
 
 
 def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:

@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from xml.etree import ElementTree
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
@@ -49,7 +49,7 @@ def main() -> None:
 def plan_of(path: Path, staleness: int) -> Plan:
     """The plan of a job under a bound on staleness, to a gap of 1 %. Raises Infeasible when there is none."""
     facts = resolve(read_job(path), path.parent).model_copy(update={"staleness": staleness})
-    model = cost_model(facts.cluster, facts.workload, facts.precision)
+    model = model_of(facts)
     found = compile_plan(facts, model, limits=Limits(gap=0.01))
     if isinstance(found, NoPlan):
         raise Infeasible(f"{path} has no plan; draw another job.")

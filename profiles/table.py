@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName, own_engine
 from meshwright.profiles.model_shape import ModelSpec
 
 
@@ -160,6 +161,11 @@ class Provenance(Document):
     num_ranks: int = Field(gt=0, description="ranks that ran at once and competed for the machine")
     repeats: int = Field(gt=0, description="repeats asked of each measurement")
     origin: str | None = Field(default=None, description="who measured what, for a table made of imported operators")
+
+    @property
+    def engine(self) -> EngineName:
+        """Whose prefills and decode steps were timed: what `run` generates with on such a device."""
+        return own_engine(self.kind, has_experts=False)
 
 
 class Correction(Document):

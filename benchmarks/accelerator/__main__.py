@@ -25,9 +25,9 @@ from benchmarks.accelerator.shares import Share, shares
 from benchmarks.arguments import one_of
 from benchmarks.demo import require_demo
 from benchmarks.host.score import STEP, Row, median_error, rows_of
-from meshwright.cost_models.blended import cost_model
 from meshwright.planner.analysis.correct_table import calibrate, read_run
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
@@ -71,7 +71,7 @@ def _run(path: Path, directory: Path, minutes: float, steps: int) -> dict[str, t
     job = read_job(path)
     facts = resolve(job, directory)
     table = profile_job(facts, directory / "table.json", minutes=minutes)
-    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, table))
+    plan = compile_plan(facts, model_of(facts, table))
     assert isinstance(plan, Plan), plan
     calibrating, predicted = directory / "first", directory / "second"
     for out in (calibrating, predicted):

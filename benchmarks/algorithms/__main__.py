@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from benchmarks.demo import TINY, require_demo
-from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
@@ -51,7 +51,7 @@ def rise_under(algorithm: str, out: Path, seed: int, steps: int) -> tuple[float,
     out.mkdir(parents=True)
     job = _job(algorithm, seed, out / "job.yaml")
     facts = resolve(job, TINY)
-    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None))
+    plan = compile_plan(facts, model_of(facts))
     assert isinstance(plan, Plan), plan
     summary = run_plan(RunRequest(plan=plan, job=job, directory=TINY, out=out / "run", steps=steps))
     assert summary is not None

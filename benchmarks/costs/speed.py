@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.question import Call, CostModel
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.search.space import choices
@@ -33,7 +33,7 @@ _NUM_MODELS = 5
 
 def main(path: Path, table: Table | None) -> None:
     facts = resolve(read_job(path), path.parent)
-    models = [cost_model(facts.cluster, facts.workload, facts.precision, table) for _ in range(_NUM_MODELS)]
+    models = [model_of(facts, table) for _ in range(_NUM_MODELS)]
     for stage in PPO_GRAPH.stages:
         calls = _calls(facts, stage)
         asked = [_microseconds(facts, model, calls) for model in models]

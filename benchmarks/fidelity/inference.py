@@ -16,14 +16,12 @@ from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.cost import Cost
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.frameworks import engine_named, framework_named
 from meshwright.profiles.layout import Layout, layers_of_stages
 
 _PRECISIONS = {"FP8": "fp8", "FP16": "bf16", "FP16 (presumed)": "bf16", "FP4": "fp4", "fp8": "fp8", "fp4": "fp4"}
 _ENGINES = {
-    "trtllm": "tensorrt-llm-serve",
-    "vllm": "vllm",
-    "sglang": "vllm",
+    **{name: engine_named(name).framework for name in ("trtllm", "vllm", "sglang")},
     "TensorRT-LLM": "tensorrt-llm",
     "FasterTransformer": "fastertransformer",
 }

@@ -80,10 +80,12 @@ class Score:
 
     @property
     def spearman(self) -> float:
-        """Rank correlation of predictions with measurements; not a number for fewer than three rows."""
-        if self.used < 3:
+        """Rank correlation of predictions with measurements; not a number for fewer than three rows, or rows of which
+        one and the same is predicted."""
+        predicted = [a.predicted for a in self.answers]
+        if self.used < 3 or len(set(predicted)) == 1:
             return float("nan")
-        return rank_correlation([a.predicted for a in self.answers], [a.measured for a in self.answers])
+        return rank_correlation(predicted, [a.measured for a in self.answers])
 
     @property
     def regret(self) -> float:

@@ -95,7 +95,8 @@ class Serving:
 
     def _round_seconds(self, rows: int, fresh_share: float) -> Cost:
         window = RoundWindow(1, rows, self.prompt_tokens + self.response_tokens / 2)
-        together = max(1, min(rows, self.framework.max_tokens // self.prompt_tokens))
+        most = self.framework.max_tokens or rows * self.prompt_tokens
+        together = max(1, min(rows, most // self.prompt_tokens))
         arriving = Prefill(fresh_share * rows / self.response_tokens / together, together, self.prompt_tokens)
         return self._seconds(Rounds(1, (window,), _NO_PREFILL, arriving), rows)
 

@@ -17,6 +17,7 @@ from benchmarks.fidelity.layers import is_busy, layer_products
 from benchmarks.fidelity.pairs import is_of_pairs, pairs, speedup
 from benchmarks.fidelity.primitives import attention, collective, gemm, is_small, vidur_collective
 from benchmarks.fidelity.realhf import real_heuristic
+from benchmarks.fidelity.refits import in_place, loaded, within_step
 from benchmarks.fidelity.rows import MissingColumn, Row, Skip, matching, number, row_files, unknown
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.shapes import has_experts
@@ -222,10 +223,15 @@ SETS = (
     *(one for device in ("h100", "h200") for one in _routed(device, (_EVEN, _UNEVEN))),
     _spread(_EVEN),
     _spread(_UNEVEN),
+    *(
+        RowSet(name=f"refit, {what}", files=("weight_sync_seconds", "verl_param_sync_seconds"), answer=answer)
+        for what, answer in (("through a loader", loaded), ("in place", in_place))
+    ),
+    RowSet(name="refit, in steps of MLPerf", files=("rl_steps_mlperf",), answer=within_step),
     RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
 )
 
-_READ_BY_NONE = ("rl_steps_mlperf", "trainer_baselines_primerl", "verl_param_sync_seconds", "weight_sync_seconds")
+_READ_BY_NONE = ("trainer_baselines_primerl",)
 """Files of the format that no set is made of."""
 
 

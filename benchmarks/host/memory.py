@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
@@ -46,7 +46,7 @@ def memory_rows(name: str, plan: Plan, table: Table | None) -> tuple[MemoryRow, 
     cluster = plan.facts.cluster
     preparation = Preparation(cluster.kind)
     measured = launch(_measure, plan.facts, list(calls), num_ranks=cluster.num_ranks, preparation=preparation)[0]
-    model = cost_model(plan.facts.cluster, plan.facts.workload, plan.facts.precision, table)
+    model = model_of(plan.facts, table)
     rows = []
     for (point, call), found in zip(calls.items(), measured, strict=True):
         transient = model.memory(call).transient

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.cost_models.blended import cost_model
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.recost import recost
 from meshwright.profiles.observations import met, observe
@@ -41,7 +41,7 @@ def rows_of(name: str, plan: Plan, table: Table, directory: Path) -> tuple[Row, 
     spans = read_spans(directory / "trace.jsonl")
     seen = observe(spans, {s: p.layout for s, p in placements.items()}, plan.graph, plan.facts.workload.batch_size)
     facts = plan.facts.model_copy(update={"workload": met(plan.facts.workload, seen)})
-    again = recost(plan, facts, cost_model(facts.cluster, facts.workload, facts.precision, table))
+    again = recost(plan, facts, model_of(facts, table))
     stages = [
         Row(
             run=name,

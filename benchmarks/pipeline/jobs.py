@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.job import Facts, read_job, resolve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,7 +20,3 @@ def facts_of(job: str) -> Facts:
     """The facts of a reference job under examples/, or of the one here."""
     path = Path(__file__).parent / "oppo.yaml" if job == OPPO else EXAMPLES / job / "job.yaml"
     return resolve(read_job(path), path.parent)
-
-
-def model_of(facts: Facts) -> CostModel:
-    return cost_model(facts.cluster, facts.workload, facts.precision)

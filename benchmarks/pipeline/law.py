@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.arguments import one_of
-from benchmarks.pipeline.jobs import EXAMPLES, STEPS, facts_of, model_of
+from benchmarks.pipeline.jobs import EXAMPLES, STEPS, facts_of
 from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork
 from meshwright.planner.simulation.sampled import Sampled

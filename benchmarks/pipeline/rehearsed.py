@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.pipeline.ablation import SINGLE, SPACES, ablate
-from benchmarks.pipeline.jobs import JOBS, facts_of, model_of
+from benchmarks.pipeline.jobs import JOBS, facts_of
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.runtime.execution.rehearse import rehearse

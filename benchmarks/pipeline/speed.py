@@ -11,9 +11,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.calls import Choice, model_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pins import Ranks
@@ -63,10 +61,6 @@ def facts_of_1024_ranks() -> Facts:
     facts = resolve(read_job(JOB), JOB.parent)
     workload = facts.workload.model_copy(update={"batch_size": 4096})
     return facts.model_copy(update={"cluster": facts.cluster.model_copy(update={"nodes": NODES}), "workload": workload})
-
-
-def model_of(facts: Facts) -> CostModel:
-    return cost_model(facts.cluster, facts.workload, facts.precision)
 
 
 def plan_by_hand(facts: Facts) -> Plan:

@@ -24,9 +24,9 @@ from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.mapping import auto_mapping
 from benchmarks.search.mcmc import walk
 from benchmarks.search.unproven import unproven
-from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts, RoleModels, read_job, resolve
 from meshwright.planner.plan.plan import Plan
@@ -128,7 +128,7 @@ def compare(
 
     A random walk gets `walk_times` the time that our search took.
     """
-    model = cost_model(facts.cluster, facts.workload, facts.precision)
+    model = model_of(facts)
     ours = _ours("ours", facts, model, limits)
     found = [ours, *(_timed(name, partial(search, facts, model)) for name, search in BY_HAND.items())]
     found += [_random_walk(facts, model, ours.seconds * walk_times, seed) for seed in SEEDS]

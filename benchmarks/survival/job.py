@@ -11,8 +11,8 @@ import transformers
 import yaml
 
 from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
-from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
@@ -95,7 +95,7 @@ def planned(path: Path, pins: Sequence[str]) -> tuple[Job, Plan]:
     """A job and its plan."""
     job = read_job(path)
     facts = resolve(job, path.parent)
-    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None), pins=pins)
+    plan = compile_plan(facts, model_of(facts), pins=pins)
     assert isinstance(plan, Plan), plan
     return job, plan
 

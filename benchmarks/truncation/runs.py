@@ -14,8 +14,8 @@ import yaml
 from benchmarks.demo import TINY
 from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
 from benchmarks.truncation.treatments import Treatment, treated
-from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
@@ -113,6 +113,6 @@ def _read(document: Mapping[str, Any], out: Path) -> Job:
 def _plan(job: Job, directory: Path) -> Plan:
     """By analytic costs, which change no result."""
     facts = resolve(job, directory)
-    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None))
+    plan = compile_plan(facts, model_of(facts))
     assert isinstance(plan, Plan), plan
     return plan

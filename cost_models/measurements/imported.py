@@ -14,6 +14,7 @@ from meshwright.profiles.aiconfigurator import PACKAGE, Message, Operators
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import GRAPH, engine_named
 from meshwright.profiles.harness import Sample, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role, StageGraph
@@ -41,13 +42,15 @@ def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Clust
         known = operators.precision
         raise BadInput(f"the operators of {PACKAGE} are in {known} and the job runs in {precision}; profile it.")
     efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
-    kernels = MeasuredKernels(operators, cluster.device, efficiency)
+    kernels, passes = MeasuredKernels(operators, cluster.device, efficiency), engine_named(GRAPH).passes
     shards: dict[Shape, AnalyticShard] = {}
     rows = []
     for point in wanted:
         if point.shape not in shards:
             model = point.shape.model(num_layers=1, max_positions=1)
-            shards[point.shape] = AnalyticShard(model, cluster.device, precision, efficiency, 1.0, kernels=kernels)
+            shards[point.shape] = AnalyticShard(
+                model, cluster.device, precision, efficiency, 1.0, framework=passes, kernels=kernels
+            )
         rows.append(_measurement(shards[point.shape], point))
     provenance = imported_provenance(operators, precision, date)
     return Table(provenance=provenance, measurements=tuple(rows), collectives=imported_collectives(operators))

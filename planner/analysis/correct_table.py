@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan.calls import call_in
+from meshwright.planner.plan.calls import call_in, model_of
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.search.recost import recost
 from meshwright.profiles.cluster import of_one_kind
@@ -165,7 +164,7 @@ def _corrected(table: Table, plan: Plan, seen: RunObservation, date: str, **chan
 def _recosted(plan: Plan, workload: Workload, table: Table) -> Plan:
     """The plan as it is predicted for this workload."""
     facts = plan.facts.model_copy(update={"workload": workload})
-    return recost(plan, facts, cost_model(facts.cluster, workload, facts.precision, table))
+    return recost(plan, facts, model_of(facts, table))
 
 
 def _refit_seconds(plan: Plan) -> float:
@@ -231,6 +230,5 @@ def _factor(plan: Plan, group: _Group, seen: RunObservation, actual: Workload, t
 
 def _seconds(plan: Plan, workload: Workload, table: Table, stages: Sequence[str] = ()) -> dict[str, float]:
     """Predicted seconds of the stages, all when none is named, placed as in the plan but for this workload."""
-    facts = plan.facts
-    model = cost_model(facts.cluster, workload, facts.precision, table)
+    model = model_of(plan.facts.model_copy(update={"workload": workload}), table)
     return {p.stage: model.seconds(call_in(plan, p)).total for p in plan.placements if not stages or p.stage in stages}

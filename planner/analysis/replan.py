@@ -181,6 +181,7 @@ def _move_of(old: Plan, new: Plan, placement: Placement) -> Move:
         target=placement.layout,
         overlap=len(common),
         target_part=new.part_of(stage),
+        generates=new.stage(stage).generates,
     )
 
 

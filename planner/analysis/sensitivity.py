@@ -6,7 +6,7 @@ Nothing is searched: another plan may suit the other input better.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,8 +41,17 @@ class Sensitivity:
 
 def sensitivities(plan: Plan, remodel: Remodel) -> tuple[Sensitivity, ...]:
     """One answer for each input, the one that matters most first."""
+    return _answers(plan, remodel, (*_hardware(plan.facts), _longer_responses(plan.facts), _larger_batch(plan)))
+
+
+def rate_sensitivities(plan: Plan, remodel: Remodel) -> tuple[Sensitivity, ...]:
+    """As `sensitivities`, of the hardware alone."""
+    return _answers(plan, remodel, _hardware(plan.facts))
+
+
+def _answers(plan: Plan, remodel: Remodel, inputs: Iterable[_Larger]) -> tuple[Sensitivity, ...]:
     before = recost(plan, plan.facts, remodel(plan.facts)).period_seconds
-    found = [_answer(plan, remodel, before, larger) for larger in (*_inputs(plan.facts), _larger_batch(plan))]
+    found = [_answer(plan, remodel, before, larger) for larger in inputs]
     return tuple(sorted(found, key=lambda one: -abs(one.elasticity or 0.0)))
 
 
@@ -54,8 +63,8 @@ class _Larger(NamedTuple):
     facts: Facts
 
 
-def _inputs(facts: Facts) -> Iterator[_Larger]:
-    cluster, workload = facts.cluster, facts.workload
+def _hardware(facts: Facts) -> Iterator[_Larger]:
+    cluster = facts.cluster
     if isinstance(cluster, MixedCluster):
         for index, part in enumerate(cluster.parts):
             yield from _rates(facts, part, f"cluster.parts.{index}.", f"{part.device.name}: ")
@@ -64,8 +73,11 @@ def _inputs(facts: Facts) -> Iterator[_Larger]:
         yield _Larger("bandwidth between parts", FACTOR, faster)
     else:
         yield from _rates(facts, cluster, "cluster.", "")
-    longer = workload.model_copy(update={"response": _longer(workload.response, FACTOR)})
-    yield _Larger("response length", FACTOR, facts.model_copy(update={"workload": longer}))
+
+
+def _longer_responses(facts: Facts) -> _Larger:
+    longer = facts.workload.model_copy(update={"response": _longer(facts.workload.response, FACTOR)})
+    return _Larger("response length", FACTOR, facts.model_copy(update={"workload": longer}))
 
 
 def _rates(facts: Facts, part: Cluster, path: str, name: str) -> Iterator[_Larger]:
@@ -75,6 +87,7 @@ def _rates(facts: Facts, part: Cluster, path: str, name: str) -> Iterator[_Large
     yield _Larger(f"{name}compute peak", FACTOR, with_setting(facts, {f"{path}device.flops_per_second": faster}))
     rates = {
         "device.memory_bytes_per_second": ("memory bandwidth", part.device.memory_bytes_per_second),
+        "device.launch_seconds": ("time to launch a kernel", part.device.launch_seconds),
         "intra_node.bytes_per_second": ("bandwidth in a node", part.intra_node.bytes_per_second),
         "inter_node.bytes_per_second": ("bandwidth between nodes", part.inter_node.bytes_per_second),
         "host.bytes_per_second": ("bandwidth to the host", part.host.bytes_per_second),

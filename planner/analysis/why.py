@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from meshwright.planner.analysis.alternatives import Considered
 from meshwright.planner.analysis.binding import HeldBack
 from meshwright.planner.analysis.explain import Explanation
+from meshwright.planner.analysis.leading import Leading
 from meshwright.planner.analysis.pareto import SizePoint
 from meshwright.planner.analysis.runners_up import RunnerUp
 from meshwright.planner.analysis.sensitivity import Sensitivity
@@ -19,6 +20,7 @@ class Why:
     explanation: Explanation
     held_back: tuple[HeldBack, ...]
     sensitivities: tuple[Sensitivity, ...]
+    leading: Leading
     alternatives: tuple[Considered, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
     sizes: tuple[SizePoint, ...] = ()

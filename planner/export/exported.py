@@ -12,13 +12,14 @@ from meshwright.planner.export.within import Within, within
 from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.recost import recost
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A plan for another trainer.
+    """A plan for another trainer, costed with what that generates with.
 
     `plan` is what it can say: the one that was given where that is possible, else the best one. `unsaid` has a clause
     for each choice of the given plan that it cannot say, and `lost_seconds` is what a step takes longer without them.
@@ -39,6 +40,7 @@ class Exported:
             {
                 "trainer": self.trainer,
                 "way": self.way,
+                "engine": self.plan.facts.engine,
                 "step_seconds": self.plan.period_seconds,
                 "unsaid": self.unsaid,
                 "lost_seconds": self.lost_seconds,
@@ -61,10 +63,12 @@ def exported(
 ) -> Exported | None:
     """The export; None where no plan of the job is one that the trainer can say.
 
-    The paths of the job start at `directory`. `remodel` is asked only where the plan is not one that the trainer can
-    say, for then the best such plan is searched. Raises BadInput for an algorithm whose settings are not known for it.
+    The paths of the job start at `directory`. The plan is costed again where the trainer generates with another engine;
+    where it is not one that the trainer can say, the best such plan is searched. Raises BadInput for an algorithm whose
+    settings are not known for it.
     """
     trainer.require_written(plan.facts)
+    plan = _generated_by(trainer, plan, remodel)
     said = next((way for way in trainer.ways_of(plan.facts) if not any(way.broken(plan))), None)
     found = Within(plan=plan, way=said) if said else _searched(trainer, plan, remodel, limits, progress)
     if found is None:
@@ -83,6 +87,12 @@ def exported(
         lost_seconds=found.plan.period_seconds - plan.period_seconds,
         remarks=trainer.remarks,
     )
+
+
+def _generated_by(trainer: OtherTrainer, plan: Plan, remodel: Remodel) -> Plan:
+    """The plan with what the trainer generates with."""
+    facts = trainer.generating(plan.facts)
+    return plan if facts.engine == plan.facts.engine else recost(plan, facts, remodel(facts))
 
 
 def _searched(

@@ -172,7 +172,7 @@ def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
 def _generation(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement(GENERATE)
     layout, field = placement.layout, "placements.actor_generate.layout"
-    yield KeyValue(f"{_R}.name", "vllm", "rule: the engine that is assumed")
+    yield KeyValue(f"{_R}.name", plan.facts.engine, "facts.engine")
     yield KeyValue(f"{_R}.n", plan.facts.workload.group_size, "facts.workload.group_size")
     yield KeyValue(f"{_R}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
     if layout.ep > 1:
@@ -237,6 +237,7 @@ VERL = OtherTrainer(
     file="verl",
     algorithms=tuple(_ESTIMATORS),
     engine="vllm",
+    other_engines=("sglang",),
     ways=ways,
     settings=settings,
     files=_files,

@@ -15,6 +15,7 @@ from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.stages import Role
 
 Value: TypeAlias = str | int | float | bool | tuple[float, float] | None
@@ -62,7 +63,8 @@ class ExportInput:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTrainer:
-    """Another trainer. `file` is the stem of its keys in `data/`.
+    """Another trainer. `file` is the stem of its keys in `data/`; `engine` is what it generates with unless a job names
+    one of its `other_engines`.
 
     `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
     `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add;
@@ -71,10 +73,11 @@ class OtherTrainer:
 
     name: str
     file: str
-    engine: str
+    engine: EngineName
     ways: Callable[[Facts], Iterator[Way]]
     settings: Callable[[ExportInput], Iterator[KeyValue]]
     files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
+    other_engines: tuple[EngineName, ...] = ()
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
 
@@ -85,6 +88,10 @@ class OtherTrainer:
     @property
     def keys(self) -> KnownKeys:
         return known_keys(self.file)
+
+    def generating(self, facts: Facts) -> Facts:
+        """The facts with what the trainer generates with."""
+        return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_scored_by_models(self, facts: Facts) -> None:
         """Raises BadInput for a job with rewards on hosts, which no trainer's configuration is written with."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
+from meshwright.planner.export.to_verl import VERL
 from meshwright.planner.imports.estimators import (
     GRPO,
     LOSS_MEANS,
@@ -42,6 +43,8 @@ _ESTIMATORS: Mapping[str, Estimator] = {
     "reinforce_plus_plus": REINFORCE,
     "reinforce_plus_plus_baseline": REINFORCE_BASELINE,
 }
+
+_ROLLOUTS = (VERL.engine, *VERL.other_engines)
 
 
 def read_verl(path: Path) -> Configured:
@@ -163,6 +166,8 @@ def _pools(configuration: Configuration) -> Iterator[Said]:
 
 
 def _generation(given: GivenKeys) -> Iterator[Said]:
+    if given.value(f"{_R}.name") in _ROLLOUTS:
+        yield Said("engine", given.value(f"{_R}.name"), (f"{_R}.name",))
     shares = _shares(given)
     nodes, ranks = shares.get("generate", shares["train"])
     tp, key = given.whole(f"{_R}.tensor_model_parallel_size"), f"{_R}.tensor_model_parallel_size"

@@ -16,21 +16,25 @@ from meshwright.planner.plan.job import SETTINGS_KEYS, Job
 from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.stages import Role
 
 _HEAD = """\
 # From {source}, a configuration of {trainer}.
 # Its lengths are the longest that it allows, each of them: give median and p99 in place of fixed where they are known.
+# Its engine is the trainer's: leave it out to plan for ours.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSource:
-    """What a job is made of beside the configuration: the file that it is in, the devices, and shapes of models by
-    role, or under an empty name for all that are not there."""
+    """What a job is made of beside the configuration: the file that it is in, the trainer, what generates where the
+    configuration does not say, the devices, and shapes of models by role, or under an empty name for all that are not
+    there."""
 
     path: Path
     trainer: str
+    engine: EngineName
     device: str
     network: str = "ib-hdr-200"
     shapes: Mapping[str, Path] = field(default_factory=dict)
@@ -64,6 +68,7 @@ class JobSource:
                 "network": self.network,
             },
             "precision": "bf16",
+            "engine": words.get("engine", self.engine),
             "workload": {
                 "batch_size": words["workload.batch_size"],
                 "group_size": words.get("workload.group_size", 1),

@@ -6,15 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
+from meshwright.profiles.table import Table
 
 Remodel: TypeAlias = Callable[[Facts], CostModel]
 """The cost model of any facts: who asks what another job would take has one."""
+
+
+def model_of(facts: Facts, table: Table | None = None) -> CostModel:
+    """The cost model of these facts, measured where there is a table."""
+    return cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from meshwright.profiles.devices import cpu_links, device_named, local_cluster, 
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
+from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.workload import Workload
@@ -37,6 +38,10 @@ _CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at mos
 _CACHE = (
     "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
     "recompute them with the new ones before the next token (AReaL, arXiv:2505.24298)"
+)
+_ENGINE = (
+    "what generates: ours, kernel by kernel or with recorded decode steps (default: on a GPU, without experts), or "
+    "that of another trainer, to plan for"
 )
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
 _ALGORITHM = "what a step does: PPO trains a critic too; the others compare the samples of a step and have none"
@@ -196,6 +201,7 @@ class Job(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    engine: EngineName | None = Field(default=None, description=_ENGINE)
     ppo: PPO = Field(default=PPO(), description="settings of algorithm ppo")
     grpo: GRPO | None = Field(default=None, description="settings of algorithm grpo")
     rloo: RLOO | None = Field(default=None, description="settings of algorithm rloo")
@@ -210,6 +216,7 @@ class Job(Document):
         """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
         algorithm."""
         found = _without(_without(_without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
+        found = _without(found, None, "engine")
         return {
             key: value
             for key, value in found.items()
@@ -272,6 +279,7 @@ class Facts(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
+    engine: EngineName = Field(default=EAGER, description="what generates")
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
 
     @model_serializer(mode="wrap")
@@ -284,6 +292,7 @@ class Facts(Document):
     def _of_one_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
+        require_possible_engine(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
         return self
 
     @cached_property
@@ -321,6 +330,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     by_name = {role.value: spec for role, spec in specs.items()}
     require_possible(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
+    own = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
     return Facts(
         algorithm=job.algorithm,
         models=RoleModels(**by_name),
@@ -330,6 +340,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         staleness=job.staleness,
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
+        engine=job.engine or own,
         rewards=tuple(reward.load for reward in job.rewards),
     )
 

@@ -201,6 +201,7 @@ class Enumeration:
                 overlap=overlap,
                 source_part=source.part,
                 target_part=target.part,
+                generates=stage.generates,
             )
             for overlap in nested | apart
         )

@@ -99,6 +99,7 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
         ("prompts", f"{_lengths(workload.prompt)}, mean {workload.prompt_lengths.mean:.1f}"),
         ("responses", f"{_lengths(workload.response)}, mean {workload.response_lengths.mean:.1f}"),
         ("precision", plan.facts.precision),
+        ("engine", plan.facts.engine),
     )
 
 

@@ -168,6 +168,7 @@ def move_of(plan: Plan, source: str, target: str) -> Move:
         overlap=len(set(plan.pool_of(source).ranks) & set(plan.pool_of(target).ranks)),
         source_part=plan.part_of(source),
         target_part=plan.part_of(target),
+        generates=plan.stage(target).generates,
     )
 
 

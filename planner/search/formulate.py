@@ -47,7 +47,7 @@ _ROOM = 2
 Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate behind each option of each call."""
 
-_Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int], int]
+_Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
 """Ticks of the moves of a role's weights, by all that these depend on: see `Move`."""
 
 
@@ -213,7 +213,7 @@ def _transfer(
     `known` grows.
     """
     role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
-    spec = facts.models.spec(role)
+    spec, generates = facts.models.spec(role), facts.graph.by_name[target].generates
     overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
     if anywhere:
         overlaps = {
@@ -225,7 +225,7 @@ def _transfer(
         """By what the pools have in common."""
         slices, found = one.layout.slices_for(other.layout), []
         for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
-            key = role, one.part, one.num_ranks, slices, other.cut, one.name == other.name, overlap
+            key = role, one.part, one.num_ranks, slices, other.cut, one.name == other.name, overlap, generates
             if key not in known:
                 move = Move(
                     model=spec,
@@ -234,6 +234,7 @@ def _transfer(
                     overlap=overlap,
                     source_part=one.part,
                     target_part=other.part,
+                    generates=generates,
                 )
                 known[key] = math.floor(model.move_seconds(move).total / tick)
             found.append((overlap, known[key]))

@@ -74,13 +74,15 @@ class Stale:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What the simulated clock says of a plan. `durations` names where the seconds of the instructions come from.
+    """What the simulated clock says of a plan. `durations` names where the seconds of the instructions come from, and
+    `engine` what generates.
 
     `staleness` is told where lengths are drawn, `settings` has what controllers decided for each step.
     """
 
     clock: str
     durations: str
+    engine: str
     plan_seconds: float
     steps: StepTimes
     tokens_per_second: float  # response tokens
@@ -127,6 +129,7 @@ def simulate(
     return Simulation(
         clock=CLOCK,
         durations=durations.name,
+        engine=plan.facts.engine,
         plan_seconds=plan.period_seconds,
         steps=StepTimes.of(seconds),
         tokens_per_second=sum(work.num_tokens for work in works[kept.start : kept.stop]) / math.fsum(seconds),

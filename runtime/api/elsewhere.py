@@ -38,7 +38,7 @@ def plan_for(
     limits: Limits | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan | NoPlan:
-    """The fastest plan that another trainer can say: verl, nemo-rl, openrlhf or slime.
+    """The fastest plan that another trainer can say, with what that generates with: verl, nemo-rl, openrlhf or slime.
 
     `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
     `progress` is told how many of the trainer's ways are done, and of how many. Raises BadInput for a trainer that is
@@ -46,6 +46,7 @@ def plan_for(
     """
     known = _trainer(trainer)
     known.require_scored_by_models(facts)
+    facts = known.generating(facts)
     asked = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
     check_pins(facts, asked)
     origins = {"job": job, "profile": table}
@@ -119,7 +120,12 @@ def import_configuration(
     reader = READERS[_trainer(trainer).name]
     configured = reader.read(Path(path))
     source = JobSource(
-        path=Path(path), trainer=reader.trainer.told, device=device, network=network, shapes=shapes or {}
+        path=Path(path),
+        trainer=reader.trainer.told,
+        engine=reader.trainer.engine,
+        device=device,
+        network=network,
+        shapes=shapes or {},
     )
     facts = resolve(source.job(configured, Path(directory)), Path(directory))
     found = imported(reader, configured, facts, remodel(table), limits=limits_of(limits), progress=progress)

@@ -6,8 +6,7 @@ import math
 import os
 from typing import TypeAlias
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import Remodel, model_of
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
@@ -19,7 +18,7 @@ _MOST_GAP = 0.99
 
 def remodel(table: Table | None) -> Remodel:
     """The cost model of any facts, with a table where there is one."""
-    return lambda facts: cost_model(facts.cluster, facts.workload, facts.precision, table)
+    return lambda facts: model_of(facts, table)
 
 
 def require_number(name: str, value: float | None, *, least: float, most: float = math.inf) -> None:

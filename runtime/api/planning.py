@@ -14,6 +14,7 @@ from meshwright.planner.analysis.binding import held_back
 from meshwright.planner.analysis.explain import explain as explanation
 from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.fit import fit as fitted
+from meshwright.planner.analysis.leading import leading
 from meshwright.planner.analysis.pareto import pareto
 from meshwright.planner.analysis.runners_up import runners_up
 from meshwright.planner.analysis.sensitivity import sensitivities
@@ -164,7 +165,10 @@ def explain(
     model_of = remodel(table)
     model = model_of(plan.facts)
     found = Why(
-        explanation=explanation(plan), held_back=held_back(plan, model), sensitivities=sensitivities(plan, model_of)
+        explanation=explanation(plan),
+        held_back=held_back(plan, model),
+        sensitivities=sensitivities(plan, model_of),
+        leading=leading(plan, model_of, measured=table is not None),
     )
     if runner_ups:
         told = _counted(progress, "searching without each choice", len(plan.placements))

@@ -12,6 +12,7 @@ from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.frameworks import require_own_engine
 from meshwright.runtime.api.given import Pathname, require_number
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.outputs import require_directory
@@ -100,6 +101,7 @@ def export_scripts(plan: Pathname, job: Pathname, output: Pathname, *, to: str) 
     plan_path, job_path, target = Path(plan), Path(job), Path(output)
     document = read_plan(plan_path)
     require_valid(document)
+    require_own_engine(document.facts.engine)
     require_job(document.facts, read_job(job_path), job_path.resolve().parent)
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from meshwright.planner.analysis.leading import leading
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
@@ -20,6 +21,7 @@ from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.checking import prove
+from meshwright.runtime.api.given import remodel
 from meshwright.runtime.api.planning import plan as fastest
 from meshwright.runtime.api.planning import structures
 from meshwright.runtime.commands import show, show_search
@@ -101,7 +103,8 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.
 
-    With --json, standard error has a line of JSON for each step of the search.
+    With --json, standard error has a line of JSON for each step of the search and one for what the plan is most
+    sensitive to.
     """
     began = time.monotonic()
     require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins))
@@ -136,6 +139,7 @@ def plan(
         _write_all(output, rows, as_json)
     if first and "start" not in best.digests:
         show.tell(f"the job does not allow the placements of {start}: the search began anew.")
+    _tell_what_leads(best, table, as_json)
     if not as_json:
         _tell_of_costs(facts, job, table)
     if stop.is_set():
@@ -149,6 +153,16 @@ def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:
     else:
         show.no_plan(answer)
     raise typer.Exit(3)
+
+
+def _tell_what_leads(best: Plan, table: Table | None, as_json: bool) -> None:
+    """What the plan is most sensitive to; beside the plan where that is printed as JSON."""
+    found = leading(best, remodel(table), measured=table is not None)
+    if as_json:
+        typer.echo(json.dumps({"leading": asdict(found)}), err=True)
+        return
+    for sentence in found.sentences:
+        typer.echo(sentence)
 
 
 def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:

@@ -31,7 +31,12 @@ def verify(
     costs_checked = profile is not None or not names_table(found)
     if as_json:
         certified = proven.bound_seconds if proven and not sentences else None
-        told = {"violations": sentences, "costs_checked": costs_checked, "certified_seconds": certified}
+        told = {
+            "violations": sentences,
+            "costs_checked": costs_checked,
+            "certified_seconds": certified,
+            "engine": found.facts.engine,
+        }
         typer.echo(json.dumps(told, indent=2))
     elif sentences:
         typer.echo("\n".join(sentences), err=True)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.correct_table import calibrate, read_run
 from meshwright.planner.analysis.replan import Paced, factors_of, replan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -64,7 +64,7 @@ def planned_again(request: RunRequest, num_nodes: int) -> Plan:
 
 def _as_shown(request: RunRequest, facts: Facts) -> CostModel:
     """Costs as the run has met them, or as they are where it has shown too little."""
-    model = cost_model(facts.cluster, facts.workload, facts.precision, None)
+    model = model_of(facts)
     try:
         spans = read_run(request.plan, request.out)
         found = calibrate(request.plan, spans, None, date=datetime.date.today().isoformat())

@@ -12,6 +12,7 @@ from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import lower
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
+from meshwright.profiles.frameworks import require_own_engine
 from meshwright.runtime.device import host
 from meshwright.runtime.environment.allowed import require_functions
 from meshwright.runtime.execution.resume import latest_step
@@ -70,6 +71,7 @@ class RunRequest:
 def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
+    require_own_engine(plan.facts.engine)
     for placement in plan.placements:
         require_none(
             expert_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"

@@ -94,6 +94,7 @@ RULES = MappingProxyType(
         "staleness": _AT_ONCE,
         "controllers": _AT_ONCE,
         "cache_after_refit": _AT_ONCE,
+        "engine": _AT_ONCE,
         "rewards": _AT_ONCE,
         "reward_model_weight": _AT_ONCE,
         **{

@@ -70,6 +70,7 @@ class Generator:
         top_p: float = 1.0,
         stop_strings: StopStrings | None = None,
         recomputes_cache: bool = False,
+        records_steps: bool = True,
         group_size: int = 1,
     ) -> None:
         """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt, in
@@ -77,7 +78,7 @@ class Generator:
 
         The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
         keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
-        get those of the new ones. Of `group_size` rows of one prompt the first is prefilled.
+        get those of the new ones. Of `group_size` rows of a prompt one is prefilled. `records_steps` where that can be.
         """
         needed = blocks_of(max_tokens)
         num_blocks = num_slots * needed if num_blocks is None else num_blocks
@@ -104,7 +105,7 @@ class Generator:
             device=self._device,
         )
         step = DecodeStep(model, mesh, self._cache)
-        self._step: Decoding = Replayed(step, model, group_size) if can_replay(model) else step
+        self._step: Decoding = Replayed(step, model, group_size) if records_steps and can_replay(model) else step
         self._relay = Relay(mesh, self._device)
         self._prompts = SharedPrompts(group_size)
         self._lockstep = Lockstep(model, mesh)

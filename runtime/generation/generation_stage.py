@@ -10,6 +10,7 @@ import torch
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting, facts_of
+from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import LIVE
@@ -186,6 +187,7 @@ class Generating:
             stop_strings=self._data.stop,
             seed=self._data.seed,
             recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
+            records_steps=self._plan.facts.engine == GRAPH,
             group_size=group_size,
         )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.pipeline import ablation, law, rehearsed
-from benchmarks.pipeline.jobs import JOBS, facts_of, model_of
+from benchmarks.pipeline.jobs import JOBS, facts_of
 from benchmarks.pipeline.speed import facts_of_1024_ranks, plan_by_hand
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.rules import workload_violations
 from meshwright.planner.search.recost import illegal_under

@@ -1,12 +1,16 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.transfer import loaded_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.frameworks import engine_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
@@ -85,3 +89,34 @@ def test_replicas_share_what_the_optimizer_moves(
         for dp in (1, 2, 4, 8)
     ]
     assert moved == sorted(moved, reverse=True)
+
+
+def test_a_loader_is_given_every_tensor_whole(
+    a100s: Callable[[int], Cluster], llama: ModelSpec, fixed: Workload
+) -> None:
+    """However many ranks receive it and whatever they keep; parts are sent to where they are read."""
+
+    def refit(engine: str, target: str, *, generates: bool = True) -> Cost:
+        asked = AnalyticModel(a100s(2), fixed, "bf16", engine=engine_named(engine))
+        layouts = {"source": Layout(dp=8), "target": Layout.parse(target)}
+        return asked.move_seconds(Move(model=llama, overlap=0, generates=generates, **layouts))
+
+    whole = next(term.amount for term in refit("vllm", "tp8").terms if term.name == "weight bytes")
+    assert whole == pytest.approx(2 * llama.num_params / (25e9 * 0.7))
+    assert refit("vllm", "tp8") == refit("sglang", "dp8") == refit("trtllm", "tp4,dp2")
+    assert refit("meshwright-graph", "tp8").total < refit("meshwright-graph", "dp8").total <= refit("vllm", "dp8").total
+    assert refit("vllm", "tp8", generates=False) == refit("meshwright-eager", "tp8")
+
+
+def test_every_expert_is_a_message_of_its_own(a100s: Callable[[int], Cluster], llama: ModelSpec) -> None:
+    mixture = replace(llama, experts=Experts(num_experts=8, experts_per_token=2, ffn_size=1024))
+    dense, mixed = (
+        loaded_seconds(
+            Move(model=model, source=Layout(), target=Layout(), overlap=0, generates=True),
+            a100s(1),
+            efficiency_of("cuda", "a100-80gb"),
+            2,
+        )
+        for model in (llama, mixture)
+    )
+    assert mixed.amount("weight messages") == pytest.approx((6 + 2 * 8) / 6 * dense.amount("weight messages"))

@@ -26,7 +26,7 @@ TIMES = RoundTimes(
 
 
 def model_of(facts: Facts) -> CostModel:
-    return cost_model(facts.cluster, facts.workload, facts.precision)
+    return cost_model(facts.cluster, facts.workload, facts.precision, None, facts.engine)
 
 
 def plan_of(seed: int, response: LengthSpec, deferral: int = 0, *, batch_size: int = 16) -> Plan:

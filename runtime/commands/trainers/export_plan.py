@@ -22,7 +22,8 @@ def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile
     """Writes the configuration and says what is in it. Raises typer.Exit where no plan fits."""
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
-        require_job(plan.facts, document, job.parent)
+        generated_alike = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
+        require_job(plan.facts, generated_alike, job.parent)
     with progress_bars() as progress:
         found = export_plan(
             plan,

@@ -19,6 +19,7 @@ from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import engine_named
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Exchange
@@ -42,7 +43,10 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
         MeasuredShard(table, specs[Role.ACTOR], 2),
         MeasuredKernels(operators, a100s(1).device, EFFICIENCY),
     )
-    law = AnalyticShard(specs[Role.ACTOR].shard(2), a100s(1).device, "bf16", EFFICIENCY, 1.0, kernels=measured)
+    passes = engine_named("meshwright-graph").passes
+    law = AnalyticShard(
+        specs[Role.ACTOR].shard(2), a100s(1).device, "bf16", EFFICIENCY, 1.0, framework=passes, kernels=measured
+    )
     for body, rows, tokens, context in (
         (Body.FORWARD, 4, 128, 0),
         (Body.PREFILL, 4, 100, 0),

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.sensitivity import Sensitivity, sensitivities
+from meshwright.planner.analysis.sensitivity import Sensitivity, rate_sensitivities, sensitivities
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
@@ -28,7 +28,16 @@ def test_faster_hardware_is_never_slower_and_never_faster_than_in_proportion(see
     for name, one in found(seed).items():
         if name not in ("batch size", "response length"):
             assert one.elasticity is not None
-            assert -1 - 1e-9 <= one.elasticity <= 1e-9
+            faster = -one.elasticity if name == "time to launch a kernel" else one.elasticity
+            assert -1 - 1e-9 <= faster <= 1e-9
+
+
+def test_of_the_hardware_alone_the_same_is_said() -> None:
+    facts = small_facts()
+    plan = random_plan(0, facts, analytic(facts))
+    every = sensitivities(plan, analytic)
+    of_hardware = [one for one in every if one.name not in ("batch size", "response length")]
+    assert list(rate_sensitivities(plan, analytic)) == of_hardware
 
 
 @pytest.mark.parametrize(

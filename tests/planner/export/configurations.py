@@ -29,7 +29,7 @@ def configuration(name: str, plan: Plan | None = None) -> dict[str, Value]:
 @cache
 def plan_ahead(name: str, algorithm: Algorithm = "ppo") -> Plan:
     """The best plan in which generation works a step ahead of the training."""
-    facts = facts_of(staleness=1, algorithm=algorithm)
+    facts = TRAINERS[name].generating(facts_of(staleness=1, algorithm=algorithm))
     found = within(_ahead(TRAINERS[name]), facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found.plan

@@ -30,7 +30,7 @@ def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorith
 @cache
 def best(name: str, staleness: int = 0, algorithm: Algorithm = "ppo") -> Within:
     """The best plan of such a job that a trainer can say."""
-    facts = facts_of(staleness=staleness, algorithm=algorithm)
+    facts = TRAINERS[name].generating(facts_of(staleness=staleness, algorithm=algorithm))
     found = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found

@@ -11,6 +11,8 @@ from meshwright.planner.export.exported import exported
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.recost import recost
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse
@@ -42,7 +44,7 @@ def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_it_cannot_say_is_listed_and_priced(name: str) -> None:
-    facts = facts_of()
+    facts = TRAINERS[name].generating(facts_of())
     plan = random_plan(3, facts, model_of(facts))
     found = exported(TRAINERS[name], plan, model_of, limits=Limits(gap=0.3))
     assert found is not None
@@ -88,3 +90,15 @@ def test_an_algorithm_that_is_not_written_for_a_trainer_is_refused_by_name() -> 
     plan = best("nemo-rl", algorithm="grpo").plan
     with pytest.raises(BadInput, match="algorithm=grpo is not written for nemo-rl, only ppo; run the plan here"):
         exported(TRAINERS["nemo-rl"], plan, no_model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_is_priced_with_what_the_trainer_generates_with(name: str) -> None:
+    trainer, ours = TRAINERS[name], best(name).plan.facts.model_copy(update={"engine": "meshwright-eager"})
+    plan = recost(best(name).plan, ours, model_of(ours))
+    found = exported(trainer, plan, model_of)
+    assert found is not None
+    assert found.plan.facts.engine == trainer.engine == json.loads(found.told())["engine"]
+    assert found.plan.period_seconds > plan.period_seconds  # the host of an engine that serves has more to do
+    assert found.lost_seconds == 0.0
+    assert verify(found.plan) == ()

@@ -40,3 +40,15 @@ def test_rewards_on_hosts_are_not_written_for_any_trainer() -> None:
         trainer.require_scored_by_models(facts)
         with pytest.raises(BadInput, match=rf"rewards on hosts \(exact\) are not written for {trainer.name}"):
             trainer.require_written(scored)
+
+
+def test_a_trainer_generates_with_its_engine_or_with_another_that_it_has_and_the_job_names() -> None:
+    facts = random_plan(0).facts
+    served = facts.model_copy(update={"engine": "sglang"})
+    found = {name: (t.generating(facts).engine, t.generating(served).engine) for name, t in TRAINERS.items()}
+    assert found == {
+        "verl": ("vllm", "sglang"),
+        "nemo-rl": ("vllm", "vllm"),
+        "openrlhf": ("vllm", "vllm"),
+        "slime": ("sglang", "sglang"),
+    }

@@ -30,7 +30,7 @@ def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(name: str, staleness: i
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
-    facts = facts_of()
+    facts = TRAINERS[name].generating(facts_of())
     free = best_plan(facts, model_of(facts), limits=Limits(gap=0.0))
     assert isinstance(free, Plan)
     assert best(name).plan.period_seconds >= free.period_seconds * (1 - 1e-9)
@@ -38,7 +38,7 @@ def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_bound_holds_for_other_plans_that_it_can_say(name: str) -> None:
-    facts = facts_of()
+    facts = TRAINERS[name].generating(facts_of())
     exact = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.0))
     assert exact is not None
     assert best(name).plan.solver.bound_seconds <= exact.plan.period_seconds * (1 + 1e-9)

@@ -45,6 +45,12 @@ def test_grpo_has_groups_its_own_settings_and_no_critic(tmp_path: Path) -> None:
     assert "models.critic" not in words
 
 
+def test_an_engine_that_is_costed_is_read_and_another_is_not(tmp_path: Path) -> None:
+    named = {name: configured(tmp_path, f"actor_rollout_ref.rollout.name={name}").words for name in ("sglang", "hf")}
+    assert named["sglang"]["engine"] == "sglang"
+    assert "engine" not in named["hf"]
+
+
 def test_a_kl_penalty_asks_for_a_reference(tmp_path: Path) -> None:
     assert "models.ref" not in configured(tmp_path).words
     in_loss = configured(tmp_path, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.003")

@@ -18,13 +18,13 @@ def test_the_job_is_read_again_with_what_the_configuration_says(tmp_path: Path) 
     plan = plan_of("verl", 1)
     path = written("verl", plan, tmp_path)
     configured = READERS["verl"].read(path)
-    source = JobSource(path=path, trainer="verl", device="h100-sxm")
+    source = JobSource(path=path, trainer="verl", engine="vllm", device="h100-sxm")
     (tmp_path / "job.yaml").write_text(source.text(configured, tmp_path))
     job = read_job(tmp_path / "job.yaml")
     assert job == source.job(configured, tmp_path)
     facts = resolve(job, tmp_path)
     assert facts.workload.batch_size == plan.facts.workload.batch_size
-    assert facts.staleness == 1
+    assert (facts.staleness, facts.engine) == (1, "vllm")
     assert facts.cluster.num_ranks == plan.facts.cluster.num_ranks
     assert job.ppo.gae_lambda == 0.95
 
@@ -32,7 +32,7 @@ def test_the_job_is_read_again_with_what_the_configuration_says(tmp_path: Path) 
 def test_a_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
     path = written("verl", plan_of("verl", 0), tmp_path)
     configured = READERS["verl"].read(path)
-    elsewhere = JobSource(path=tmp_path / "other" / "run.sh", trainer="verl", device="h100-sxm")
+    elsewhere = JobSource(path=tmp_path / "other" / "run.sh", trainer="verl", engine="vllm", device="h100-sxm")
     with pytest.raises(BadInput, match=r"the actor model models/actor .* is not here, and nothing is fetched"):
         elsewhere.text(configured, tmp_path)
     shapes = {"": tmp_path / "models/actor"}
@@ -52,7 +52,7 @@ def test_a_job_without_a_critic_has_the_roles_and_settings_of_its_algorithm(
         f"actor_rollout_ref.actor.use_kl_loss={kl} actor_rollout_ref.actor.clip_ratio_high=0.28\n"
     )
     shapes = {"": tmp_path / "models/actor", "reward": tmp_path / "models/reward"}
-    source = JobSource(path=path, trainer="verl", device="h100-sxm", shapes=shapes)
+    source = JobSource(path=path, trainer="verl", engine="vllm", device="h100-sxm", shapes=shapes)
     (tmp_path / "job.yaml").write_text(source.text(READERS["verl"].read(path), tmp_path))
     job = read_job(tmp_path / "job.yaml")
     assert job.algorithm == "grpo"

@@ -7,13 +7,14 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.stated import misstated
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.steps_ahead import patterns
@@ -21,6 +22,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import Role
 from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
@@ -43,6 +45,7 @@ FREE = {
 NAMES = (
     *PPO_GRAPH.by_name,
     *Role,
+    *get_args(EngineName),
     *("weights", "compute", "analytic", "measured", "optimal", "feasible", "pinned", "none", "full", "optimizer"),
     *("ranks 0-3", "ranks 0-1", "tokens", "values", "bf16", "fp32", "keep", "recompute", "nobody"),
     "actor_train.recompute=full",
@@ -59,7 +62,7 @@ class Models:
     def of(self, facts: Facts) -> CostModel:
         key = canonical_json(facts)
         if key not in self._known:
-            self._known[key] = cost_model(facts.cluster, facts.workload, facts.precision)
+            self._known[key] = model_of(facts)
         return self._known[key]
 
 

@@ -49,7 +49,9 @@ def configured(shipped: Shipped, directory: Path) -> Configured:
     shape = directory / "config.json"
     shape.write_text(json.dumps(CONFIG))
     found = READERS[shipped.trainer].read(path)
-    source = JobSource(path=path, trainer=shipped.trainer, device="h100-sxm", shapes={"": shape, "reward": shape})
+    source = JobSource(
+        path=path, trainer=shipped.trainer, engine="vllm", device="h100-sxm", shapes={"": shape, "reward": shape}
+    )
     job = source.job(found, directory)
     assert job.workload.batch_size == found.words["workload.batch_size"]
     return found

@@ -103,6 +103,7 @@ def others(facts: Facts) -> dict[str, object]:
         "staleness": 2,
         "controllers": True,
         "cache_after_refit": "recompute",
+        "engine": "vllm",
         "rewards": (Reward(name="exact", function="exact_match").load,),
     }
 
@@ -130,3 +131,19 @@ def test_a_plan_may_be_for_another_cluster_of_the_same_kind(job: Job, tmp_path: 
     assert isinstance(facts.cluster, Cluster)
     larger = facts.cluster.model_copy(update={"ranks_per_node": facts.cluster.ranks_per_node + 1})
     require_job(facts.model_copy(update={"cluster": larger}), job, tmp_path)
+
+
+def test_what_generates_is_what_run_has_on_the_cluster_unless_the_job_names_it(job: Job, tmp_path: Path) -> None:
+    on = {name: job.model_copy(update={"cluster": name}) for name in ("local", "a100-80gb")}
+    assert resolve(on["local"], tmp_path).engine == "meshwright-eager"
+    assert resolve(on["a100-80gb"], tmp_path).engine == "meshwright-graph"
+    assert resolve(on["a100-80gb"].model_copy(update={"engine": "vllm"}), tmp_path).engine == "vllm"
+    assert "engine" not in job.model_dump(mode="json")
+    with pytest.raises(BadInput, match=r"^engine=meshwright-graph .* a CPU has no graphs; use meshwright-eager\.$"):
+        resolve(on["local"].model_copy(update={"engine": "meshwright-graph"}), tmp_path)
+
+
+def test_an_engine_that_is_not_known_is_refused_with_those_that_are(job: Job) -> None:
+    written = job.model_dump(mode="json") | {"engine": "vlm"}
+    with pytest.raises(BadInput, match=r"^job: engine is 'vlm': input should be 'meshwright-eager', .* or 'trtllm'\.$"):
+        parse(Job, json.dumps(written), "job")

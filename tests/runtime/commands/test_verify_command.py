@@ -64,6 +64,7 @@ def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_
         "violations": [],
         "costs_checked": False,
         "certified_seconds": None,
+        "engine": "meshwright-eager",
     }
     assert "without a table; give none" in call("verify", plan, "--profile", table).err
 

@@ -72,6 +72,12 @@ def test_models_with_experts_that_are_not_built_are_refused(asked: RunRequest) -
     refused(replace(asked, plan=plan), "has experts, which can be planned and simulated but not run")
 
 
+def test_a_plan_for_the_engine_of_another_trainer_is_refused(asked: RunRequest) -> None:
+    facts = asked.plan.facts.model_copy(update={"engine": "vllm"})
+    plan = asked.plan.model_copy(update={"facts": facts})
+    refused(replace(asked, plan=plan), "the plan is for engine vllm, which meshwright does not run; export it to a")
+
+
 def test_a_plan_of_another_job_is_refused(asked: RunRequest) -> None:
     workload = asked.job.workload.model_copy(update={"batch_size": 8})
     other = replace(asked, job=asked.job.model_copy(update={"workload": workload}))

@@ -31,3 +31,14 @@ def test_ranks_are_of_models_alone(call: Call, plan: Path, tmp_path: Path) -> No
     outcome = call("export", plan, "--to", "slime", "--ranks", 2, "-o", tmp_path / "out")
     assert outcome.code == 2
     assert "it is of hf alone" in outcome.err
+
+
+def test_a_plan_for_a_trainer_is_exported_with_the_job_that_it_was_made_of(
+    call: Call, job: Path, tmp_path: Path
+) -> None:
+    """The plan has the trainer's engine, and the job names none."""
+    assert call("plan", job, "--for", "verl", "--gap", 0.5, "-o", tmp_path / "plan.json").code == 0
+    outcome = call("export", tmp_path / "plan.json", job, "--to", "verl", "-o", tmp_path / "out", "--json")
+    assert outcome.code == 0
+    found = json.loads(outcome.out)
+    assert (found["engine"], found["unsaid"], found["lost_seconds"]) == ("vllm", [], 0.0)
