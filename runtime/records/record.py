@@ -16,6 +16,7 @@ from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import (
     NUM_CHUNK_TOKENS,
@@ -27,6 +28,7 @@ from meshwright.profiles.trace import (
     read_spans,
     write_spans,
 )
+from meshwright.profiles.values import read_text
 from meshwright.runtime.model.end_tokens import ResponseEnds
 from meshwright.runtime.records.boards import Board, open_boards
 from meshwright.runtime.records.outcome import Outcome
@@ -296,8 +298,7 @@ def _drawn(spans: Sequence[Span]) -> dict[str, float]:
 
 def elapsed_seconds(out: Path) -> float:
     """When the last span that a run has written ended, in seconds since its start; 0 without a trace."""
-    path = out / "trace.jsonl"
-    return max((span.end_seconds for span in read_spans(path)), default=0.0) if path.exists() else 0.0
+    return max((line["end_seconds"] for line in _read(out / "trace.jsonl")), default=0.0)
 
 
 def _trained(graph: StageGraph, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -317,9 +318,18 @@ def _append(path: Path, line: Mapping[str, object]) -> None:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run; the last one, if it was cut short, is none."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    text = read_text(path, "the record of a run")
+    found, number = [], 0
+    try:
+        for number, line in enumerate(text.split("\n")[:-1], start=1):  # noqa: B007 - told when a line is wrong
+            found.append(json.loads(line))
+            found[-1]["step"] += 0
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BadInput(f"{path} line {number} is none of a run; delete that line if the file was damaged.") from None
+    return found
 
 
 def _keep_steps_before(path: Path, first_step: int) -> None:
