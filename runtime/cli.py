@@ -75,7 +75,7 @@ def _of_usage(error: TyperException) -> str:
     return f"{told[:1].lower()}{told[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
 
 
-class _Plain(dict[int, str]):
+class _Shown(dict[int, str]):
     """Characters that a terminal would not show, such as those that move its cursor, as they are escaped."""
 
     def __missing__(self, character: int) -> str:
@@ -85,6 +85,6 @@ class _Plain(dict[int, str]):
 
 def _tell(error: MeshwrightError) -> int:
     """Prints the error on one line, whatever it names."""
-    told = escape(" ".join(str(error).split("\n")).translate(_Plain()))
+    told = escape(" ".join(str(error).split("\n")).translate(_Shown()))
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {told}")
     return error.exit_code

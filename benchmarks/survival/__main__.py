@@ -4,12 +4,13 @@
     python -m benchmarks.survival kills
     python -m benchmarks.survival saves
     python -m benchmarks.survival memory --steps 3000
+    python -m benchmarks.survival hangs
     python -m benchmarks.survival documents --files 40000 --keep survived-not
 
 `matrix` saves a run under each of eight plans and resumes it under each of them; `kills` kills ranks at 60 seeded
 moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs; `memory` runs
-the smallest job for long and says what every rank holds at its end; `documents` gives mutated files of every kind to
-the commands that read them.
+the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang
+wherever it can; `documents` gives mutated files of every kind to the commands that read them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.survival import documents, hostile_world, kills, matrix, memory, saves
+from benchmarks.survival import documents, hangs, hostile_world, kills, matrix, memory, saves
 
 
 def main() -> int:
     """The exit code: 0, or 1 where something did not survive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("matrix", "kills", "saves", "memory", "documents"))
+    parser.add_argument("what", choices=("matrix", "kills", "saves", "memory", "documents", "hangs"))
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--steps", type=int, default=3000, help="of the long run")
     parser.add_argument("--files", type=int, default=40_000, help="that are mutated")
@@ -60,6 +61,9 @@ def _measured(asked: argparse.Namespace, scratch: Path) -> tuple[str, bool]:
             scratch / "world", asked.keep, number=asked.files, num_workers=asked.workers, seed=asked.seed
         )
         return documents.report(tried), tried.holds
+    if asked.what == "hangs":
+        named = [*hangs.measure(scratch)]
+        return hangs.report(named), all(one.holds for one in named)
     return saves.report(saves.measure(scratch, steps=12, repeats=3, hidden_size=256)), True
 
 

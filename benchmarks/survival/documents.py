@@ -34,7 +34,7 @@ from benchmarks.small_worlds import join_alone
 from benchmarks.survival import hostile_world
 from benchmarks.survival.hostile_world import OUT, Kind, Read
 from benchmarks.survival.mutations import Content, Special, mutated
-from meshwright.profiles.errors import MeshwrightError
+from meshwright.profiles.errors import BadInput, MeshwrightError
 from meshwright.runtime import cli
 
 MOST_SECONDS = 2.0
@@ -242,12 +242,11 @@ def _code(read: Read, world: Path) -> int:
     if not isinstance(read, tuple):
         join_alone()
         try:
-            read(world)
+            return BadInput.exit_code if isinstance(read(world), str) else 0
         except MeshwrightError as error:
             return error.exit_code
         finally:
             dist.destroy_process_group()
-        return 0
     try:
         with mock.patch.object(sys, "argv", ["meshwright", *read]):
             cli.main()

@@ -20,9 +20,10 @@ from benchmarks.survival.job import Case, planned_ahead, write_job, write_models
 from benchmarks.survival.matrix import PLAIN
 from benchmarks.survival.mutations import Form
 from meshwright.planner.plan.plan import write_plan
-from meshwright.runtime.execution.resume import latest_checkpoint
+from meshwright.runtime.execution.resume import best_step, latest_checkpoint
 from meshwright.runtime.generation.in_flight_state import read_all_underway
-from meshwright.runtime.records.restarts import Restart, write_restart
+from meshwright.runtime.records.record import elapsed_seconds, evaluations, observations
+from meshwright.runtime.records.restarts import Restart, read_restarts, write_restart
 from meshwright.runtime.training.manifest import damage
 from meshwright.runtime.training.plain_pickles import require_plain
 
@@ -180,13 +181,25 @@ def _of_runs() -> tuple[Kind, ...]:
     resumed = ("run", "plan.json", "job.yaml", "--steps", "9", "--out", "run", "--resume")
     nowhere = ("--rendezvous", "255.255.255.255:0")
     return (
-        Kind(name="trace", path="run/trace.jsonl", form=Form.LINES, reads=(*whole, beside)),
-        Kind(name="metrics", path="run/metrics.jsonl", form=Form.LINES, reads=whole),
-        Kind(name="evaluations", path="run/evaluations.jsonl", form=Form.LINES, reads=whole),
-        Kind(name="restarts", path="run/restarts.jsonl", form=Form.LINES, reads=whole),
+        Kind(name="trace", path="run/trace.jsonl", form=Form.LINES, reads=(*whole, beside, _elapsed)),
+        Kind(name="metrics", path="run/metrics.jsonl", form=Form.LINES, reads=(*whole, _observed)),
+        Kind(name="evaluations", path="run/evaluations.jsonl", form=Form.LINES, reads=(whole[0], _evaluated)),
+        Kind(name="restarts", path="run/restarts.jsonl", form=Form.LINES, reads=(lambda d: read_restarts(d / "run"),)),
         Kind(name="plan of a run", path="run/plan.json", form=Form.JSON, reads=whole),
         Kind(name="run.json", path="run/run.json", form=Form.JSON, reads=((*resumed, *nowhere),)),
     )
+
+
+def _elapsed(directory: Path) -> object:
+    return elapsed_seconds(directory / "run")
+
+
+def _observed(directory: Path) -> object:
+    return observations(directory / "run", 9)
+
+
+def _evaluated(directory: Path) -> object:
+    return best_step([1, 2], evaluations(directory / "run"))
 
 
 def _job(directory: Path) -> Path:

@@ -30,6 +30,9 @@ MaxRestarts = Annotated[
     int,
     typer.Option(min=0, max=10**6, help="Times that a run which fails is started again from its last checkpoint."),
 ]
+NodeRank = Annotated[
+    int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
+]
 TokenFile = Annotated[
     Path | None, typer.Option(help="A token that all machines share, and nobody else; else that in MESHWRIGHT_TOKEN.")
 ]
@@ -62,9 +65,7 @@ def run(
     rendezvous: Annotated[
         str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
     ] = "127.0.0.1:0",
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
-    ] = None,
+    node_rank: NodeRank = None,
     token_file: TokenFile = None,
 ) -> None:
     """Train as the plan says, and compare measured with predicted times.
