@@ -20,6 +20,7 @@ from benchmarks.survival.job import Case, request_of, write_models
 from benchmarks.survival.kills import APART
 from meshwright.planner.program import deadlines
 from meshwright.profiles.errors import RunFailed
+from meshwright.runtime.execution import run_watch
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import _work_alone
@@ -33,7 +34,7 @@ MOST_SECONDS_MORE = 5.0
 """Beyond them, until the run has ended with the sentence."""
 STOPPED = "stopped in "
 """Before the stage in which a process is stopped instead of hanging."""
-_BEGAN = "began"
+_BEGAN, _STEPS = "began", 8
 _STAGES = tuple(
     f"{role}_{what}"
     for role, what in (
@@ -46,7 +47,7 @@ _STAGES = tuple(
         ("critic", "train"),
     )
 )
-_COLLECTIVES = ("all_reduce", "barrier", "broadcast", "all_gather", "all_gather_object", "isend", "irecv")
+_COLLECTIVES = ("all_reduce", "isend", "irecv", "barrier", "all_gather_object", "reduce_scatter_tensor")
 _TOGETHER = tuple(f"{stage}.layout=dp2" for stage in _STAGES)
 
 
@@ -121,7 +122,7 @@ def measure(scratch: Path, planted: Sequence[Planted] = PLANTED) -> Iterator[Nam
 
 def named(scratch: Path, out: Path, planted: Planted) -> Named:
     """What a run of the models of `write_models` ends with in which a rank hangs."""
-    asked = request_of(scratch, planted.case, out, 100)
+    asked = request_of(scratch, planted.case, out, _STEPS)
     out.mkdir()
     preparation, preload = Preparation("cpu"), "meshwright.runtime.execution.train"
     sentence = ""
@@ -155,6 +156,7 @@ def _hanging(asked: RunRequest, planted: Planted) -> object:
     """A run in which a rank hangs."""
     deadlines._LEAST_SECONDS = deadlines._LEAST_AT_FIRST_SECONDS = ALLOWED_SECONDS
     deadlines._OF_MEASURED = deadlines._OF_PREDICTED = 0.0
+    run_watch._MEETING_SECONDS = ALLOWED_SECONDS
     if dist.get_rank() == planted.rank:
         _plant(planted.where, asked.out)
     return _work_alone(asked)
