@@ -45,6 +45,7 @@ _MOST_BYTES = 6 * 2**30
 """Of memory, that a worker may ask for."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "shutil.rmtree"}
+_INSIDE = {"os.mkdir", "os.remove", "os.rmdir"}
 _CODES = {0, 1, 2, 3, 4}
 
 
@@ -221,6 +222,8 @@ class Reader:
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Notes what is written beside what was asked for."""
         if not self._is_reading:
+            return
+        if event in _INSIDE and arguments[-1] != -1:  # inside a directory that is removed, and was told of
             return
         path: Any = None
         flags = arguments[2] if event == "open" else 0

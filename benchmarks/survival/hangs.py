@@ -47,7 +47,7 @@ _STAGES = tuple(
         ("critic", "train"),
     )
 )
-_COLLECTIVES = ("all_reduce", "isend", "irecv", "barrier", "all_gather_object", "reduce_scatter_tensor")
+_COLLECTIVES = ("all_reduce", "isend", "irecv", "barrier", "all_gather_object")
 _TOGETHER = tuple(f"{stage}.layout=dp2" for stage in _STAGES)
 
 

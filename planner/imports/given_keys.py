@@ -78,6 +78,10 @@ class GivenKeys:
             raise BadInput(f"{key}={found!r} is no whole number; give it one, the plan depends on it.")
         return found
 
+    def whole_or(self, key: str, otherwise: int) -> int:
+        """A whole number, or another where the key gives none or 0; raises BadInput naming the key for the rest."""
+        return self.whole(key) if self.value(key) else otherwise
+
     def number(self, key: str) -> float:
         """A number; raises BadInput naming the key where it is none."""
         found = self.value(key)

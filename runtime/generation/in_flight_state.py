@@ -149,7 +149,7 @@ def _read(path: Path, draws_by: DrawsBy | None) -> Underway | None:
             wanted = [name for name in file.keys() if draws_by or not name.startswith(_CACHED)]  # noqa: SIM118
             tensors = {name: file.get_tensor(name) for name in wanted}
         return _underway(told, tensors)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise BadInput(
             f"{path} holds no sequences in flight that can be read ({type(error).__name__}: {error}); remove it, and "
             "they are drawn again."

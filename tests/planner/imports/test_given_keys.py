@@ -100,3 +100,10 @@ def test_files_that_name_each_other_are_read_so_often_and_no_more(tmp_path: Path
         read_overrides(tmp_path / "a.yaml", NEMO)
     (tmp_path / "b.yaml").write_text("defaults: 5\npolicy: {precision: bfloat16}\n")
     assert read_overrides(tmp_path / "b.yaml", NEMO).missing == ("5",)
+
+
+def test_a_whole_number_that_is_left_out_has_another_and_a_list_is_told() -> None:
+    given = GivenKeys(known=NEMO, given={"a": 0, "b": [1], "c": 3})
+    assert [given.whole_or(key, 7) for key in ("a", "none", "c")] == [7, 7, 3]
+    with pytest.raises(BadInput, match=r"b=\[1\] is no whole number"):
+        given.whole_or("b", 7)
