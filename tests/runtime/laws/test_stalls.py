@@ -82,7 +82,7 @@ def test_a_network_that_stalls_is_named_on_both_nodes_and_no_checkpoint_is_lost(
 def test_a_disk_that_is_full_is_named_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
     job, disk = planned(tmp_path, 1), tmp_path / "disk"
     disk.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)]
     if tried := subprocess.run(mounted, capture_output=True, text=True, check=False).stderr:
         pytest.skip(f"this machine mounts no small disk: {tried}")
     try:
