@@ -25,6 +25,9 @@ from meshwright.profiles.experts import (
 )
 from meshwright.profiles.values import json_value, read_text
 
+MOST_CONFIG_BYTES = 2**20
+"""Of a config.json, which has a few thousand."""
+
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to this multiple so that every tp up to it divides them."""
 
@@ -233,7 +236,7 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
     config_path = path / "config.json" if path.is_dir() else path
     if not config_path.exists():
         raise BadInput(f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json.")
-    config = json_value(read_text(config_path, "model config", 2**20), f"model config {config_path}")
+    config = json_value(read_text(config_path, "model config", MOST_CONFIG_BYTES), f"model config {config_path}")
     if not isinstance(config, dict):
         raise BadInput(f"model config {config_path} holds {type(config).__name__}; a JSON object is needed.")
     name = path.name if path.is_dir() else path.parent.name or path.stem
@@ -251,7 +254,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         return required_size(config, key, name)
 
     activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         if family != "Gemma" or activation != "gelu":
             raise BadInput(f"model {name}: activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}.")
         activation = "gelu_pytorch_tanh"  # early Gemma configs say "gelu" and mean the tanh form
@@ -296,8 +299,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
 def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]:
     """(architecture, family, has a scalar head) as the config names them."""
     listed = config.get("architectures") or [None]
-    architecture = listed[0]
-    if architecture not in ARCHITECTURES:
+    architecture = listed[0] if isinstance(listed, list) else listed
+    if not isinstance(listed, list) or not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         hint = suggestion(str(architecture), ARCHITECTURES)
         raise BadInput(f"model {name}: architecture {architecture!r} is not known; {hint}")
     head = next(h for h in _HEADS if architecture.endswith(h))
@@ -305,7 +308,7 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
     window = (
         config.get("sliding_window") if config.get("use_sliding_window", family in ("Mistral", "Mixtral")) else None
     )
-    if window and window < config.get("max_position_embeddings", 0):
+    if window and (not isinstance(window, int) or window < size_or(config, "max_position_embeddings", 0, name)):
         raise BadInput(f"model {name}: sliding_window={window} is not supported; set it to null.")
     return architecture, family, _HEADS[head]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -107,12 +107,19 @@ def read_spans(path: Path) -> tuple[Span, ...]:
     return tuple(spans)
 
 
+def is_number(number: Any) -> bool:
+    """Whether it is a number that a float holds."""
+    return isinstance(number, int | float) and -sys.float_info.max <= number <= sys.float_info.max
+
+
 def span_of(value: Any) -> Span:
     """The span that a line of a trace has. Raises TypeError or ValueError for what is no span."""
     span = Span(**value)
+    if not isinstance(span.facts, dict):
+        raise TypeError
     texts = span.instruction, span.kind, span.clock
     numbers = span.start_seconds, span.end_seconds, *span.facts.values()
-    if not all(isinstance(text, str) for text in texts) or not all(map(math.isfinite, numbers)):
+    if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
         raise ValueError
     # Turns before the first step, in which stages only work ahead, count down from -1.
     if not all(isinstance(whole, int) for whole in (span.step, span.rank)) or span.rank < 0:

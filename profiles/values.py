@@ -68,7 +68,9 @@ def require_file(path: Path, what: str, most_bytes: int) -> None:
 def json_value(text: str, told: str) -> Any:
     """What a JSON text says. Raises BadInput, beginning with `told`, for one that is not JSON."""
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite)
+        return whole_characters(
+            json.loads(text, object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite), text, told
+        )
     except _TwiceError as error:
         line = _line_of_second(text)
         raise BadInput(f"{told}: the key {str(error)!r} is given twice, again at line {line}; keep one.") from None
@@ -79,6 +81,20 @@ def json_value(text: str, told: str) -> Any:
         raise BadInput(f"{told} is not JSON: {error}.") from None
     except RecursionError:
         raise BadInput(f"{told} is nested too deep; {_DEEPEST} levels are enough.") from None
+
+
+_HALF = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
+"""How escapes of UTF-16 surrogates begin, two of which are a character; one alone is in no text."""
+
+
+def whole_characters(value: Any, text: str, told: str) -> Any:
+    """The value of a JSON text. Raises BadInput where a string of it has half a character, which no file can hold."""
+    try:
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{told} has half a character, an escape from \\ud800 to \\udfff; write whole ones.") from None
+    return value
 
 
 class _TwiceError(ValueError):
@@ -188,7 +204,7 @@ def yaml_value(text: str, told: str) -> Any:
         characters += len(member) if isinstance(member, str) else 1
         if count > _MOST_VALUES or characters > _MOST_CHARACTERS:
             raise BadInput(f"{told} has more than {_MOST_VALUES} values when its aliases are written out; write fewer.")
-    return value
+    return whole_characters(value, text, told)
 
 
 def _members(value: Any, *keys: str) -> Iterator[tuple[str, Any]]:

@@ -75,8 +75,16 @@ def _of_usage(error: TyperException) -> str:
     return f"{told[:1].lower()}{told[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
 
 
+class _Shown(dict[int, str]):
+    """Characters that a terminal would not show, such as those that move its cursor, as they are escaped."""
+
+    def __missing__(self, character: int) -> str:
+        shown = chr(character)
+        return shown if shown.isprintable() else shown.encode("unicode_escape").decode()
+
+
 def _tell(error: MeshwrightError) -> int:
     """Prints the error on one line, whatever it names."""
-    told = " ".join(escape(str(error)).split("\n"))
+    told = escape(" ".join(str(error).split("\n")).translate(_Shown()))
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {told}")
     return error.exit_code

@@ -3,9 +3,14 @@
     python -m benchmarks.survival matrix --out benchmarks/survival/matrix_<cpu>_<date>.md
     python -m benchmarks.survival kills
     python -m benchmarks.survival saves
+    python -m benchmarks.survival memory --steps 3000
+    python -m benchmarks.survival hangs
+    python -m benchmarks.survival documents --files 40000 --keep survived-not
 
 `matrix` saves a run under each of eight plans and resumes it under each of them; `kills` kills ranks at 60 seeded
-moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs.
+moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs; `memory` runs
+the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang
+wherever it can; `documents` gives mutated files of every kind to the commands that read them.
 """
 
 from __future__ import annotations
@@ -16,18 +21,23 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.survival import kills, matrix, saves
+from benchmarks.survival import documents, hangs, hostile_world, kills, matrix, memory, saves
 
 
 def main() -> int:
     """The exit code: 0, or 1 where something did not survive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("matrix", "kills", "saves"))
+    parser.add_argument("what", choices=("matrix", "kills", "saves", "memory", "documents", "hangs"))
     parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=3000, help="of the long run")
+    parser.add_argument("--files", type=int, default=40_000, help="that are mutated")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that read them")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutations")
+    parser.add_argument("--keep", type=Path, default=Path("findings"), help="where files that were not survived go")
     parser.add_argument("--out", type=Path, help="where the report goes; printed in any case")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        text, holds = _measured(asked.what, Path(scratch), asked.kills)
+        text, holds = _measured(asked, Path(scratch))
     told = f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores\n\n{text}\n"
     print(told)
     if asked.out:
@@ -35,13 +45,25 @@ def main() -> int:
     return 0 if holds else 1
 
 
-def _measured(what: str, scratch: Path, num_kills: int) -> tuple[str, bool]:
-    if what == "matrix":
+def _measured(asked: argparse.Namespace, scratch: Path) -> tuple[str, bool]:
+    if asked.what == "matrix":
         pairs = matrix.measure(scratch)
         return matrix.report(pairs), all(pair.holds for pair in pairs)
-    if what == "kills":
-        found = kills.measure(scratch, num_kills=num_kills, kills_per_run=5, steps=16)
+    if asked.what == "kills":
+        found = kills.measure(scratch, num_kills=asked.kills, kills_per_run=5, steps=16)
         return kills.report(found), all(one.holds for one in found)
+    if asked.what == "memory":
+        ranks = memory.measure(scratch, steps=asked.steps)
+        return memory.report(ranks), all(one.holds for one in ranks)
+    if asked.what == "documents":
+        hostile_world.write(scratch / "world")
+        tried = documents.measure(
+            scratch / "world", asked.keep, number=asked.files, num_workers=asked.workers, seed=asked.seed
+        )
+        return documents.report(tried), tried.holds
+    if asked.what == "hangs":
+        named = [*hangs.measure(scratch)]
+        return hangs.report(named), all(one.holds for one in named)
     return saves.report(saves.measure(scratch, steps=12, repeats=3, hidden_size=256)), True
 
 

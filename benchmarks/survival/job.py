@@ -85,10 +85,14 @@ def write_job(directory: Path, case: Case) -> Path:
 
 def request_of(directory: Path, case: Case, out: Path, steps: int) -> RunRequest:
     """What to run: the best plan under the pins, by analytic costs, which change no result."""
-    job, plan = planned(write_job(directory, case), case.pins)
-    if case.ahead:
-        plan = _ahead(plan, case.ahead)
+    job, plan = planned_ahead(write_job(directory, case), case)
     return RunRequest(plan=plan, job=job, directory=directory, out=out, steps=steps)
+
+
+def planned_ahead(path: Path, case: Case) -> tuple[Job, Plan]:
+    """A job and its plan, with generation as many steps ahead as the case says."""
+    job, plan = planned(path, case.pins)
+    return job, _ahead(plan, case.ahead) if case.ahead else plan
 
 
 def planned(path: Path, pins: Sequence[str]) -> tuple[Job, Plan]:

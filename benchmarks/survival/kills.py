@@ -64,11 +64,11 @@ def measure(scratch: Path, *, num_kills: int, kills_per_run: int, steps: int, se
         job = write_job(scratch, case)
         write_plan(scratch / f"{case.name}.json", planned(job, case.pins)[1])
         whole = scratch / f"{case.name} whole"
-        assert _start(scratch, case, whole, steps, 0).wait() == 0, (whole / "said").read_text()
+        assert start(scratch, case, whole, steps, 0).wait() == 0, (whole / "said").read_text()
         for number in range(-(-num_kills // (2 * kills_per_run))):
             draw = random.Random(f"{seed}/{case.name}/{number}")
             out = scratch / f"{case.name} {number}"
-            process = _start(scratch, case, out, steps, kills_per_run)
+            process = start(scratch, case, out, steps, kills_per_run)
             moments = [(draw.randint(0, _MOST_STEPS), draw.uniform(0.0, _MOST_SECONDS)) for _ in range(kills_per_run)]
             killed = _killed(process, case, out, moments, draw)
             found.append(_survived(case, out, process.wait(), killed, is_equal=_learned(out) == _learned(whole)))
@@ -97,7 +97,7 @@ def _killed(
     often."""
     killed, gone = 0, set[int]()
     while process.poll() is None and killed < len(moments):
-        ranks = [one for one in _ranks(process.pid) if one.pid not in gone]
+        ranks = [one for one in ranks_of(process.pid) if one.pid not in gone]
         if len(ranks) < case.num_ranks:
             time.sleep(0.02)
             continue
@@ -120,10 +120,13 @@ def _survived(case: Case, out: Path, code: int, killed: int, *, is_equal: bool) 
     return Survived(case=case.name, num_kills=killed, code=code, lost=lost, is_equal=is_equal)
 
 
-def _start(scratch: Path, case: Case, out: Path, steps: int, max_restarts: int) -> subprocess.Popen[bytes]:
+def start(
+    scratch: Path, case: Case, out: Path, steps: int, max_restarts: int, *, checkpoint_every: int = INTERVAL
+) -> subprocess.Popen[bytes]:
+    """A run of the case's plan, which says into a file in its directory what the command prints."""
     program = str(Path(sys.executable).with_name("meshwright"))
     files = [str(scratch / f"{case.name}.json"), str(scratch / f"{case.name}.yaml")]
-    options = ["--checkpoint-every", str(INTERVAL), "--max-restarts", str(max_restarts), "--out", str(out)]
+    options = ["--checkpoint-every", str(checkpoint_every), "--max-restarts", str(max_restarts), "--out", str(out)]
     out.mkdir()
     with (out / "said").open("wb") as said:
         return subprocess.Popen(
@@ -131,7 +134,7 @@ def _start(scratch: Path, case: Case, out: Path, steps: int, max_restarts: int) 
         )
 
 
-def _ranks(launcher: int) -> list[psutil.Process]:
+def ranks_of(launcher: int) -> list[psutil.Process]:
     """The processes that compute: those which a process that the launcher started has forked."""
     try:
         found = psutil.Process(launcher).children(recursive=True)

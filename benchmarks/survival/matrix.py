@@ -25,10 +25,10 @@ TOLERANCE = 1e-4
 
 _OF_TIME = {"seconds", "tokens_per_second", "overhead"}
 
-_PLAIN = ("actor_generate.batches_in_flight=1", "actor_generate.overcommit=0")
+PLAIN = ("actor_generate.batches_in_flight=1", "actor_generate.overcommit=0")
 REFERENCES = (
     Case(name="1 rank", num_ranks=1),
-    Case(name="1 rank, a step ahead", num_ranks=1, pins=_PLAIN, staleness=1, ahead=1),
+    Case(name="1 rank, a step ahead", num_ranks=1, pins=PLAIN, staleness=1, ahead=1),
 )
 PLANS = (
     REFERENCES[0],
@@ -38,7 +38,7 @@ PLANS = (
     Case(name="4 ranks, ep2", num_ranks=4, pins=("actor_train.layout=tp2,dp2,ep2,sp", "critic_train.layout=pp4")),
     Case(name="4 ranks, pp2,dp2", num_ranks=4, pins=("actor_train.layout=pp2,dp2", "critic_train.layout=tp2,dp2")),
     REFERENCES[1],
-    Case(name="two pools, a step ahead", num_ranks=2, pins=(*APART, *_PLAIN), staleness=1, ahead=1),
+    Case(name="two pools, a step ahead", num_ranks=2, pins=(*APART, *PLAIN), staleness=1, ahead=1),
 )
 
 

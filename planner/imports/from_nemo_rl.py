@@ -160,8 +160,7 @@ def _pools(given: GivenKeys) -> Iterator[tuple[str, str]]:
 
 
 def _share(given: GivenKeys, prefix: str, per_node: int) -> int:
-    nodes, ranks = given.value(f"{prefix}.num_nodes"), given.value(f"{prefix}.gpus_per_node")
-    return int(nodes or 1) * int(ranks or per_node)
+    return given.whole_or(f"{prefix}.num_nodes", 1) * given.whole_or(f"{prefix}.gpus_per_node", per_node)
 
 
 def _places(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:

@@ -78,11 +78,11 @@ def _workload(configuration: Configuration) -> Iterator[Said]:
     samples = given.whole("rollout.n_samples_per_prompt")
     batch = given.whole("rollout.batch_size") * samples
     longest = given.whole("data.max_len")
-    response = given.value("rollout.max_new_tokens") or longest // 2
+    response = given.whole_or("rollout.max_new_tokens", longest // 2)
     yield Said("workload.batch_size", batch, ("rollout.batch_size", "rollout.n_samples_per_prompt"))
     yield from configuration.group(samples, "rollout.n_samples_per_prompt")
-    yield Said("workload.prompt", max(1, longest - int(response)), ("data.max_len", "rollout.max_new_tokens"))
-    yield Said("workload.response", int(response), ("rollout.max_new_tokens",))
+    yield Said("workload.prompt", max(1, longest - response), ("data.max_len", "rollout.max_new_tokens"))
+    yield Said("workload.response", response, ("rollout.max_new_tokens",))
     yield Said("workload.num_minibatches", max(1, batch // given.whole("train.batch_size")), ("train.batch_size",))
     yield Said("workload.num_epochs", given.whole("train.max_epochs"), ("train.max_epochs",))
 
@@ -191,8 +191,8 @@ def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
     group = "train" if stage.endswith("train") else "rollout"
     if given.value("train.dynamic_batch_enable"):
         key = f"{group}.max_tokens_per_gpu"
-        budget = given.value(key) or given.whole("train.max_tokens_per_gpu")
-        rows = rows_of(int(budget), cp, given.whole("data.max_len"))
+        budget = given.whole_or(key, given.whole("train.max_tokens_per_gpu"))
+        rows = rows_of(budget, cp, given.whole("data.max_len"))
         return Said(f"{stage}.micro_batch_size", rows, (key,))
     key = f"{group}.micro_batch_size"
     return Said(f"{stage}.micro_batch_size", given.whole(key), (key,))

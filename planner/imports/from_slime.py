@@ -88,11 +88,12 @@ def _workload(configuration: Configuration) -> Iterator[Said]:
     yield Said("workload.batch_size", batch, ("rollout-batch-size", "n-samples-per-prompt"))
     yield from configuration.group(samples, "n-samples-per-prompt")
     response = given.whole("rollout-max-response-len")
-    prompt = given.value("rollout-max-prompt-len") or response
-    yield Said("workload.prompt", int(prompt), ("rollout-max-prompt-len",))
+    prompt = given.whole_or("rollout-max-prompt-len", response)
+    yield Said("workload.prompt", prompt, ("rollout-max-prompt-len",))
     yield Said("workload.response", response, ("rollout-max-response-len",))
-    updates = given.value("num-steps-per-rollout") or max(1, batch // int(given.value("global-batch-size") or batch))
-    yield Said("workload.num_minibatches", int(updates), ("global-batch-size", "num-steps-per-rollout"))
+    updates = max(1, batch // max(1, given.whole_or("global-batch-size", batch)))
+    updates = given.whole_or("num-steps-per-rollout", updates)
+    yield Said("workload.num_minibatches", updates, ("global-batch-size", "num-steps-per-rollout"))
 
 
 def _models(configuration: Configuration, served: dict[str, Any] | None) -> Iterator[Said]:
@@ -127,7 +128,7 @@ def _placed(configuration: Configuration, served: dict[str, Any] | None) -> Iter
     nodes, ranks = given.whole("actor-num-nodes"), given.whole("actor-num-gpus-per-node")
     train = nodes * ranks
     colocated = bool(given.value("colocate"))
-    engines = int(given.value("rollout-num-gpus") or (train if colocated else 0))
+    engines = given.whole_or("rollout-num-gpus", train if colocated else 0)
     groups = served["server_groups"] if served else []
     scoring = sum(int(group["num_gpus"]) for group in groups)
     shares = [("train", 0 if colocated else train), ("generate", engines - scoring), ("score", scoring)]
@@ -174,5 +175,5 @@ def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
     if not stage.endswith("train") and given.value("log-probs-max-tokens-per-gpu"):
         key = "log-probs-max-tokens-per-gpu"
     response = given.whole("rollout-max-response-len")
-    longest = int(given.value("rollout-max-prompt-len") or response) + response
+    longest = given.whole_or("rollout-max-prompt-len", response) + response
     return Said(f"{stage}.micro_batch_size", rows_of(given.whole(key), cp, longest), (key,))

@@ -21,8 +21,10 @@ _PRODUCT = re.compile(r"^\$\{mul:(.+?),\s*(.+)\}$")
 _COMMAND = re.compile(r"(^|/)train\w*\.py$|^openrlhf\.cli\.\w+$")
 """What flags are given to; those before it are a launcher's."""
 
-_MOST_FILES = 8
+_MOST_FILES = 32
 _DEEPEST = 12
+_LONGEST_WORD = 500
+"""Of those that may be more than a text: the library takes seconds over some longer ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,10 @@ class GivenKeys:
             raise BadInput(f"{key}={found!r} is no whole number; give it one, the plan depends on it.")
         return found
 
+    def whole_or(self, key: str, otherwise: int) -> int:
+        """A whole number, or another where the key gives none or 0; raises BadInput naming the key for the rest."""
+        return self.whole(key) if self.value(key) else otherwise
+
     def number(self, key: str) -> float:
         """A number; raises BadInput naming the key where it is none."""
         found = self.value(key)
@@ -113,7 +119,7 @@ def read_overrides(path: Path, known: KnownKeys) -> GivenKeys:
     """A YAML file, or a script that gives a command `key=value`. Raises BadInput for what is neither."""
     if path.suffix in (".yaml", ".yml"):
         missing: list[str] = []
-        return GivenKeys(known=known, given=_flat(path, missing), missing=tuple(missing))
+        return GivenKeys(known=known, given=_flat(path, missing, []), missing=tuple(missing))
     return _of_script(path, known, lambda found: _overrides(found, known))
 
 
@@ -172,17 +178,20 @@ def _required(path: Path, found: GivenKeys) -> GivenKeys:
     return found
 
 
-def _flat(path: Path, missing: list[str], depth: int = 0) -> dict[str, Any]:
+def _flat(path: Path, missing: list[str], read: list[Path]) -> dict[str, Any]:
     """The leaves of a YAML file over those of the files that its `defaults` name beside it; adds those not there."""
+    read.append(path)
+    if len(read) > _MOST_FILES:
+        raise BadInput(f"configuration {read[0]} goes on from more than {_MOST_FILES} files; write it as one.")
     tree = yaml_value(read_text(path, "configuration", MOST_YAML_BYTES), f"configuration {path}")
     if not isinstance(tree, dict):
         raise BadInput(f"configuration {path} is no mapping of keys; give the file that configures a run.")
     defaults = tree.pop("defaults", None)
     found: dict[str, Any] = {}
-    for name in [defaults] if isinstance(defaults, str) else defaults or []:
+    for name in defaults if isinstance(defaults, list) else [defaults] if defaults else []:
         base = path.parent / str(name) if isinstance(name, str) else None
-        if base is not None and base.exists() and depth < _MOST_FILES:
-            found |= _flat(base, missing, depth + 1)
+        if base is not None and base.exists():
+            found |= _flat(base, missing, read)
         else:
             missing.append(str(name))
     return found | dict(_leaves(tree))
@@ -198,9 +207,11 @@ def _leaves(tree: Mapping[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:
 
 def _plain(text: str) -> Any:
     """The value that YAML makes of one word; the word where it makes none."""
+    if len(text) > _LONGEST_WORD:
+        return text
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     if isinstance(value, str) and re.fullmatch(r"[0-9.]+e-?[0-9]+", value):  # YAML 1.1 wants a dot
         return float(value)

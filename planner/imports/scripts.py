@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import MOST_YAML_BYTES
 
 _ASSIGNMENT = re.compile(r"^(?:export |local |readonly )?\s*([A-Za-z_]\w*)=(.*)$")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
@@ -94,6 +95,8 @@ def _filled(text: str, variables: dict[str, str], arrays: dict[str, list[str]]) 
     text = _ARRAY.sub(lambda match: shlex.join(arrays[match[1]]) if match[1] in arrays else "", text)
     for _ in range(_MOST_TIMES):
         filled = _ARITHMETIC.sub(computed, _VARIABLE.sub(value, text))
+        if len(filled) > MOST_YAML_BYTES:
+            raise BadInput("the script has variables that grow beyond reason when they are filled in; write them out.")
         if filled == text:
             break
         text = filled
@@ -104,7 +107,7 @@ def _computed(expression: str) -> str | None:
     """The number that an arithmetic expression comes to; None where it is none."""
     try:
         return str(_number(ast.parse(expression.strip().replace("/", "//"), mode="eval").body))
-    except (SyntaxError, ZeroDivisionError, TypeError):
+    except (SyntaxError, ArithmeticError, TypeError, ValueError, RecursionError, MemoryError):
         return None
 
 

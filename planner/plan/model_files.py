@@ -14,9 +14,12 @@ from typing import Any
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
+from meshwright.profiles.values import read_text
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER = "tokenizer.json"
+_MOST_BYTES = 2**28
+"""Of a tokenizer: those of large vocabularies have some tens of millions."""
 _OF_WORDS = ("ForCausalLM", "a language model")
 _OF_SCORES = ("ForSequenceClassification", "a model with a scalar head")
 
@@ -51,7 +54,7 @@ def require_one_tokenizer(
     known = tokenizer if tokenizer is not None and tokenizer.is_file() else next(iter(files.values()), None)
     if known is None:
         return
-    text = known.read_bytes()
+    text = read_text(known, "tokenizer", _MOST_BYTES)
     words = _Words.read(known, text)
     for role, spec in specs.items():
         if words.num_ids > spec.vocab_size:
@@ -60,7 +63,7 @@ def require_one_tokenizer(
                 f"{spec.vocab_size}; give the tokenizer of the models, or resize the model's embedding."
             )
     for role, path in files.items():
-        other = path.read_bytes()
+        other = read_text(path, "tokenizer", _MOST_BYTES)
         for sentence in () if other == text else words.differences(_Words.read(path, other)):
             raise BadInput(
                 f"the models must share one tokenizer, and that of the {role.value}, {path}, {sentence} {known}; "
@@ -77,7 +80,7 @@ class _Words:
     added: Mapping[int, str]
 
     @classmethod
-    def read(cls, path: Path, text: bytes) -> _Words:
+    def read(cls, path: Path, text: str) -> _Words:
         """Of BPE, WordPiece and WordLevel, whose vocabulary is a mapping, and of Unigram, where it is a list."""
         try:
             document = json.loads(text)
@@ -87,8 +90,10 @@ class _Words:
                 vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
             merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ())
             added = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens") or ()}
+            if not all(isinstance(number, int) for number in vocabulary.values()):
+                raise ValueError("an id in its vocabulary is no number")
             return cls(ids=dict(vocabulary), merges=tuple(merges), added=added)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise BadInput(
                 f"tokenizer {path} cannot be read: {type(error).__name__}: {error}; give a tokenizer.json as the "
                 "tokenizers library writes it."

@@ -45,6 +45,8 @@ def slurm_script(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, st
 {_paths(plan_path, job_path)}
 {_environment(plan)}
 {_INTERFACES}
+# By this the nodes know each other; srun hands it to them.
+export MESHWRIGHT_TOKEN=${{MESHWRIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 meeting=${{hosts%%$'\\n'*}}:${{PORT:-$((20000 + SLURM_JOB_ID % 10000))}}
 # shellcheck disable=SC2016  # each node fills in its own number

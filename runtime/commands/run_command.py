@@ -13,6 +13,7 @@ from meshwright.runtime.api.running import run as trained
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.options import JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.launch.rendezvous_token import read_token
 from meshwright.runtime.records.stopped import STOPPED, Stopped
 
 EXAMPLES = """Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run
@@ -28,6 +29,12 @@ ExportEvery = Annotated[
 MaxRestarts = Annotated[
     int,
     typer.Option(min=0, max=10**6, help="Times that a run which fails is started again from its last checkpoint."),
+]
+NodeRank = Annotated[
+    int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="A token that all machines share, and nobody else; else that in MESHWRIGHT_TOKEN.")
 ]
 AllowModule = Annotated[
     list[str] | None, typer.Option(help="A module whose functions may be rewards; may be given again.")
@@ -58,9 +65,8 @@ def run(
     rendezvous: Annotated[
         str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
     ] = "127.0.0.1:0",
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
-    ] = None,
+    node_rank: NodeRank = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Train as the plan says, and compare measured with predicted times.
 
@@ -85,7 +91,7 @@ def run(
         draw_again=draw_again,
         max_restarts=max_restarts,
         allow_modules=allow_module or (),
-        rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank),
+        rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank, read_token(token_file)),
     )
     if isinstance(summary, Stopped):
         show.stopped(summary.done, steps, summary.saved, out)

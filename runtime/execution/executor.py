@@ -5,7 +5,6 @@ It is the one piece of code that schedules: the runtime and the rehearsal differ
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -13,6 +12,7 @@ from typing import Protocol
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, takes_part
 from meshwright.profiles.stages import ENVIRONMENT
 from meshwright.profiles.trace import Span
+from meshwright.runtime.execution.steady_clock import steady_now
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings, Outcome
@@ -58,7 +58,7 @@ def _unwatched(*_: object) -> AbstractContextManager[None]:
 
 
 class Executor:
-    """Runs programs on one rank. `began` is the time.time() that spans count from, `clock` whose time it is.
+    """Runs programs on one rank. `began` is the `steady_now()` that spans count from, `clock` whose time it is.
 
     `batch_of` gives the batch of a step, the same one whenever it is asked for as long as the step is worked on.
     """
@@ -72,7 +72,7 @@ class Executor:
         rank: int,
         began: float,
         clock: str,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = steady_now,
         watched: Watched = _unwatched,
         hosts: Hosts | None = None,
     ) -> None:

@@ -27,6 +27,7 @@ from meshwright.runtime.device.patience import patience
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
 from meshwright.runtime.execution.rehearsal_overhead import num_processors, slow_enough
+from meshwright.runtime.execution.steady_clock import steady_now
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming
@@ -97,7 +98,7 @@ def rehearse(
         seed=seed,
         speed=speed,
         ranks_per_process=size,
-        began=time.time(),
+        began=steady_now(),
     )
     num_processes = -(-num_ranks // size)
     results = launch(
@@ -261,7 +262,7 @@ def _follow(request: Request, program: Program, barriers: Barriers, transport: T
         if turn in kept:
             turns.append(spans)
         if turn + 1 in kept or turn in kept:
-            ends.append(time.time() - request.began)
+            ends.append(steady_now() - request.began)
             processor_seconds.append(time.process_time())
     executor.flush()
     barriers.wait(everyone)

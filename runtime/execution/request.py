@@ -116,6 +116,6 @@ def _check_resume(request: RunRequest) -> None:
 def check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
     """Raises BadInput unless torchrun has started what the plan wants."""
     seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
-    if rendezvous != Rendezvous(node_rank=rendezvous.node_rank):
+    if rendezvous != Rendezvous(node_rank=rendezvous.node_rank, token=rendezvous.token):
         raise BadInput("torchrun has joined the nodes already; leave --nodes and --rendezvous to it.")
     check(request, rendezvous)

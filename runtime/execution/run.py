@@ -29,6 +29,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import Loaded, TakenUp, load_step, save_step
 from meshwright.runtime.execution.resume_rules import changes, draws_by
 from meshwright.runtime.execution.run_watch import RunWatch
+from meshwright.runtime.execution.steady_clock import steady_now
 from meshwright.runtime.generation.control import Control
 from meshwright.runtime.generation.in_flight_state import Underway
 from meshwright.runtime.generation.prompts import PromptData, read_data
@@ -85,7 +86,7 @@ class RankRun:
         self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
         self._batches: dict[int, StepExperience] = {}
-        self.began = _agree(time.time() - (elapsed_seconds(request.out) if request.resume else 0.0))
+        self.began = _agree(steady_now() - (elapsed_seconds(request.out) if request.resume else 0.0))
         self._host_groups = [_gloo_group() for _ in range(5)]
         self._control, self._saver = self._host_groups[0], Saver(self._host_groups[1])
         reporting, transport, evaluating = map(Transport, self._host_groups[2:])
@@ -293,7 +294,7 @@ class RankRun:
         """Scores of the held-out prompts under the present policy, always with the same draws."""
         if not self.data.held_out:
             return
-        start = time.time() - self.began
+        start = steady_now() - self.began
         batch = StepExperience(step=step, rows=range(len(self.data.held_out)), held_out=True)
         worked_ahead, self._batches = self._batches, {step: batch}
         with self._watch.evaluation(len(batch.rows)):
@@ -316,7 +317,7 @@ class RankRun:
         merged_lengths = {row: length for *_, part, _ in gathered for row, length in part.items()}
         merged_scores = _in_all(gathered, self._request.job)
         merged_gap = sum((part for *_, part in gathered), start=Gap())
-        end = time.time() - self.began
+        end = steady_now() - self.began
         span = Span(
             step=step,
             instruction="evaluate",

@@ -40,6 +40,7 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
             node_rank=rendezvous.node_rank,
             work=request.digest,
             logs=request.out,
+            token=rendezvous.token,
         )
         return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _work_alone, request))
     if rendezvous.nodes != cluster.nodes:

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from meshwright.profiles.documents import write_bytes_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import json_value
+from meshwright.profiles.values import json_value, require_file
 from meshwright.runtime.generation.slots import Beginning, Finish, Partial, Prompt, Response
 
 _FORMAT, _TOLD = "meshwright underway 3", "underway"
 """Of the files, and the key of their metadata."""
+_MOST_BYTES = 2**42
 _CACHED = "cached/"
 """Before the names of keys and values."""
 
@@ -137,6 +138,7 @@ def read_all_underway(directory: Path) -> tuple[Underway, ...]:
 
 def _read(path: Path, draws_by: DrawsBy | None) -> Underway | None:
     """As `read_underway`, and whatever it was drawn by, without keys and values, where that is not said."""
+    require_file(path, "sequences in flight", _MOST_BYTES)
     try:
         with safe_open(path, framework="pt") as file:
             told = json_value((file.metadata() or {})[_TOLD], f"{path}")
@@ -147,7 +149,7 @@ def _read(path: Path, draws_by: DrawsBy | None) -> Underway | None:
             wanted = [name for name in file.keys() if draws_by or not name.startswith(_CACHED)]  # noqa: SIM118
             tensors = {name: file.get_tensor(name) for name in wanted}
         return _underway(told, tensors)
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, RuntimeError, MemoryError) as error:
         raise BadInput(
             f"{path} holds no sequences in flight that can be read ({type(error).__name__}: {error}); remove it, and "
             "they are drawn again."

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import read_text, require_file
+from meshwright.profiles.values import json_value, read_text, require_file, whole_characters
 
 _MOST_BYTES = 64 * 2**30
 """Of a file of which a part is in memory at a time."""
@@ -71,9 +71,10 @@ def _json_lines(path: Path) -> Iterator[Any]:
     text = read_text(path, "prompts").removesuffix("\n")
     for number, line in enumerate(text.split("\n") if text else (), start=1):  # a text may hold other ends of lines
         try:
-            yield json.loads(line)
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             raise BadInput(f"prompts {path} line {number} is not a JSON object; write one on every line.") from None
+        yield whole_characters(row, line, f"prompts {path} line {number}")
 
 
 def _table_rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -85,14 +86,16 @@ def _table_rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
             table = arrow.parquet.ParquetFile(path)
             wanted = _known(table.schema_arrow.names, columns)
             for batch in table.iter_batches(batch_size=1024, columns=wanted):
+                batch.validate(full=True)
                 yield from batch.to_pylist()
         else:
             with arrow.memory_map(str(path)) as source, arrow.ipc.open_stream(source) as batches:
                 wanted = _known(batches.schema.names, columns)
                 for batch in batches:
+                    batch.validate(full=True)
                     yield from batch.select(wanted).to_pylist()
-    except arrow.ArrowException as error:
-        told = str(error).splitlines()[0].rstrip(".")
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        told = (str(error).splitlines() or [""])[0].rstrip(".")
         raise BadInput(f"prompts {path} cannot be read: {told}; write the file anew.") from None
 
 
@@ -131,9 +134,9 @@ def _files(directory: Path, split: str) -> list[Path]:
 def _listed(path: Path, key: str) -> list[str]:
     """Names of files and directories that a small file of `datasets` lists; none leads out of the directory."""
     try:
-        found = json.loads(read_text(path, "prompts"))[key]
+        found = json_value(read_text(path, "prompts"), "it")[key]
         names = [one["filename"] if isinstance(one, dict) else one for one in found]
-    except (ValueError, KeyError, TypeError):
+    except (BadInput, KeyError, TypeError):
         names = [None]
     if not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise BadInput(f"prompts {path} is none that `datasets` writes; save the dataset to disk again.")

@@ -26,7 +26,14 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, is_here, node_order
+from meshwright.runtime.launch.rendezvous import (
+    Arrival,
+    Rendezvous,
+    address_towards,
+    is_here,
+    listening,
+    node_order,
+)
 from meshwright.runtime.launch.wait_notes import note_of, notes_on_standard_error
 
 BACKEND = "meshwright"
@@ -69,7 +76,7 @@ class Gathering(DynamicRendezvousHandler):
         try:
             with notes_on_standard_error(lambda: _note(place, began, store, self.arrival.node_rank is not None)):
                 found = super().next_rendezvous()
-            arrivals = _exchange(found.store, found.rank, found.world_size, self.arrival)
+            arrivals = _exchange(found.store, found.rank, found.world_size, self.arrival, place.token)
         except RendezvousTimeoutError:
             raise RunFailed(_too_few(place, self.store.add("came", 0))) from None
         except (RendezvousError, DistError):
@@ -84,6 +91,10 @@ class Gathering(DynamicRendezvousHandler):
         meeting = found.bootstrap_store_info
         assert meeting is not None, "nodes that have met share a store"
         return RendezvousInfo(found.store, order[found.rank], found.world_size, meeting)
+
+    def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
+        """Where the ranks meet that the nodes start; torch would have it listen on every network of the machine."""
+        return _kept_at(master_addr, master_port)
 
     def num_nodes_waiting(self) -> int:
         """Asked by the agent while the ranks work; no node may join later. Raises RunFailed when one falls silent."""
@@ -150,15 +161,15 @@ class Watch:
         self._over.set()
 
 
-def _exchange(store: Store, index: int, nodes: int, arrival: Arrival) -> list[Arrival]:
+def _exchange(store: Store, index: int, nodes: int, arrival: Arrival, token: str) -> list[Arrival]:
     """What every node said, by torch's number for it. No node goes on, or away, before all have read."""
-    store.set(f"arrival/{index}", arrival.text())
-    arrivals = [Arrival.parse(store.get(f"arrival/{number}")) for number in range(nodes)]
+    store.set(f"arrival/{index}", arrival.message(token))
+    said = [store.get(f"arrival/{number}") for number in range(nodes)]
     if store.add("read", 1) == nodes:
         store.set("all read", "")
     with contextlib.suppress(DistError):  # who keeps the store may be away by now
         store.wait(["all read"], _ANSWER)
-    return arrivals
+    return [Arrival.parse(message, token) for message in said]
 
 
 def _note(place: Rendezvous, began: float, store: Any, have_ranks: bool) -> str:
@@ -201,11 +212,20 @@ def _store_at(place: Rendezvous, patience: timedelta) -> Store:
 
 def _new_store_at(place: Rendezvous, patience: timedelta) -> TCPStore:
     if is_here(place.address):
-        with contextlib.suppress(RuntimeError):  # another node of this machine keeps it
-            return TCPStore(place.address, place.port, is_master=True, timeout=_ANSWER, wait_for_workers=False)
+        with contextlib.suppress(OSError):  # another node of this machine keeps it
+            return _kept_at(place.address, place.port)
     store = TCPStore(place.address, place.port, is_master=False, timeout=patience, wait_for_workers=False)
     store.set_timeout(_ANSWER)
     return store
+
+
+def _kept_at(address: str, port: int) -> TCPStore:
+    """A store that this process keeps, and that only this address of the machine leads to."""
+    socket = listening(address, port)
+    taken = socket.getsockname()[1]
+    return TCPStore(
+        address, taken, is_master=True, timeout=_ANSWER, wait_for_workers=False, master_listen_fd=socket.detach()
+    )
 
 
 def _create(params: RendezvousParameters) -> Gathering:

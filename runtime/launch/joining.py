@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -84,13 +84,14 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """What the user has told this process: what it computes on, its node of the plan, a digest of its work, and where a
-    failure is kept."""
+    """What the user has told this process: what it computes on, its node of the plan, a digest of its work, where a
+    failure is kept, and the token of the run."""
 
     preparation: Preparation
     node_rank: int | None
     work: str
     logs: Path
+    token: str = field(default="", repr=False)
 
 
 def join(seat: Seat, place: NodePlace, check: Callable[[], None], entry: Callable[..., T], *args: Any) -> dict[int, T]:
@@ -134,8 +135,8 @@ def _agree(store: Store, seat: Seat, place: NodePlace) -> int:
     nodes = range(seat.num_nodes)
     if seat.local_rank == 0:
         mine = Arrival.here(node_rank=place.node_rank, num_ranks=seat.ranks_per_node, work=place.work)
-        store.set(f"arrival/{seat.node}", mine.text())
-        order = node_order([Arrival.parse(store.get(f"arrival/{node}")) for node in nodes])
+        store.set(f"arrival/{seat.node}", mine.message(place.token))
+        order = node_order([Arrival.parse(store.get(f"arrival/{node}"), place.token) for node in nodes])
         store.set(f"place/{seat.node}", str(order[seat.node]))
     store.wait([f"place/{node}" for node in nodes], _PATIENCE)
     return int(store.get(f"place/{seat.node}"))

@@ -199,8 +199,11 @@ def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: 
     if logs is not None:
         path = logs / "failure.log"
         text = [f"rank {number}\n{record['traceback']}" for number, record in sorted(records.items())]
-        path.write_text("\n".join(text), encoding="utf-8")
         where = f"; the traceback of every rank is in {path}"
+        try:
+            path.write_text("\n".join(text), encoding="utf-8")
+        except OSError as unwritten:  # the disk may be what failed
+            where = f"; {path} cannot be written: {unwritten.strerror}"
     sentence = records[rank]["sentence"].splitlines()[0]
     elsewhere = "; where it lost another rank, that one's node says why" if nodes > 1 else ""
     return RunFailed(f"rank {rank} failed: {sentence}{elsewhere}{where}.")

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 import psutil
 
 from meshwright.profiles.errors import BadInput
+from meshwright.runtime.launch.rendezvous_token import opened, sealed
+
+_WAITING_CONNECTIONS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +33,16 @@ class Rendezvous:
     """How long a node waits for the others to come."""
     attempt: int = 0
     """Times that they have met before. Nodes that were there and do not come back are then lost."""
+    token: str = field(default="", repr=False)
+    """That nodes of the run know each other by; empty where the network is theirs alone."""
 
     @classmethod
-    def parse(cls, text: str, nodes: int, node_rank: int | None = None) -> Rendezvous:
+    def parse(cls, text: str, nodes: int, node_rank: int | None = None, token: str = "") -> Rendezvous:
         """The rendezvous written as host:port. Raises BadInput for anything else."""
         address, _, port = text.rpartition(":")
         if not address or not port.isdigit() or int(port) > 65535:
             raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500.")
-        return cls(nodes=nodes, address=address, port=int(port), node_rank=node_rank)
+        return cls(nodes=nodes, address=address, port=int(port), node_rank=node_rank, token=token)
 
     def again(self, nodes: int) -> Rendezvous:
         """Where those meet again that have met here, as far as they are left of so many."""
@@ -86,13 +91,19 @@ class Arrival:
         """That of this machine, by its own name."""
         return cls(host=socket.gethostname(), node_rank=node_rank, num_ranks=num_ranks, work=work)
 
-    def text(self) -> str:
-        """As JSON, for the store where nodes meet."""
-        return json.dumps(asdict(self))
+    def message(self, token: str) -> str:
+        """As JSON under the token's seal, for the store where nodes meet."""
+        return sealed(json.dumps(asdict(self)), token)
 
     @classmethod
-    def parse(cls, text: str | bytes) -> Self:
-        """What another node wrote with `text`."""
+    def parse(cls, message: str | bytes, token: str) -> Self:
+        """What another node wrote with `message`. Raises BadInput where it was sealed with another token."""
+        text = opened(message, token)
+        if text is None:
+            raise BadInput(
+                "a node came with another token, or one of the nodes has none; give every node of the run the same, in "
+                "MESHWRIGHT_TOKEN or with --token-file."
+            )
         return cls(**json.loads(text))
 
 
@@ -139,6 +150,20 @@ def address_towards(host: str) -> str:
             f"--rendezvous {host} cannot be reached ({error.strerror}); give a name or an address that this machine "
             "knows the way to."
         ) from None
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens on one address of this machine alone. Raises OSError where the port is taken."""
+    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(place)
+        found.listen(_WAITING_CONNECTIONS)
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def is_here(host: str) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_shape import MOST_CONFIG_BYTES
+from meshwright.profiles.values import json_value, read_text
 
 if TYPE_CHECKING:  # a record names what ends a response, and is shown without any model
     from tokenizers import Tokenizer
@@ -54,11 +55,7 @@ def read_end_tokens(directory: Path, tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    text = read_text(path, "model config")
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"model config {path} is not JSON: {error}.") from None
+    config = json_value(read_text(path, "model config", MOST_CONFIG_BYTES), f"model config {path}")
     if not isinstance(config, dict):
         raise BadInput(f"model config {path} holds {type(config).__name__}; a JSON object is needed.")
     return config

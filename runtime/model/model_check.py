@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput, require_none
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.model_shape import MOST_CONFIG_BYTES, ModelSpec
+from meshwright.profiles.values import json_value, read_text
 from meshwright.runtime.model.hf_mapping import StoredTensor, parameters_of_stage, recipe, starts_from_nothing
 from meshwright.runtime.model.tensor_files import Header, TensorFiles
 
@@ -62,7 +61,7 @@ def _foreign(config_path: Path) -> Iterator[str]:
     if not config_path.is_file():
         yield f"model {config_path.parent} has no config.json; run needs a Hugging Face directory."
         return
-    config = json.loads(read_text(config_path, "model config"))
+    config = json_value(read_text(config_path, "model config", MOST_CONFIG_BYTES), f"model config {config_path}")
     if config.get("auto_map"):
         yield (
             f"model config {config_path} has auto_map: the model is defined by code of its own, which is not run here; "

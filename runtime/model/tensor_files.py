@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +10,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text, require_file
 from meshwright.runtime.model.hf_mapping import StoredTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+_MOST_BYTES = 2**42
+"""Of a file, of which the parts are read that are asked for."""
 
 
 class Header(NamedTuple):
@@ -92,6 +95,7 @@ class TensorFiles:
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
+            require_file(self._directory / name, "checkpoint file", _MOST_BYTES)
             try:
                 handle = self._files.enter_context(safe_open(self._directory / name, framework="pt"))
             except (OSError, SafetensorError) as error:
@@ -103,11 +107,12 @@ class TensorFiles:
 def _listed(index: Path) -> dict[str, str]:
     """The file of each tensor, as an index has it."""
     try:
-        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        listed = json_value(read_text(index, "checkpoint index", MOST_JSON_BYTES), "it")["weight_map"]
         if not all(isinstance(name, str) and Path(name).name == name for name in listed.values()):
             raise ValueError("weight_map names what is no file beside it")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"checkpoint index {index} cannot be read: {error}; write the checkpoint again.") from None
+    except (BadInput, ValueError, KeyError, TypeError, AttributeError) as error:
+        told = str(error).rstrip(".")
+        raise BadInput(f"checkpoint index {index} cannot be read: {told}; write the checkpoint again.") from None
     return dict(listed)
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import IO
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import require_file
 
 _NAME = "run.lock"
+_MOST_BYTES = 0
 
 
 @contextmanager
@@ -27,6 +29,7 @@ def locked(directory: Path) -> Iterator[None]:
 def require_free(directory: Path) -> None:
     """Raises BadInput where a process holds the directory; several may ask at once."""
     if (directory / _NAME).exists():
+        require_file(directory / _NAME, "the lock of a run", _MOST_BYTES)
         with (directory / _NAME).open() as file:
             _lock(file, directory, fcntl.LOCK_SH)
 

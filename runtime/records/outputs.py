@@ -5,6 +5,7 @@ A file is new, empty, or replaces one of its own kind; it is no input of the com
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import tempfile
@@ -122,4 +123,4 @@ def _are_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except OSError:
-        return one.resolve() == other.resolve()
+        return os.path.realpath(one) == os.path.realpath(other)

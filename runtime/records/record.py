@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -16,6 +16,7 @@ from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import (
     NUM_CHUNK_TOKENS,
@@ -27,6 +28,7 @@ from meshwright.profiles.trace import (
     read_spans,
     write_spans,
 )
+from meshwright.profiles.values import read_text
 from meshwright.runtime.model.end_tokens import ResponseEnds
 from meshwright.runtime.records.boards import Board, open_boards
 from meshwright.runtime.records.outcome import Outcome
@@ -34,6 +36,8 @@ from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offlo
 from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, KL_ERROR, PROB_ERROR, Gap
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +242,7 @@ class Recorder:
         spans = read_spans(self._out / "trace.jsonl")
         run = Run(spans=spans, pools={pool.name: pool.ranks for pool in self._plan.pools})
         write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
-        lines, known = _read(self._out / "metrics.jsonl"), evaluations(self._out)
+        lines, known = _read(self._out / "metrics.jsonl", _line), evaluations(self._out)
         first = min((span.step for span in spans), default=lines[-1]["step"])  # under this plan
         summary = RunSummary(
             steps=self._steps,
@@ -262,21 +266,25 @@ class Recorder:
 
 def evaluations(out: Path) -> tuple[EvaluationRecord, ...]:
     """Those that a run has written."""
-    return tuple(
-        EvaluationRecord(**{**line, "scores": tuple(line["scores"])}) for line in _read(out / "evaluations.jsonl")
+    return tuple(_read(out / "evaluations.jsonl", _evaluation))
+
+
+def _evaluation(line: Mapping[str, Any]) -> EvaluationRecord:
+    return EvaluationRecord(
+        **{**line, "mean_score": float(line["mean_score"]), "scores": tuple(map(float, line["scores"]))}
     )
 
 
 def observations(out: Path, first_step: int) -> tuple[StepObservation, ...]:
     """What controllers follow from of the steps before `first_step`, as a run has written it."""
-    return tuple(observation(line) for line in _read(out / "metrics.jsonl") if line["step"] < first_step)
+    return tuple(one for one in _read(out / "metrics.jsonl", observation) if one.step < first_step)
 
 
 def observation(line: Mapping[str, Any]) -> StepObservation:
     """What controllers follow from of one step's metrics."""
     ages = range(len([name for name in line if name.startswith(AGE_ROWS)]))
-    begun = tuple((int(line[AGE_ROWS + str(age)]), line.get(AGE_SCORE + str(age), 0.0)) for age in ages)
-    return StepObservation(step=line["step"], seconds=line["seconds"], begun=begun)
+    begun = tuple((int(line[AGE_ROWS + str(age)]), float(line.get(AGE_SCORE + str(age), 0.0))) for age in ages)
+    return StepObservation(step=line["step"], seconds=float(line["seconds"]), begun=begun)
 
 
 def _decided(spans: Sequence[Span]) -> dict[str, float]:
@@ -296,8 +304,7 @@ def _drawn(spans: Sequence[Span]) -> dict[str, float]:
 
 def elapsed_seconds(out: Path) -> float:
     """When the last span that a run has written ended, in seconds since its start; 0 without a trace."""
-    path = out / "trace.jsonl"
-    return max((span.end_seconds for span in read_spans(path)), default=0.0) if path.exists() else 0.0
+    return max(_read(out / "trace.jsonl", lambda line: float(line["end_seconds"])), default=0.0)
 
 
 def _trained(graph: StageGraph, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -316,14 +323,32 @@ def _append(path: Path, line: Mapping[str, object]) -> None:
         file.write(json.dumps(line, sort_keys=True) + "\n")
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path, made: Callable[[dict[str, Any]], T]) -> list[T]:
+    """What is made of the lines of a run; the last one, if it was cut short, is none.
+
+    Raises BadInput naming the first line of which nothing can be made.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    text = read_text(path, "the record of a run")
+    found, number = [], 0
+    try:
+        for number, line in enumerate(text.split("\n")[:-1], start=1):  # noqa: B007 - told when a line is wrong
+            value = json.loads(line)
+            if not isinstance(value["step"], int):
+                raise TypeError
+            found.append(made(value))
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+        raise BadInput(f"{path} line {number} is none of a run; delete that line if the file was damaged.") from None
+    return found
+
+
+def _line(line: dict[str, Any]) -> dict[str, Any]:
+    return line
 
 
 def _keep_steps_before(path: Path, first_step: int) -> None:
     """Drops the lines of steps that will run again."""
-    kept = [line for line in _read(path) if line["step"] < first_step]
+    kept = [line for line in _read(path, _line) if line["step"] < first_step]
     if path.exists():
         write_atomically(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in kept))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import json_value, read_text
 
 _RESTARTS, _METRICS = "restarts.jsonl", "metrics.jsonl"
 
@@ -35,6 +38,10 @@ class Restart:
         return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {self.reason.rstrip('.')}{again}"
 
 
+_TYPES = (int, str, str, int, int, str)
+"""Of its fields."""
+
+
 def write_restart(out: Path, restart: Restart) -> None:
     """Appends it to those of a run."""
     with (out / _RESTARTS).open("a", encoding="utf-8") as file:
@@ -45,10 +52,10 @@ def read_restarts(out: Path) -> tuple[Restart, ...]:
     """Those of a run, as one for each number: what was lost is what any node saw lost, and all reasons are told."""
     if not (out / _RESTARTS).exists():
         return ()
-    lines = [json.loads(line) for line in (out / _RESTARTS).read_text(encoding="utf-8").splitlines()]
     found: dict[int, list[Restart]] = {}
-    for line in lines:
-        found.setdefault(line["number"], []).append(Restart(**line))
+    for place, line in enumerate(read_text(out / _RESTARTS, "restarts").split("\n")[:-1], start=1):
+        one = _restart(line, f"{out / _RESTARTS} line {place}")
+        found.setdefault(one.number, []).append(one)
     return tuple(_merged(of_nodes) for _, of_nodes in sorted(found.items()))
 
 
@@ -58,6 +65,16 @@ def steps_recorded(out: Path) -> int:
     if not path.exists():
         return 0
     return sum(1 for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}"))
+
+
+def _restart(line: str, told: str) -> Restart:
+    try:
+        one = Restart(**json_value(line, told))
+    except TypeError:
+        raise BadInput(f"{told} is no restart; if the file is damaged, delete that line.") from None
+    if not all(isinstance(value, field_type) for value, field_type in zip(astuple(one), _TYPES, strict=True)):
+        raise BadInput(f"{told} is no restart; if the file is damaged, delete that line.")
+    return one
 
 
 def _merged(of_nodes: list[Restart]) -> Restart:

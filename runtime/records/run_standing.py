@@ -15,7 +15,7 @@ from meshwright.planner.analysis.measured_use import measured_use
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.simulation.simulate import Use
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import Span, span_of
+from meshwright.profiles.trace import Span, is_number, span_of
 from meshwright.runtime.records.lock import is_held
 from meshwright.runtime.records.tail import Tail
 
@@ -68,10 +68,13 @@ class Watching:
         """The run as it stands now. Raises BadInput for a line that is none of a run's."""
         try:
             self._read()
-        except (ValueError, TypeError, KeyError):
+            return self._standing()
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError):
             raise BadInput(
                 f"{self._directory} has lines that no run writes; give the --out of `meshwright run`."
             ) from None
+
+    def _standing(self) -> RunStanding:
         lines, plan = self._lines, self._plan
         recent = lines[-RECENT:]
         standing = RunStanding(
@@ -101,13 +104,22 @@ class Watching:
 
     def _read(self) -> None:
         begins, lines = self._metrics.read()
-        self._lines = [*([] if begins else self._lines), *map(json.loads, lines)][-RECENT:]
+        self._lines = [*([] if begins else self._lines), *map(_line, lines)][-RECENT:]
         begins, lines = self._evaluations.read()
-        self._held_out = [*([] if begins else self._held_out), *map(json.loads, lines)]
+        found = [_line(line, "mean_score", "standard_error") for line in lines]
+        self._held_out = [*([] if begins else self._held_out), *found]
         begins, lines = self._trace.read()
         spans = [*([] if begins else self._spans), *(span_of(json.loads(line)) for line in lines)]
         oldest = max((span.step for span in spans), default=0) - RECENT - 2 * _MOST_AHEAD
         self._spans = [span for span in spans if span.step >= oldest]
+
+
+def _line(text: str, *needed: str) -> dict[str, Any]:
+    """What a run has written of a step, with these numbers. Raises ValueError, TypeError or KeyError for others."""
+    found: dict[str, Any] = json.loads(text)
+    if not isinstance(found["step"], int) or not all(is_number(found[name]) for name in ("step", *needed)):
+        raise TypeError
+    return found
 
 
 def _means(lines: list[dict[str, Any]]) -> dict[str, float]:
@@ -117,4 +129,4 @@ def _means(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in line.items() if isinstance(value, int | float)}
+    return {name: value for name, value in line.items() if is_number(value)}

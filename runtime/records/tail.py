@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from meshwright.profiles.values import require_file
+
+_MOST_BYTES = 2**32
+"""Of a trace of a long run."""
+
 
 class Tail:
     """Gives the lines that are new since it was asked last.
@@ -17,10 +22,10 @@ class Tail:
 
     def read(self) -> tuple[bool, list[str]]:
         """(whether the file begins again, new lines); nothing of a file that does not exist."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
+        if not self._path.exists():
             return False, []
+        require_file(self._path, "the record of a run", _MOST_BYTES)
+        file = self._path.open("rb")
         with file:
             begins = self._is_another(file.fileno())
             if begins:

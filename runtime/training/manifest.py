@@ -84,8 +84,10 @@ def _damage_of_share(directory: Path, rank: int, num_ranks: int) -> str | None:
 
 def _damage_of(directory: Path, name: str, known: FileSum) -> str | None:
     path = directory / name
-    if Path(name).name != name:
+    if Path(name).name != name or not name or "\0" in name:
         return f"{MANIFEST} names {name}, which is no file beside it"
+    if path.exists() and not path.is_file():
+        return f"{path} is no file"
     try:
         found = _sum(path)
     except OSError as error:

@@ -16,8 +16,10 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import require_file
 
 _METADATA, _COMMON = ".metadata", "common.pt"
+_MOST_BYTES = 2**32
 _PLAIN = {
     "torch": ("Size", *(name for name, kind in vars(torch).items() if isinstance(kind, torch.dtype))),
     "torch.serialization": ("_get_layout",),
@@ -43,6 +45,8 @@ class _Plain(pickle.Unpickler):
 def require_plain(directory: Path) -> None:
     """Raises BadInput for a checkpoint whose pickles name anything else, or that cannot be read; runs none of it."""
     try:
+        for name in (_METADATA, _COMMON):
+            require_file(directory / name, "checkpoint file", _MOST_BYTES)
         with (directory / _METADATA).open("rb") as file:
             metadata = _Plain(file).load()
         torch.load(directory / _COMMON, weights_only=True)

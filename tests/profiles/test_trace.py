@@ -1,4 +1,5 @@
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,15 @@ def test_the_name_of_what_goes_from_stage_to_stage_tells_both(kind: str) -> None
     assert str(ends) == "actor_train -> actor_generate"
 
 
-@pytest.mark.parametrize("text", ['{"step": 1, "instr', '{"step": 1}', "7"])
+_WHOLE = json.dumps(asdict(span(0)))
+CUT = (
+    *('{"step": 1, "instr', '{"step": 1}', "7", "[" * 100_000),
+    *(_WHOLE.replace('{"num_tokens": 7.0}', facts) for facts in ("[7.0]", "null", '{"num_tokens": "7"}')),
+    _WHOLE.replace("3.5", "1" * 400),
+)
+
+
+@pytest.mark.parametrize("text", CUT)
 def test_a_trace_that_was_cut_short_is_told_the_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.jsonl"
     write_spans(path, [span(0)])

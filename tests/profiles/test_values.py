@@ -38,6 +38,7 @@ _MERGES = "m0: &m0 {k: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n -
         ("name: " + "[" * 5000, "nested too deep"),
         ("name: " + "[" * 100 + "]" * 100, "nested too deep"),
         ("name: &a [*a]", "name.0.0.0.0.0.0.0.0... is nested too deep"),
+        ('name: "\\ud800"', "bike has half a character"),
         ("name: .inf", "name is inf, which is no text and no finite number"),
         ("2020-01-01: c", "a key of the document is 2020-01-01, which is no text"),
     ],
@@ -55,6 +56,7 @@ def test_no_yaml_takes_the_machine_and_only_plain_values_are_read(text: str, say
         ('{"a": 1,\n"metres": 1e999}', "bike: 1e999 at line 2 is no finite number; write one"),
         ('{"a": "-Infinity",\n"metres": -Infinity}', "-Infinity at line 2 is no finite number"),
         ("{", "bike is not JSON"),
+        ('{"a": ["\\ud800"]}', "bike has half a character"),
     ],
 )
 def test_json_beyond_reason_is_refused(text: str, says: str) -> None:
@@ -66,6 +68,10 @@ def test_json_beyond_reason_is_refused(text: str, says: str) -> None:
 def test_plain_values_are_read_as_they_are() -> None:
     text = '{"a": [1, 2.5, null, true, "b"], "c": {"d": {}}}'
     assert json_value(text, "bike") == yaml_value(text, "bike") == {"a": [1, 2.5, None, True, "b"], "c": {"d": {}}}
+
+
+def test_a_character_that_json_escapes_in_two_halves_is_one() -> None:
+    assert json_value('{"a": "\\ud83d\\ude00"}', "bike") == {"a": "\N{GRINNING FACE}"}
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:

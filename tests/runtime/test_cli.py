@@ -30,3 +30,12 @@ def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
         outcome = call(one.name, "--help")
         assert outcome.code == 0
         assert "Example: meshwright" in outcome.out
+
+
+def test_an_error_shows_what_would_move_the_cursor_as_it_is_written(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text('"\\e[2Jmodels": 1\n')
+    outcome = call("plan", path, "-o", tmp_path / "plan.json")
+    assert outcome.code == 2
+    assert outcome.err.strip().isprintable()
+    assert "x1b[2Jmodels" in outcome.err

@@ -85,3 +85,25 @@ def test_a_file_that_a_configuration_goes_on_from_is_read_or_named(tmp_path: Pat
     given = read_overrides(path, NEMO)
     assert (given.whole("policy.train_micro_batch_size"), given.whole("policy.logprob_batch_size")) == (4, 8)
     assert given.missing == ("other.yaml",)
+
+
+def test_words_that_yaml_stumbles_over_are_texts(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    for word in ("2020-13-01", "[" * 3000, "9" * 6000, "0b_"):
+        script.write_text(f"python3 train.py --lr '{word}' --rollout-batch-size 8\n")
+        assert read_flags(script, known_keys("slime")).value("lr") == word
+
+
+def test_files_that_name_each_other_are_read_so_often_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("defaults: [a.yaml, a.yaml]\n")
+    with pytest.raises(BadInput, match="goes on from more than 32 files; write it as one"):
+        read_overrides(tmp_path / "a.yaml", NEMO)
+    (tmp_path / "b.yaml").write_text("defaults: 5\npolicy: {precision: bfloat16}\n")
+    assert read_overrides(tmp_path / "b.yaml", NEMO).missing == ("5",)
+
+
+def test_a_whole_number_that_is_left_out_has_another_and_a_list_is_told() -> None:
+    given = GivenKeys(known=NEMO, given={"a": 0, "b": [1], "c": 3})
+    assert [given.whole_or(key, 7) for key in ("a", "none", "c")] == [7, 7, 3]
+    with pytest.raises(BadInput, match=r"b=\[1\] is no whole number"):
+        given.whole_or("b", 7)

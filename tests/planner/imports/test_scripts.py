@@ -61,3 +61,14 @@ def test_of_branches_the_last_assignment_counts_or_the_first() -> None:
     assert words(text)[-5:] == ["run", "4", "4", "--a", "3"]
     assert words(text, first=True)[-5:] == ["run", "1", "1", "--a", "2"]
     assert words("N=1\nN=2\nrun $N", first=True) == ["run", "2"]  # one behind the other is no branch
+
+
+def test_variables_that_grow_beyond_reason_are_refused() -> None:
+    doubled = "\n".join(f"A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 60))
+    with pytest.raises(BadInput, match="grow beyond reason"):
+        words(f"A0=xx\n{doubled}\nrun $A59\n")
+
+
+def test_arithmetic_that_is_none_stays_as_it_is_written() -> None:
+    for text in ("1 / 0", "(" * 60 + "1", "9" * 5000, "-" * 100 + "1"):
+        assert words(f"run $(({text}))")[0] == "run"

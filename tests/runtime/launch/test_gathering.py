@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed import DistError
 
-from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch import gathering
-from meshwright.runtime.launch.gathering import Pulse, Watch, _exchange, _too_few
+from meshwright.runtime.launch.gathering import Pulse, Watch, _exchange, _kept_at, _too_few
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
 from tests.runtime.hosts import free_port
@@ -46,8 +47,24 @@ def test_every_node_reads_what_all_have_said() -> None:
     store = HashStore()
     said = [Arrival(host=f"h{node}", node_rank=node, num_ranks=2, work="w") for node in range(3)]
     with ThreadPoolExecutor(3) as nodes:
-        heard = list(nodes.map(lambda node: _exchange(store, node, 3, said[node]), range(3)))
+        heard = list(nodes.map(lambda node: _exchange(store, node, 3, said[node], ""), range(3)))
     assert heard == [said] * 3
+
+
+def test_a_node_that_comes_with_another_token_is_refused() -> None:
+    store = HashStore()
+    said = [Arrival(host=f"h{node}", node_rank=node, num_ranks=2, work="w") for node in range(2)]
+    with ThreadPoolExecutor(2) as nodes, pytest.raises(BadInput, match="a node came with another token"):
+        list(nodes.map(lambda node: _exchange(store, node, 2, said[node], f"token {node}"), range(2)))
+
+
+def test_the_store_where_nodes_meet_listens_on_its_own_address_alone() -> None:
+    kept = _kept_at("127.0.0.1", free_port())
+    kept.set("a", "b")
+    for host, leads_there in (("127.0.0.1", True), ("127.0.0.2", False)):
+        with socket.socket() as probe:
+            assert (probe.connect_ex((host, kept.port)) == 0) is leads_there
+    assert TCPStore("127.0.0.1", kept.port, is_master=False).get("a") == b"b"
 
 
 def test_a_node_that_is_one_too_many_is_told_to_take_a_port_of_its_own() -> None:

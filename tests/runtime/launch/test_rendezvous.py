@@ -39,7 +39,18 @@ def test_nodes_with_other_ranks_or_other_work_are_refused() -> None:
 
 def test_an_arrival_is_the_same_after_a_message() -> None:
     for arrival in arrivals(None, 1):
-        assert Arrival.parse(arrival.text()) == arrival
+        assert Arrival.parse(arrival.message("secret"), "secret") == arrival
+
+
+@pytest.mark.parametrize("message", ["", "[]", "{", '{"text": "{}", "seal": ""}', "[" * 10_000])
+def test_what_was_not_sealed_with_the_token_is_no_arrival(message: str) -> None:
+    with pytest.raises(BadInput, match="a node came with another token, or one of the nodes has none; give every"):
+        Arrival.parse(message, "secret")
+
+
+def test_a_token_is_never_shown() -> None:
+    assert "secret" not in repr(Rendezvous(token="secret"))
+    assert "secret" not in arrivals(0)[0].message("secret")
 
 
 def test_this_machine_knows_its_own_addresses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -65,4 +66,26 @@ def test_files_are_closed_behind_the_last_read(directory: Path) -> None:
 
 def test_a_directory_without_safetensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"holds no weights: neither model\.safetensors nor .* is there; give a"):
+        TensorFiles(tmp_path, "model")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / SINGLE)
+    with pytest.raises(BadInput, match="is a device or a pipe"):
+        TensorFiles(tmp_path, "model")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"weight_map": [1]}', '{"weight_map": {"a": "../b"}}', "{}", "{"])
+def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / INDEX).write_text(text)
+    with pytest.raises(BadInput, match=r"checkpoint index .* cannot be read: .*; write the checkpoint again"):
+        TensorFiles(tmp_path, "model")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**20, 2**63, 2**64 - 1])
+def test_a_header_that_is_not_as_long_as_it_says_is_refused(tmp_path: Path, length: int) -> None:
+    save_file({"table": TABLE}, tmp_path / SINGLE)
+    content = (tmp_path / SINGLE).read_bytes()
+    (tmp_path / SINGLE).write_bytes(length.to_bytes(8, "little") + content[8:])
+    with pytest.raises(BadInput, match=r"model\.safetensors cannot be read"):
         TensorFiles(tmp_path, "model")

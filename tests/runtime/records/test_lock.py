@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,9 @@ def test_a_lock_is_given_back_when_its_run_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a surprise"), locked(tmp_path):
         raise ValueError("a surprise")
     require_free(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.lock")
+    with pytest.raises(BadInput, match=r"the lock of a run .* is a device or a pipe"):
+        require_free(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.records.outputs import OutputKind
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 from tests.runtime.command import Call
 from tests.runtime.commands.test_report_command import small_plan
 
@@ -135,3 +135,8 @@ def test_a_disk_that_takes_no_more_is_one_sentence(call: Call, plan: Path) -> No
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: cannot use")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_link_in_a_circle_is_no_output_of_a_command_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    require_outputs(Output("-o", tmp_path / "plan.json", OutputKind.PLAN), inputs=[tmp_path / "circle"])

@@ -10,9 +10,16 @@ import pytest
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span, read_spans, write_spans
 from meshwright.runtime.records.outcome import Outcome
-from meshwright.runtime.records.record import EvaluationRecord, Recorder, RunSummary
+from meshwright.runtime.records.record import (
+    EvaluationRecord,
+    Recorder,
+    RunSummary,
+    elapsed_seconds,
+    observations,
+)
 from meshwright.runtime.records.version_gap import Gap
 from tests.planner.jobs import ToyModel, small_facts
 
@@ -122,3 +129,13 @@ def test_what_was_measured_under_an_earlier_plan_is_put_aside(plan: Plan, tmp_pa
         write_spans(tmp_path / "trace.jsonl", [span(number, "actor_train", 0, 1.0)])
     assert [found.step for found in read_spans(tmp_path / "trace.jsonl")] == [2]
     assert [found.step for found in read_spans(tmp_path / "trace-until-000002.jsonl")] == [0, 1]
+
+
+def test_a_line_that_was_cut_short_is_dropped_and_another_that_is_wrong_is_told(tmp_path: Path) -> None:
+    (tmp_path / "evaluations.jsonl").write_text("")
+    (tmp_path / "trace.jsonl").write_text('{"step": 0, "end_seconds": 2.5}\n{"step": 1, "end_sec')
+    assert elapsed_seconds(tmp_path) == 2.5
+    for wrong in ("[1]", "{}", "{", '{"step": "x"}', "[" * 100_000):
+        (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0, "seconds": 1.0}}\n{wrong}\n{{"step": 1}}\n')
+        with pytest.raises(BadInput, match=r"metrics\.jsonl line 2 is none of a run"):
+            observations(tmp_path, 9)

@@ -47,10 +47,12 @@ def test_looking_again_is_looking_anew(plan: Plan, tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "trace.jsonl"):
         (tmp_path / name).unlink()
     write_run(plan, tmp_path, steps=6)
-    (tmp_path / "evaluations.jsonl").write_text(json.dumps({"step": 0, "mean_score": 0.5, "scores": [1.0]}) + "\n")
+    (tmp_path / "evaluations.jsonl").write_text(
+        json.dumps({"step": 0, "mean_score": 0.5, "standard_error": 0.1, "scores": [1]}) + "\n"
+    )
     again, anew = watching.look(), Watching(tmp_path).look()
     assert (again.updates, again.comparisons, again.uses) == (6, anew.comparisons, anew.uses)
-    assert again.held_out == ({"step": 0, "mean_score": 0.5},)
+    assert again.held_out == ({"step": 0, "mean_score": 0.5, "standard_error": 0.1},)
 
 
 def test_a_run_that_has_just_begun_has_no_step(plan: Plan, tmp_path: Path) -> None:
@@ -66,6 +68,11 @@ def test_what_is_no_run_is_refused_in_a_sentence(plan: Plan, tmp_path: Path) -> 
     with pytest.raises(BadInput, match="is not a directory"):
         Watching(tmp_path / "none")
     write_plan(tmp_path / "plan.json", plan)
-    (tmp_path / "metrics.jsonl").write_text("[1\n")
+    for line in ("[1", "[1]", "{}", '{"step": 0}', '{"step": "x"}', "[" * 100_000):
+        (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+        with pytest.raises(BadInput, match="has lines that no run writes"):
+            Watching(tmp_path).look()
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "evaluations.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(BadInput, match="has lines that no run writes"):
         Watching(tmp_path).look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.records.tail import Tail
 
 
@@ -36,3 +38,9 @@ def test_a_file_that_is_replaced_or_cut_begins_again(tmp_path: Path) -> None:
     assert tail.read() == (True, ["a", "b", "c"])
     path.write_text("d\n")
     assert tail.read() == (True, ["d"])
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="is a device or a pipe"):
+        Tail(tmp_path / "pipe").read()

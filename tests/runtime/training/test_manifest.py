@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -63,5 +64,17 @@ def test_a_manifest_names_no_file_elsewhere(sealed: Path, tmp_path: Path) -> Non
     copy = tmp_path / "copy"
     shutil.copytree(sealed, copy)
     manifest = copy / MANIFEST
-    manifest.write_text(manifest.read_text().replace("common.pt", "../common.pt"))
+    text = manifest.read_text()
+    manifest.write_text(text.replace("common.pt", "../common.pt"))
     assert _damage_of_share(copy, 0, 1) == f"{MANIFEST} names ../common.pt, which is no file beside it"
+    for name in ("", ".", "\\u0000"):
+        manifest.write_text(text.replace("common.pt", name))
+        assert "which is no file beside it" in str(_damage_of_share(copy, 0, 1))
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(sealed: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(sealed, copy)
+    (copy / "common.pt").unlink()
+    os.mkfifo(copy / "common.pt")
+    assert _damage_of_share(copy, 0, 1) == f"{copy / 'common.pt'} is no file"
