@@ -15,6 +15,7 @@ deterministic.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from meshwright.planner.solver.bounds import least_makespan, within
@@ -67,10 +68,8 @@ def first_answer(problem: Problem, limits: Limits) -> Result | None:
     incumbent, remaining = Incumbent(problem, lambda _makespan, _bound: None, limits), possible(problem)
     if any(not call.options for call in remaining.calls):
         return None
-    try:
+    with suppress(OutOfTimeError):
         incumbent.start(remaining, limits)
-    except OutOfTimeError:
-        pass
     if incumbent.makespan is None:
         return None
     incumbent.bound = least_makespan(remaining)
