@@ -157,17 +157,17 @@ class _Laws(NamedTuple):
     send: Law
 
 
-def work_of(rounds: Rounds, num_slots: int, pp: int, rows_per_prompt: int = 1) -> Work:
+def work_of(rounds: Rounds, num_slots: int, pp: int, rows_per_prompt: int = 1, answered: Passes = ()) -> Work:
     """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages.
 
     Of `rows_per_prompt` rows of one prompt the first to be admitted is prefilled; the others get a copy of its keys and
-    values, whose seconds are left out.
+    values, whose seconds are left out. `answered` are prefills of what tools have answered.
     """
     num_groups, loads = min(pp, num_slots), []
     if rounds.windows:
         loads.append((Body.DECODE, _decoding(rounds.windows, num_groups, pp)))
     if rounds.first.calls or rounds.refills.calls:
-        loads.append((Body.PREFILL, _prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp)))
+        loads.append((Body.PREFILL, _prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp, answered)))
     return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
 
 
@@ -181,10 +181,10 @@ def _decoding(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:
     return _load(passes)
 
 
-def _prefilling(rounds: Rounds, num_groups: int, pp: int) -> Load:
+def _prefilling(rounds: Rounds, num_groups: int, pp: int, answered: Passes) -> Load:
     """What is admitted in the first round spreads over the groups; what is admitted later fills one."""
     first, refills = rounds.first, rounds.refills
-    passes = []
+    passes = list(answered)
     if first.calls:
         passes.append((first.calls * pp, first.rows / min(num_groups, max(1, first.rows)), first.tokens, 0.0))
     if refills.calls:

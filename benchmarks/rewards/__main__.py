@@ -26,9 +26,9 @@ from examples.tiny.random_models import random_model
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.latency import LatencySpec
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.stages import ENVIRONMENT
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.execution.request import RunRequest

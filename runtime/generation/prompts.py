@@ -93,6 +93,11 @@ class PromptData:
         assert self.tokenizer is not None
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that stands among others: with nothing in front of it and nothing behind."""
+        assert self.tokenizer is not None
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
     def _training_prompt(self, position: int) -> tuple[int, ...]:
         return self.train[self._place(position)]
 
