@@ -21,7 +21,7 @@ from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summed
-from meshwright.cost_models.rollout_cost import Replica, seconds_of_turns
+from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.roofline import least_rank_seconds
 from meshwright.cost_models.streaming_cost import (
     Chunks,
@@ -74,6 +74,7 @@ class AnalyticModel:
         peers = self._framework.peer_reductions
         self._network = Network(cluster, self._efficiency, table.collectives if table else (), peer_reductions=peers)
         self._turns = Turns(workload)
+        self._rollouts = RolloutCosts(workload) if workload.turns else None
         self._costs: Once[Call, Cost] = Once()
         self._tails: Once[Call, float] = Once()
         self._memories: Once[Call, Memory] = Once()
@@ -182,9 +183,9 @@ class AnalyticModel:
             return work_of(self._turns.rounds(num_rows, num_slots, overlap), num_slots, pp, same_prompt)
 
         generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
-        if self._workload.turns:
+        if self._rollouts:
             replica = Replica(num_rows, num_slots, pp, same_prompt, call.schedule.while_waiting)
-            cost = seconds_of_turns(self._workload, generation, replica)
+            cost = self._rollouts.seconds(generation, replica)
         else:
             cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
         need = self._workload.cache_need(call.schedule, call.layout.dp)

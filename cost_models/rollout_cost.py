@@ -6,8 +6,11 @@ each. What it takes from its first round to its last is the sum of both over its
 wait where rounds are longer.
 
 Where a waiting sequence keeps its slot, slots are taken for D + W / tau rounds and list scheduling is that of
-`cost_models.rounds`. Where it leaves, slots are taken for D rounds, and the generation lasts as long as these need or
-as the longest rollout is under way, whichever is more: a lower bound, for who comes back may find no slot free.
+`cost_models.rounds`. Where it leaves, the rounds lie between the larger one and the sum of two: those of all that is
+drawn, over the slots, and those that the longest rollout is under way (Brent, The parallel evaluation of general
+arithmetic expressions, J. ACM 21(2), 1974). The root of the sum of their squares is taken, which is neither's law; with
+a slot for each there is nothing to wait for but the longest. Either is stretched by how much later the slowest of the
+replicas ends whose rollouts wait for slots.
 
 Waiting is taken as spread evenly over a rollout. Of M that are under way, each draws with probability
 p = D / (D + W / tau) on its own, so that in (1 - p)^M of the rounds nobody does: the device then waits. Workers are
@@ -22,8 +25,9 @@ from typing import NamedTuple
 
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
-from meshwright.cost_models.generation_cost import Generation, Work, work_of
+from meshwright.cost_models.generation_cost import Generation, work_of
 from meshwright.cost_models.rounds import Rounds, RoundWindow, rounds_of
+from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
@@ -54,73 +58,79 @@ class _Played(NamedTuple):
     num_idle: float
 
 
-def seconds_of_turns(workload: Workload, generation: Generation, replica: Replica) -> Cost:
-    """Of all rollouts of a replica of a workload that has turns."""
-    rounds, guess = _Turns(workload, replica), 0.0
-    cost, played = rounds.cost(generation, math.inf)
-    for _ in range(_MOST_ITERATIONS):
-        seconds = cost.total / played.num_busy
-        if abs(seconds - guess) <= _CLOSE * seconds:
-            break
-        guess = seconds
-        cost, played = rounds.cost(generation, guess)
-    idle = played.num_idle * cost.total / played.num_busy
-    return cost + Cost((Term(TOOLS, idle),))
+class RolloutCosts:
+    """Of one workload that has turns."""
 
-
-class _Turns:
-    """The rollouts of one replica under any length of a round."""
-
-    def __init__(self, workload: Workload, replica: Replica) -> None:
+    def __init__(self, workload: Workload) -> None:
         assert workload.turns is not None
-        self._workload, self._turns, self._replica = workload, workload.turns, replica
+        self._workload, self._turns = workload, workload.turns
         told = round((workload.response_lengths.mean - workload.drawn_lengths.mean) / 2)
         prompts = workload.prompt_lengths
         pairs = zip(prompts.tokens, prompts.probabilities, strict=True)
         self._prompt = LengthSpec(max=prompts.maximum + told, histogram=tuple((n + told, p) for n, p in pairs))
         """Half of what a rollout is told stands before an average token that it draws."""
+        self._drawing = self._of_one_turn(workload.drawn_lengths)
+        self._slowest = Turns(self._drawing)
 
-    def cost(self, generation: Generation, seconds_of_round: float) -> tuple[Cost, _Played]:
+    def seconds(self, generation: Generation, replica: Replica) -> Cost:
+        """Of all rollouts of a replica."""
+        guess, (cost, played) = 0.0, self._cost(generation, replica, math.inf)
+        for _ in range(_MOST_ITERATIONS):
+            seconds = cost.total / played.num_busy
+            if abs(seconds - guess) <= _CLOSE * seconds:
+                break
+            guess = seconds
+            cost, played = self._cost(generation, replica, guess)
+        idle = played.num_idle * cost.total / played.num_busy
+        return cost + Cost((Term(TOOLS, idle),))
+
+    def _cost(self, generation: Generation, replica: Replica, seconds_of_round: float) -> tuple[Cost, _Played]:
         """Of what is computed, where a round takes so many seconds; waiting takes none where those are infinite."""
-        played = self._played(seconds_of_round)
-        return generation.seconds(self._work(played)), played
+        played = self._played(replica, seconds_of_round)
+        answered = _answered(self._workload, self._turns, replica, played.num_busy)
+        work = work_of(played.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, answered)
+        return generation.seconds(work), played
 
-    def _played(self, seconds_of_round: float) -> _Played:
+    def _played(self, replica: Replica, seconds_of_round: float) -> _Played:
         drawn = self._workload.drawn_lengths
         under_way = self._turns.rounds(self._workload.response, seconds_of_round)
         share = min(1.0, drawn.mean / under_way.mean)
-        if self._replica.while_waiting is WhileWaiting.KEEP:
-            rounds = self._rounds(under_way)
-            windows = tuple(window._replace(live=window.live * share) for window in rounds.windows)
+        if replica.while_waiting is WhileWaiting.KEEP:
+            rounds = self._rounds(self._of_one_turn(under_way), replica)
+            longer, thinner = self._of_slowest(replica), share
         else:
-            rounds = self._rounds(drawn)
-            longer = max(1.0, under_way.expected_maximum(self._workload.batch_size) / rounds.num_rounds)
-            windows = tuple(w._replace(rounds=w.rounds * longer, live=w.live / longer) for w in rounds.windows)
+            rounds = self._rounds(self._drawing, replica)
+            whole = under_way.expected_maximum(self._workload.batch_size)
+            if replica.num_slots < replica.num_rows:
+                of_all = replica.num_rows * drawn.mean / replica.num_slots
+                whole = math.hypot(whole, of_all * self._of_slowest(replica))
+            longer, thinner = max(1.0, whole / rounds.num_rounds), 1.0
+        windows = tuple(w._replace(rounds=w.rounds * longer, live=w.live * thinner / longer) for w in rounds.windows)
         busy = tuple(_busy(window, share) for window in windows)
         num_busy = rounds.first.calls + sum(window.rounds for window in busy)
         num_idle = sum(window.rounds for window in windows) - sum(window.rounds for window in busy)
         return _Played(replace(rounds, num_rounds=num_busy, windows=busy), num_busy, num_idle)
 
-    def _rounds(self, taken: Histogram) -> Rounds:
-        """Where each rollout takes a slot for so many rounds."""
+    def _of_slowest(self, replica: Replica) -> float:
+        """By how much the rounds of the slowest replica are more than those of the one with the longest rollout, where
+        nobody waits for tools."""
+        alone = rounds_of(self._drawing, replica.num_rows, replica.num_slots).num_rounds
+        return self._slowest.rounds(replica.num_rows, replica.num_slots, Overlap()).num_rounds / alone
+
+    def _of_one_turn(self, taken: Histogram) -> Workload:
+        """A workload whose sequences take a slot for so many rounds."""
         pairs = tuple(zip(taken.tokens, taken.probabilities, strict=True))
-        workload, replica = self._workload, self._replica
-        of_one_turn = Workload(
-            batch_size=workload.batch_size,
-            prompt=self._prompt,
-            response=LengthSpec(max=taken.maximum, histogram=pairs),
-        )
-        found, prompt = rounds_of(of_one_turn, replica.num_rows, replica.num_slots), workload.prompt_lengths
+        response = LengthSpec(max=taken.maximum, histogram=pairs)
+        return Workload(batch_size=self._workload.batch_size, prompt=self._prompt, response=response)
+
+    def _rounds(self, workload: Workload, replica: Replica) -> Rounds:
+        """Of one turn, with the prompts of this workload."""
+        found, prompt = rounds_of(workload, replica.num_rows, replica.num_slots), self._workload.prompt_lengths
         return replace(
             found,
             first=found.first._replace(tokens=prompt.mean),
             refills=found.refills._replace(tokens=prompt.mean),
         )
-
-    def _work(self, played: _Played) -> Work:
-        replica = self._replica
-        answered = _answered(self._workload, self._turns, replica, played.num_busy)
-        return work_of(played.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, answered)
 
 
 def _busy(window: RoundWindow, share: float) -> RoundWindow:
