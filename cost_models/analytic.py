@@ -21,6 +21,7 @@ from meshwright.cost_models.memory_cost import LayoutMemory
 from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summed
+from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.roofline import least_rank_seconds
 from meshwright.cost_models.streaming_cost import (
     Chunks,
@@ -80,6 +81,7 @@ class AnalyticModel:
         self._exchanges = table.collectives if table else ()
         self._networks: Once[bool, Network] = Once()
         self._turns = Turns(workload)
+        self._rollouts = RolloutCosts(workload) if workload.turns else None
         self._costs: Once[Call, Cost] = Once()
         self._tails: Once[Call, float] = Once()
         self._memories: Once[Call, Memory] = Once()
@@ -189,7 +191,11 @@ class AnalyticModel:
             return work_of(rounds, num_slots, pp, same_prompt, most_tokens=most)
 
         generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
-        cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
+        if self._rollouts:
+            replica = Replica(num_rows, num_slots, pp, same_prompt, call.schedule.while_waiting)
+            cost = self._rollouts.seconds(generation, replica)
+        else:
+            cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
         need = self._workload.cache_need(call.schedule, call.layout.dp)
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
@@ -200,10 +206,8 @@ class AnalyticModel:
         return cost + generation.recomputation(carried, self._tokens_in_flight(), min(pp, num_slots))
 
     def _tokens_in_flight(self) -> float:
-        """Of a sequence that is met under way: it is long in proportion to its length, and half of it is there."""
-        lengths = self._workload.response_lengths
-        square = sum(p * n * n for n, p in zip(lengths.tokens, lengths.probabilities, strict=True))
-        return self._workload.prompt_lengths.mean + square / lengths.mean / 2
+        """Of a sequence that is met under way."""
+        return self._workload.prompt_lengths.mean + self._workload.response_lengths.half_of_one_met
 
     def _generation(self, call: Call) -> Generation:
         """The same for every schedule of a layout."""

@@ -159,19 +159,25 @@ class _Laws(NamedTuple):
 
 
 def work_of(
-    rounds: Rounds, num_slots: int, pp: int, rows_per_prompt: int = 1, *, most_tokens: int | None = None
+    rounds: Rounds,
+    num_slots: int,
+    pp: int,
+    rows_per_prompt: int = 1,
+    answered: Passes = (),
+    *,
+    most_tokens: int | None = None,
 ) -> Work:
     """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages, which prefill at most
     `most_tokens` tokens each where that is given.
 
     Of `rows_per_prompt` rows of one prompt the first to be admitted is prefilled; the others get a copy of its keys and
-    values, whose seconds are left out.
+    values, whose seconds are left out. `answered` are prefills of what tools have answered.
     """
     num_groups, loads = min(pp, num_slots), []
     if rounds.windows:
         loads.append((Body.DECODE, _decoding(rounds.windows, num_groups, pp)))
     if rounds.first.calls or rounds.refills.calls:
-        passes = _prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp)
+        passes = [*answered, *_prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp)]
         loads.append((Body.PREFILL, _load([_cut(one, most_tokens) for one in passes] if most_tokens else passes)))
     return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
 

@@ -56,6 +56,7 @@ class Call:
                 schedule.generation_slots,
                 schedule.batches_in_flight,
                 schedule.overcommit,
+                str.__hash__(schedule.while_waiting),
             )
         )
 

@@ -84,10 +84,16 @@ _HOSTED = HostStage(
 
 @cache
 def graph_of(
-    algorithm: Algorithm, *, has_ref: bool = True, has_reward: bool = True, has_environment: bool = False
+    algorithm: Algorithm,
+    *,
+    has_ref: bool = True,
+    has_reward: bool = True,
+    has_environment: bool = False,
+    has_turns: bool = False,
 ) -> StageGraph:
     """The graph of an algorithm for a job that names a reference model or does not, a reward model, and rewards on
-    hosts; that of PPO has a reference always."""
+    hosts; that of PPO has a reference always. Where rollouts have several turns, a critic too is told which tokens were
+    drawn."""
     is_ppo = algorithm == "ppo"
     before = [_SCORE] if has_reward else []
     before += [_REF] if has_ref or is_ppo else []
@@ -95,7 +101,7 @@ def graph_of(
     reads = (*_SAMPLED, *(field for stage in before for field in stage.writes))
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
     training = [_train(Role.ACTOR, *reads, *_DRAWN)]
-    training += [_train(Role.CRITIC, *reads)] if is_ppo else []
+    training += [_train(Role.CRITIC, *reads, *(("versions",) if has_turns else ()))] if is_ppo else []
     return StageGraph((_GENERATE, *before, *training), (_HOSTED,) if has_environment else ())
 
 

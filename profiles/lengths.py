@@ -71,6 +71,12 @@ class Histogram:
         tokens = tuple(sorted(weights))
         return Histogram(tokens, tuple(weights[length] for length in tokens))
 
+    @property
+    def half_of_one_met(self) -> float:
+        """Of one that is met under way: it is long in proportion to its length, and half of it is there."""
+        square = sum(p * n * n for n, p in zip(self.tokens, self.probabilities, strict=True))
+        return square / self.mean / 2
+
     def expected_maximum(self, count: int) -> float:
         """Expected longest of `count` independent draws."""
         total, below, expected = 0.0, 0.0, 0.0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.profiles.errors import BadInput
 
@@ -24,6 +27,13 @@ class Offload(StrEnum):
     OPTIMIZER = "optimizer"  # gradients, fp32 weights and moments: read before a training stage, written after it
 
 
+class WhileWaiting(StrEnum):
+    """What becomes of the keys and values of a sequence whose tool has not answered."""
+
+    KEEP = "keep"  # and its slot with them
+    LEAVE = "leave"  # another sequence gets both, and what is there is prefilled again behind the answer
+
+
 @dataclass(frozen=True, order=True, kw_only=True)
 class Schedule:
     """How a stage runs. A setting that does not concern the stage has its default.
@@ -34,6 +44,7 @@ class Schedule:
     `overcommit` counts sequences in flight, over all replicas, beyond one batch: the first `batch_size` to end are
     delivered, the others go on. It excludes a `batches_in_flight` above 1.
     `chunk_tokens` is above 0 for a stage that reads responses while they are generated, in chunks of so many tokens.
+    `while_waiting` concerns a generation of several turns.
     """
 
     micro_batch_size: int = 1
@@ -43,6 +54,15 @@ class Schedule:
     overcommit: int = 0
     chunk_tokens: int = 0
     offload: Offload = Offload.NONE
+    while_waiting: WhileWaiting = WhileWaiting.KEEP
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Schedules are written as they were before there were rollouts of several turns."""
+        found: dict[str, Any] = written(self)
+        if self.while_waiting is WhileWaiting.KEEP:
+            del found["while_waiting"]
+        return found
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

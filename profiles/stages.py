@@ -25,6 +25,10 @@ TOTAL_SCORES = "total_scores"
 """What a response is paid where hosts score too: made of all scores when they are read."""
 
 
+TOLD = -1
+"""In the field "versions", in place of the version of the weights that drew a token: a tool told it."""
+
+
 class Role(StrEnum):
     """Whose weights a stage uses."""
 

@@ -15,6 +15,10 @@ from meshwright.profiles.values import require_file
 MEMORY, RESIDENT = "memory_bytes", "resident_bytes"
 """Facts of a stage's span: bytes on its rank while it runs, and those that stay when it has ended."""
 
+NUM_TOLD_TOKENS, NUM_CALLS, CALL_SECONDS = "num_told_tokens", "num_tool_calls", "tool_seconds"
+"""Facts of a generation of several turns: tokens that tools told, and on a rank that calls them how often it did and
+the seconds until they were answered, together."""
+
 NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
 """Facts of a generation that controllers decided about: its turn's longest chunks, and sequences beyond a batch."""
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document
+from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import CacheNeed, Histogram, LengthSpec, LiveTokens
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
@@ -19,16 +20,19 @@ class Workload(Document):
     batch_size: int = Field(gt=0, description="sequences per step")
     group_size: int = Field(default=1, gt=0, description="sequences of each prompt: the samples of a group")
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
-    response: LengthSpec = Field(description="response lengths in tokens, the end token included")
+    response: LengthSpec = Field(description="response lengths in tokens, the end token included; with turns, of each")
+    turns: ToolTurns | None = Field(default=None, description="of generation and a tool, where a rollout has several")
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
     num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Workloads of one sample a prompt are written as they were before there were groups."""
+        """Workloads of one sample a prompt and of one turn are written as they were before there were others."""
         found: dict[str, Any] = written(self)
         if self.group_size == 1:
             del found["group_size"]
+        if self.turns is None:
+            del found["turns"]
         return found
 
     @model_validator(mode="after")
@@ -39,6 +43,15 @@ class Workload(Document):
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of group_size={self.group_size}, the sequences of a "
                 f"prompt; use {near}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_hold_a_response(self) -> Self:
+        if self.turns and self.turns.max_tokens < self.response.max:
+            raise ValueError(
+                f"turns.max_tokens={self.turns.max_tokens} is less than response.max={self.response.max}, the most "
+                "that one turn draws; raise it"
             )
         return self
 
@@ -53,7 +66,18 @@ class Workload(Document):
 
     @cached_property
     def response_lengths(self) -> Histogram:
-        return self.response.resolve()
+        """Of all that stands behind a prompt: what is drawn and, with turns, what a tool tells."""
+        return self.turns.lengths(self.response) if self.turns else self.response.resolve()
+
+    @cached_property
+    def drawn_lengths(self) -> Histogram:
+        """Of that what is drawn, over all turns."""
+        return self.turns.drawn(self.response) if self.turns else self.response_lengths
+
+    @property
+    def max_response(self) -> int:
+        """The most tokens behind a prompt."""
+        return self.turns.max_tokens if self.turns else self.response.max
 
     @cached_property
     def sequence_lengths(self) -> Histogram:
@@ -79,7 +103,7 @@ class Workload(Document):
     @property
     def max_tokens(self) -> int:
         """The longest sequence a step can produce."""
-        return self.prompt.max + self.response.max
+        return self.prompt.max + self.max_response
 
     @property
     def mean_tokens(self) -> float:

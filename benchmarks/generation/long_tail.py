@@ -70,7 +70,8 @@ def main() -> None:
     num_tokens = sum(prompt.max_response or 0 for prompt in prompts)
     for side, slots, took in zip(sides, (arguments.slots, num_rows), zip(*runs, strict=True), strict=True):
         rate = num_tokens / statistics.median(took)
-        print(f"{slots} slots: {rate:.0f} tokens/s, at most {side.most_blocks} blocks, {side.num_preempted} pre-empted")
+        blocks, preempted = side.seating.most_blocks, side.seating.num_preempted
+        print(f"{slots} slots: {rate:.0f} tokens/s, at most {blocks} blocks, {preempted} pre-empted")
     ratios = sorted(one / other for one, other in runs)
     told = f"{statistics.median(ratios):.2f}x the tokens/s ({ratios[0]:.2f} to {ratios[-1]:.2f})"
     print(f"{num_rows / arguments.slots:.1f}x the sequences, {told}")

@@ -25,10 +25,10 @@ from examples.tiny.byte_tokenizer import byte_tokenizer
 from examples.tiny.random_models import random_model
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.latency import LatencySpec
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.stages import ENVIRONMENT
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.execution.request import RunRequest

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from benchmarks.rewards.words import share_of_letters
-from meshwright.planner.environment.latency import LatencySpec
+from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardSample
 

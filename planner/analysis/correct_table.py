@@ -92,7 +92,7 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
         table=corrected,
         num_steps=seen.num_steps,
         response_tokens=seen.response_tokens,
-        expected_response_tokens=workload.response_lengths.mean,
+        expected_response_tokens=workload.drawn_lengths.mean,
         rows=tuple(_rows(plan, seen, _recosted(plan, actual, base), _recosted(plan, actual, corrected))),
     )
 

@@ -130,7 +130,7 @@ def outlook(plan: Plan, price: float | None = None) -> Outlook:
     hours = period * cluster.num_ranks * _STEPS / _HOUR
     return Outlook(
         step_seconds=period,
-        tokens_per_second=workload.batch_size * workload.response_lengths.mean / period,
+        tokens_per_second=workload.batch_size * workload.drawn_lengths.mean / period,
         idle_share=1 - busy / (period * cluster.num_ranks),
         headroom_bytes=free_bytes(plan),
         host_bytes=host_bytes(plan),

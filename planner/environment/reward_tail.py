@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.environment.latency import Latencies
+from meshwright.profiles.environment.latency import Latencies
 
 _NUM_TIMES = 1024
 """At which the probability that all is done is asked."""

@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from meshwright.planner.environment.latency import LatencySpec
 from meshwright.profiles.documents import Document
+from meshwright.profiles.environment.latency import LatencySpec
 
 BUILT_IN = ("exact_match", "maths_answer", "unit_tests")
 """Functions that every job may name; see `runtime.environment`."""
@@ -40,7 +40,7 @@ class Reward(Document):
     def _one_source(self) -> Self:
         if (self.function is None) == (self.url is None):
             raise ValueError("give one of: function, or url")
-        if self.function is not None and self.function not in BUILT_IN and not _is_path(self.function):
+        if self.function is not None and self.function not in BUILT_IN and not is_function_path(self.function):
             raise ValueError(f"function={self.function!r} is none of {', '.join(BUILT_IN)} and no module:function")
         return self
 
@@ -81,6 +81,7 @@ def require_names_once(rewards: Sequence[Reward]) -> None:
             raise ValueError(f"rewards: the name {name} is given {names.count(name)} times; give each reward its own")
 
 
-def _is_path(function: str) -> bool:
+def is_function_path(function: str) -> bool:
+    """Whether it is written as module:function."""
     module, _, name = function.partition(":")
     return name.isidentifier() and all(part.isidentifier() for part in module.split("."))

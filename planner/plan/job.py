@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
 from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
+from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.algorithm_rules import require_own_settings, require_reference, require_roles
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
 from meshwright.planner.plan.job_data import Data
@@ -48,6 +49,7 @@ _ALGORITHM = "what a step does: PPO trains a critic too; the others compare the 
 _REWARD = "a model with a scalar head; needed where rewards names none"
 _REWARDS = "functions and judges that score responses, added up with their weights and the reward model's score"
 _REWARD_WEIGHT = "of the reward model's score beside rewards"
+_TOOL = "what answers the turns of a rollout; needed by run where workload.turns is given"
 _LOADS = "rewards on hosts, as planning needs them"
 _CPUS = "processors of one host, for rewards; 8 for each GPU or one for each rank of a CPU where none is given"
 _ABSENT = "without one nothing keeps the actor to it; ppo needs one"
@@ -208,6 +210,7 @@ class Job(Document):
     reinforce: Reinforce | None = Field(default=None, description="settings of algorithm reinforce++")
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
     reward_model_weight: float = Field(default=1.0, description=_REWARD_WEIGHT)
+    tool: Tool | None = Field(default=None, description=_TOOL)
     evaluation: Evaluation = Evaluation()
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
@@ -216,7 +219,7 @@ class Job(Document):
         """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
         algorithm."""
         found = _without(_without(_without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
-        found = _without(found, None, "engine")
+        found = _without(_without(found, None, "engine"), None, "tool")
         return {
             key: value
             for key, value in found.items()
@@ -227,6 +230,8 @@ class Job(Document):
     def _of_one_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
         require_names_once(self.rewards)
+        if self.tool and not self.workload.turns:
+            raise ValueError("tool: rollouts of one turn call none; give workload.turns, or remove it")
         given = [
             key for key in SETTINGS_KEYS.values() if key in self.model_fields_set and getattr(self, key) is not None
         ]
@@ -299,7 +304,13 @@ class Facts(Document):
     def graph(self) -> StageGraph:
         """The stages of a step of this job."""
         has_ref, has_reward = self.models.ref is not None, self.models.reward is not None
-        return graph_of(self.algorithm, has_ref=has_ref, has_reward=has_reward, has_environment=bool(self.rewards))
+        return graph_of(
+            self.algorithm,
+            has_ref=has_ref,
+            has_reward=has_reward,
+            has_environment=bool(self.rewards),
+            has_turns=self.workload.turns is not None,
+        )
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""

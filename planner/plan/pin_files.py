@@ -39,12 +39,13 @@ def pins_of(plan: Plan) -> tuple[str, ...]:
     return tuple(
         f"{placement.stage}.{key}={plan.choice(placement.stage, key)}"
         for placement in plan.placements
-        for key in ("pool", "layout", "offload", *_keys(plan.graph.by_name[placement.stage]))
+        for key in ("pool", "layout", "offload", *_keys(plan, plan.graph.by_name[placement.stage]))
     )
 
 
-def _keys(stage: Stage) -> tuple[str, ...]:
+def _keys(plan: Plan, stage: Stage) -> tuple[str, ...]:
     """The settings of a schedule that concern a stage beside its offload."""
     if stage.generates:
-        return "generation_slots", "batches_in_flight", "overcommit"
+        waiting = ("while_waiting",) if plan.facts.workload.turns else ()
+        return "generation_slots", "batches_in_flight", "overcommit", *waiting
     return ("micro_batch_size", "recompute") if stage.trains else ("micro_batch_size", "chunk_tokens")

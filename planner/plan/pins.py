@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import GENERATE, StageGraph
 
 
@@ -35,7 +35,7 @@ class Ranks:
 DEGREES = ("tp", "pp", "dp", "ep", "cp", "vpp")
 """The parts of a layout that may be pinned alone."""
 
-Value: TypeAlias = Layout | Ranks | Recompute | Offload | int
+Value: TypeAlias = Layout | Ranks | Recompute | Offload | WhileWaiting | int
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,13 @@ def _offload(text: str, value: str) -> Offload:
     return Offload(value)
 
 
+def _while_waiting(text: str, value: str) -> WhileWaiting:
+    if value not in set(WhileWaiting):
+        hint = suggestion(value, [kind.value for kind in WhileWaiting])
+        raise BadInput(f"{_told(text)}: a sequence cannot {value!r} while it waits; {hint}")
+    return WhileWaiting(value)
+
+
 def _layout(_text: str, value: str) -> Layout:
     return Layout.parse(value)
 
@@ -162,6 +169,7 @@ _READERS: Mapping[str, Callable[[str, str], Value]] = {
     "overcommit": _count,
     "chunk_tokens": _count,
     "offload": _offload,
+    "while_waiting": _while_waiting,
 }
 
-_OF_GENERATION = ("generation_slots", "batches_in_flight", "overcommit")
+_OF_GENERATION = ("generation_slots", "batches_in_flight", "overcommit", "while_waiting")

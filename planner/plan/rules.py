@@ -15,7 +15,7 @@ from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
-from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import Stage, StageGraph
 
 CHUNKS = (128, 256, 512)
@@ -152,7 +152,7 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         names = ", ".join(facts.graph.streaming)
         found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
     generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
-    return (*found, *streaming_rules(facts, layout, schedule), *generation)
+    return (*found, *streaming_rules(facts, layout, schedule), *generation, *_turn_rules(facts, schedule))
 
 
 def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
@@ -192,9 +192,21 @@ def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: in
         )
 
 
+def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
+    """Rules about rollouts of several turns, which are delivered whole in the step that begins them."""
+    if not facts.workload.turns:
+        if schedule.while_waiting is not WhileWaiting.KEEP:
+            yield f"while_waiting={schedule.while_waiting} where rollouts have one turn; use {WhileWaiting.KEEP}."
+        return
+    plain = Schedule()
+    for name in ("chunk_tokens", "batches_in_flight", "overcommit"):
+        if getattr(schedule, name) != getattr(plain, name):
+            yield f"{name}={getattr(schedule, name)} with rollouts of several turns; use {getattr(plain, name)}."
+
+
 def _no_generation(schedule: Schedule) -> Iterator[str]:
     plain = Schedule()
-    for name in ("generation_slots", "batches_in_flight", "overcommit"):
+    for name in ("generation_slots", "batches_in_flight", "overcommit", "while_waiting"):
         if getattr(schedule, name) != getattr(plain, name):
             yield f"{name}={getattr(schedule, name)} on a stage that does not generate; use {getattr(plain, name)}."
 
@@ -227,12 +239,13 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = 
     rows, scope = rows_per_replica(facts, stage, layout), scope or plain(facts.graph)
     if stage.generates:
         return tuple(
-            replace(overlap, generation_slots=slots)
+            replace(overlap, generation_slots=slots, while_waiting=waiting)
             for overlap in _overlaps(facts, layout, scope)
             for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
+            for waiting in (WhileWaiting if facts.workload.turns else (WhileWaiting.KEEP,))
         )
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
-    streams = scope.streams(stage) and layout.cp == 1
+    streams = scope.streams(stage) and layout.cp == 1 and not facts.workload.turns
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
     if layout.vpp > 1:  # a multiple of pp micro-batches
@@ -259,7 +272,7 @@ def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...
     two, an overcommit of an eighth, a quarter, a half and the whole of a batch, rounded down to equal parts where the
     replicas' rows are uneven. Groups are delivered whole."""
     batch_size = facts.workload.batch_size
-    deferral = max_deferral(scope.ahead, facts.staleness) if scope.runs_on else 0
+    deferral = max_deferral(scope.ahead, facts.staleness) if scope.runs_on and not facts.workload.turns else 0
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
     if not deferral or facts.workload.group_size > 1:
         return tuple(batches)

@@ -58,7 +58,7 @@ class Planned:
                 **{placement.stage: (placement.cost.total,) for placement in plan.placements},
                 **refit_seconds(plan),
             },
-            num_tokens=workload.batch_size * workload.response_lengths.mean,
+            num_tokens=workload.batch_size * workload.drawn_lengths.mean,
         )
 
     def of_step(self, _step: int, /) -> StepWork:

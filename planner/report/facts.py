@@ -97,7 +97,7 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
         ("batch", _batch(workload)),
         ("updates", f"{workload.num_minibatches} minibatches, {workload.num_epochs} epochs"),
         ("prompts", f"{_lengths(workload.prompt)}, mean {workload.prompt_lengths.mean:.1f}"),
-        ("responses", f"{_lengths(workload.response)}, mean {workload.response_lengths.mean:.1f}"),
+        ("responses", _responses(workload)),
         ("precision", plan.facts.precision),
         ("engine", plan.facts.engine),
     )
@@ -107,6 +107,14 @@ def _rewards(plan: Plan) -> Iterable[Html]:
     """What is scored on hosts, where anything is."""
     found = host_rewards(plan)
     return (tag("h3", "Rewards on hosts"), *map(note, found.sentences)) if found else ()
+
+
+def _responses(workload: Workload) -> str:
+    told = f"{_lengths(workload.response)}, mean {workload.response.resolve().mean:.1f}"
+    if not workload.turns:
+        return told
+    turns, whole = _lengths(workload.turns.number), workload.response_lengths.mean
+    return f"in each of {turns} turns {told}; {whole:.1f} with answers"
 
 
 def _batch(workload: Workload) -> str:

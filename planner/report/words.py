@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshwright.planner.plan.plan import SearchWork
-from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import StageGraph
 
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
@@ -75,6 +75,8 @@ def schedule(found: Schedule) -> str:
         told.append(f"{found.batches_in_flight} batches in flight")
     if found.overcommit:
         told.append(f"{found.overcommit} prompts overcommitted")
+    if found.while_waiting is not WhileWaiting.KEEP:
+        told.append("slots left to others while tools answer")
     if found.chunk_tokens:
         told.append(f"chunks of {found.chunk_tokens} tokens")
     if found.offload is not Offload.NONE:

@@ -122,7 +122,7 @@ class OnLayout:
         self.notes.asked.timed += 1
         if self.call.stage.generates:
             slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
-            self.notes.played.add((self.call.layout.dp, self.call.layout.pp, *slots))
+            self.notes.played.add((self.call.layout.dp, self.call.layout.pp, *slots, schedule.while_waiting))
             self.notes.asked.generations = len(self.notes.played)
         return self.costs.seconds(schedule)
 
@@ -135,4 +135,4 @@ def _quickest(schedule: Schedule) -> Schedule:
 def _family(schedule: Schedule) -> Hashable:
     """What is the same for schedules that differ in their rows at a time alone."""
     in_flight = schedule.batches_in_flight, schedule.overcommit
-    return schedule.recompute, schedule.chunk_tokens, schedule.offload, *in_flight
+    return schedule.recompute, schedule.chunk_tokens, schedule.offload, schedule.while_waiting, *in_flight

@@ -71,7 +71,7 @@ class Alone:
                 self._level * generation_seconds(*share, slots, pp, self._times, same_prompt=alike) for share in shares
             ),
             live=tuple(_live_sequences(share, slots) for _, share in shares),
-            tokens_by_staleness={_staleness(self._plan, step, step): int(responses.sum())},
+            tokens_by_staleness={staleness_of_turn(self._plan, step, step): int(responses.sum())},
         )
 
 
@@ -147,7 +147,7 @@ class CarriedOver:
     def _tokens_by_staleness(self, step: int, delivered: Iterable[Drawn]) -> Mapping[int, int]:
         found: Counter[int] = Counter()
         for one in delivered:
-            found.update({_staleness(self._plan, step, turn): n for turn, n in one.tokens_by_turn().items()})
+            found.update({staleness_of_turn(self._plan, step, turn): n for turn, n in one.tokens_by_turn().items()})
         return dict(sorted(found.items()))
 
 
@@ -163,7 +163,7 @@ def _rows_per_prompt(plan: Plan) -> int:
     return rows_per_prompt(workload.batch_size, workload.group_size, plan.placement(GENERATE).layout.dp)
 
 
-def _staleness(plan: Plan, step: int, drawn_for: int) -> int:
+def staleness_of_turn(plan: Plan, step: int, drawn_for: int) -> int:
     """Updates between the tokens that the turn of step `drawn_for` draws and the update of `step` that uses them."""
     return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).steps_ahead, 0)
 

@@ -37,7 +37,7 @@ class Pace:
 
     def __init__(self, plan: Plan) -> None:
         self._planned_rounds = planned_rounds(plan)
-        self._planned_tokens = self.mean_tokens = plan.facts.workload.response_lengths.mean
+        self._planned_tokens = self.mean_tokens = plan.facts.workload.drawn_lengths.mean
 
     @property
     def least_rounds(self) -> int:

@@ -6,6 +6,8 @@ distribution costs, by one and the same model. Drawn lengths equal to the typica
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,7 @@ from meshwright.planner.program.controllers import Controllers
 from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
 from meshwright.planner.simulation.controlled import Controlled
 from meshwright.planner.simulation.generated import Alone, CarriedOver, Generated, Lengths
+from meshwright.planner.simulation.rollouts import DrawnTurns, RollingOut, draw_turns
 from meshwright.planner.simulation.round_times import round_times
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal_to_replicas
@@ -40,8 +43,11 @@ class Sampled:
         level = placement.cost.total / remodel(plan.facts).seconds(call).total
         self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
         draws, times = _Draws(self._workload, seed), round_times(plan.facts, call, remodel)
-        self._generation: Alone | CarriedOver
-        if placement.schedule.runs_on:
+        self._generation: Alone | CarriedOver | RollingOut
+        if self._workload.turns:
+            turns = functools.partial(turns_of_step, self._workload, seed)
+            self._generation = RollingOut(plan, turns, times, level)
+        elif placement.schedule.runs_on:
             self._generation = CarriedOver(plan, draws, times, level, self._overcommit)
         else:
             self._generation = Alone(plan, draws, times, level)
@@ -61,7 +67,7 @@ class Sampled:
                 seconds[stage.name] = self._forward(placement, lengths)
         return StepWork(
             seconds=seconds,
-            num_tokens=float(drawn.responses.sum()),
+            num_tokens=float(sum(drawn.tokens_by_staleness.values())),
             live_sequences={GENERATE: drawn.live},
             tokens_by_staleness=drawn.tokens_by_staleness,
             tail_seconds={p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens},
@@ -126,10 +132,24 @@ class _Draws:
 
 
 def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
-    """Prompts and responses of one step's batch, in order of the prompts' lengths; those of a group are together."""
+    """Prompts and responses of one step's batch, in order of the prompts' lengths; those of a group are together. With
+    turns, a response is all that stands behind a prompt."""
+    if workload.turns:
+        rollouts = turns_of_step(workload, seed, step)
+        return np.array([one.prompt for one in rollouts]), np.array([one.num_tokens for one in rollouts])
     draw = np.random.default_rng([seed, step])
-    prompts = np.sort(_sample(draw, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
+    prompts = _prompts(workload, draw)
     return prompts, _sample(draw, workload.response_lengths, workload.batch_size)
+
+
+def turns_of_step(workload: Workload, seed: int, step: int) -> tuple[DrawnTurns, ...]:
+    """The rollouts of one step's batch, in the order of `draw_lengths`."""
+    draw = np.random.default_rng([seed, step])
+    return draw_turns(workload, _prompts(workload, draw), draw)
+
+
+def _prompts(workload: Workload, draw: np.random.Generator) -> Lengths:
+    return np.sort(_sample(draw, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
 
 
 def tokens_of_replicas(lengths: Lengths, num_replicas: int) -> NDArray[np.float64]:

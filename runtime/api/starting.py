@@ -1,9 +1,11 @@
-"""What there is before a plan: the hardware that is known, and a first job."""
+"""What there is before a plan: the hardware that is known, a first job, and a workload of what agents have done."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from meshwright.planner.imports.agent_traces import read_agent_trace
 from meshwright.planner.plan.first_job import FirstJob
 from meshwright.profiles.devices import device_named, device_names, network_named, network_names, network_source
 from meshwright.runtime.api.given import Pathname, require_number
@@ -62,3 +64,24 @@ def first_job(
         response=response,
     )
     return asked.text(Path(directory))
+
+
+def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
+    """The lengths, turns and latencies of agents' rollouts, as the workload of a job has them.
+
+    `trace` has JSON lines of chat messages, as `planner/imports/agent_traces.py` says; `tokenizer` is a tokenizer.json,
+    or the directory of one. Raises BadInput for a line that is no rollout, and for a tokenizer that cannot be read.
+
+    >>> import json, pathlib, tempfile, tokenizers
+    >>> place = pathlib.Path(tempfile.mkdtemp())
+    >>> words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    >>> words.save(str(place / "tokenizer.json"))
+    >>> said = [{"role": role, "content": "a"} for role in ("user", "assistant", "tool", "assistant")]
+    >>> _ = (place / "trace.jsonl").write_text(json.dumps({"messages": said}))
+    >>> api.agent_workload(place / "trace.jsonl", place)["turns"]["number"]
+    {'max': 2, 'histogram': [(2, 1)]}
+    """
+    from meshwright.runtime.generation.prompts import read_tokenizer
+
+    counts = read_tokenizer(Path(tokenizer))
+    return read_agent_trace(Path(trace), lambda text: len(counts.encode(text, add_special_tokens=False).ids)).workload()

@@ -51,6 +51,11 @@ LISTED = (
         "Say how many devices a job needs at least, and what the best plan gives on several numbers of them.",
     ),
     Listed(
+        "rollouts",
+        "starting.rollouts_command",
+        "Print the lengths, turns and latencies of agents' rollouts, as the workload of a job has them.",
+    ),
+    Listed(
         "profile",
         "profile_command",
         "Time the job's stage bodies and collectives on this machine; a call that was cut off is continued.",

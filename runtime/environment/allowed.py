@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from meshwright.planner.environment.rewards import BUILT_IN, Reward
+from meshwright.planner.environment.tool import BUILT_IN_TOOLS, Tool
 from meshwright.profiles.errors import BadInput
 
 
@@ -21,9 +22,19 @@ def require_functions(rewards: Sequence[Reward], allowed: Collection[str], *, ha
                     "held-out ones too; add it."
                 )
             continue
-        module = reward.function.partition(":")[0]
-        if module not in allowed:
-            raise BadInput(
-                f"reward {reward.name}: {reward.function} would run code of the module {module}, which was not allowed;"
-                f" give --allow-module {module} if you trust it."
-            )
+        _require_allowed(f"reward {reward.name}", reward.function, allowed)
+
+
+def require_tool(tool: Tool, allowed: Collection[str]) -> None:
+    """Raises BadInput for a function of a module that is not among the allowed ones. Imports nothing."""
+    if tool.function not in BUILT_IN_TOOLS:
+        _require_allowed("tool", tool.function, allowed)
+
+
+def _require_allowed(what: str, function: str, allowed: Collection[str]) -> None:
+    module = function.partition(":")[0]
+    if module not in allowed:
+        raise BadInput(
+            f"{what}: {function} would run code of the module {module}, which was not allowed; give --allow-module "
+            f"{module} if you trust it."
+        )

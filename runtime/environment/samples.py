@@ -1,4 +1,4 @@
-"""What a reward is given of a response, as a function and as a message have it."""
+"""What a reward or a tool is given of a response, as a function and as a message have it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,21 @@ class RewardSample:
         return cls(**{**message, **ids})
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToolCall(RewardSample):
+    """A rollout whose last turn calls a tool: `response` is all behind the prompt, and `drawn` what turn number `turn`
+    has drawn of it."""
+
+    turn: int
+    drawn: str
+
+
+ToolFunction: TypeAlias = Callable[[Sequence[ToolCall]], Sequence[str]]
+"""Answers to some calls, in their order."""
+
 RewardFunction: TypeAlias = Callable[[Sequence[RewardSample]], Sequence[float]]
 """Scores of some samples, in their order."""
 
 
 class RewardError(Exception):
-    """A call that gave no scores, and why."""
+    """A call that gave no scores or no answer, and why."""

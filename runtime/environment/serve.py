@@ -1,6 +1,6 @@
-"""What a worker process does: it loads one function, and answers batches of samples with their scores.
+"""What a worker process does: it loads one function, and answers batches of samples: with scores, or as a tool.
 
-    python -m meshwright.runtime.environment.serve FUNCTION PARENT
+    python -m meshwright.runtime.environment.serve FUNCTION reward|tool PARENT
 
 Batches and answers are lines of JSON. What the function prints goes to the standard error.
 """
@@ -10,53 +10,69 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
 from meshwright.planner.search.child_process import end_with
 from meshwright.runtime.environment.functions import function_named
-from meshwright.runtime.environment.samples import RewardFunction, RewardSample
+from meshwright.runtime.environment.samples import RewardSample, ToolCall
+
+FunctionKind: TypeAlias = Literal["reward", "tool"]
+
+
+class _Served(NamedTuple):
+    """What a function is given, what of, and what it answers to each."""
+
+    sample: Callable[[Mapping[str, Any]], RewardSample]
+    answer: Callable[[Any], object]
+    told: str
+
+
+_KINDS: Mapping[FunctionKind, _Served] = {
+    "reward": _Served(RewardSample.of, float, "scores"),
+    "tool": _Served(ToolCall.of, str, "answers"),
+}
 
 
 def main() -> None:
     """Serves the function that the command line names, until its input or the parent process ends."""
-    name, parent = sys.argv[1:]
+    name, kind, parent = sys.argv[1:]
     end_with(int(parent))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
-        serve(name, sys.stdin, answers)
+        serve(name, sys.stdin, answers, "tool" if kind == "tool" else "reward")
 
 
-def serve(name: str, batches: IO[str], answers: IO[str]) -> None:
+def serve(name: str, batches: IO[str], answers: IO[str], kind: FunctionKind = "reward") -> None:
     """Answers until there are no more batches; first that it is ready, or why not."""
     try:
         function = function_named(name)
     except Exception as error:
         _answer(answers, error=_sentence(error))
         return
-    _answer(answers, scores=[])
+    _answer(answers, answers=[])
     for line in batches:
-        samples = [RewardSample.of(message) for message in json.loads(line)]
+        samples = [_KINDS[kind].sample(message) for message in json.loads(line)]
         try:
-            _answer(answers, scores=_scores(function, samples))
+            _answer(answers, answers=_answers(function, samples, _KINDS[kind]))
         except Exception as error:
             _answer(answers, error=_sentence(error))
 
 
-def _scores(function: RewardFunction, samples: Sequence[RewardSample]) -> list[float]:
-    scores = [float(score) for score in function(samples)]
-    if len(scores) != len(samples):
-        raise ValueError(f"{len(scores)} scores for {len(samples)} samples")
-    return scores
+def _answers(function: Callable[[Any], Any], samples: Sequence[RewardSample], kind: _Served) -> list[object]:
+    answers = [kind.answer(answer) for answer in function(samples)]
+    if len(answers) != len(samples):
+        raise ValueError(f"{len(answers)} {kind.told} for {len(samples)} samples")
+    return answers
 
 
 def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _answer(answers: IO[str], **message: object) -> None:
-    answers.write(json.dumps(message) + "\n")
-    answers.flush()
+def _answer(file: IO[str], **message: object) -> None:
+    file.write(json.dumps(message) + "\n")
+    file.flush()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from meshwright.runtime.environment.samples import RewardError, RewardSample
+from meshwright.runtime.environment.serve import FunctionKind
 
 _START_SECONDS = 120.0
 """In which a process has imported its function."""
@@ -22,15 +24,19 @@ _MOST_ANSWER_BYTES = 2**24
 
 
 class Worker:
-    """Scores samples by one function in one process at a time, which is started when there is something to score."""
+    """Scores or answers samples by one function in one process at a time, which is started when there are any."""
 
-    def __init__(self, function: str, timeout_seconds: float) -> None:
+    def __init__(self, function: str, timeout_seconds: float, kind: FunctionKind = "reward") -> None:
         """A batch may take `timeout_seconds`."""
-        self._function, self._timeout = function, timeout_seconds
+        self._function, self._timeout, self._kind = function, timeout_seconds, kind
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]:
+        """As `answers`, of a reward."""
+        return [float(score) for score in self.answers(samples)]
+
+    def answers(self, samples: Sequence[RewardSample]) -> list[Any]:
         """Raises RewardError for a batch that raises an exception, takes too long or ends its process."""
         if self._is_closed:
             raise RewardError("its workers have ended")
@@ -56,7 +62,8 @@ class Worker:
                     pipe.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "meshwright.runtime.environment.serve", self._function, str(os.getpid())]
+        served = "meshwright.runtime.environment.serve", self._function, self._kind
+        command = [sys.executable, "-m", *served, str(os.getpid())]
         process = self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -66,7 +73,7 @@ class Worker:
         self._exchange(process, b"", _START_SECONDS)
         return process
 
-    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> list[float]:
+    def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> list[Any]:
         """Sends a line and waits for the next; a process that has not answered well is ended."""
         try:
             message = json.loads(_answer(process, line, time.monotonic() + seconds))
@@ -78,7 +85,7 @@ class Worker:
             raise RewardError("its process ended without an answer") from None
         if "error" in message:
             raise RewardError(message["error"])
-        return [float(score) for score in message["scores"]]
+        return list(message["answers"])
 
 
 def _answer(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:

@@ -15,6 +15,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import in_flight
 from meshwright.profiles.stages import GENERATE, Stage, values_of
 from meshwright.runtime.environment.environment import Environment, host_metrics, require_scores
+from meshwright.runtime.environment.tools import Tools
 from meshwright.runtime.generation.chunked_scoring import ChunkedStage
 from meshwright.runtime.generation.control import Control
 from meshwright.runtime.generation.generation_stage import Generating
@@ -51,15 +52,19 @@ class Actions:
         control: Control,
         out: Path,
         environment: Environment | None = None,
+        tools: Tools | None = None,
     ) -> None:
         """`steps` are those of the run and `out` its directory; held-out batches, of which nothing streams, may be run
-        beside them. A rank that owns what it generates has the `environment` of the job, if that has one."""
+        beside them. A rank that owns what it generates has the `environment` of the job, if that has one, and the one
+        that calls `tools` for its replica has those."""
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
         generation = self._copies[GENERATE]
         self._generating = (
-            Generating(plan, job, data, generation, steps=steps, streaming=streaming, environment=environment)
+            Generating(
+                plan, job, data, generation, steps=steps, streaming=streaming, environment=environment, tools=tools
+            )
             if generation.model
             else None
         )

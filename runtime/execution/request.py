@@ -14,7 +14,7 @@ from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import require_own_engine
 from meshwright.runtime.device import host
-from meshwright.runtime.environment.allowed import require_functions
+from meshwright.runtime.environment.allowed import require_functions, require_tool
 from meshwright.runtime.execution.resume import latest_step
 from meshwright.runtime.execution.resume_rules import changes
 from meshwright.runtime.generation.prompts import PromptData, read_data
@@ -52,7 +52,7 @@ class RunRequest:
     restarts: int = 0
     """Times that it was."""
     allowed_modules: tuple[str, ...] = ()
-    """Whose functions may be rewards."""
+    """Whose functions may be rewards or the tool."""
 
     def asked(self, data: PromptData) -> RunFile:
         """What is kept of it in the directory of the run, given its prompts."""
@@ -100,6 +100,12 @@ def _check_resume(request: RunRequest) -> None:
     is."""
     data = read_data(request.job, request.directory)
     require_functions(request.job.rewards, request.allowed_modules, has_answers=data.has_answers)
+    if request.job.tool:
+        require_tool(request.job.tool, request.allowed_modules)
+    elif request.job.workload.turns:
+        raise BadInput(
+            "job: workload.turns has rollouts of several turns and no tool answers them; give tool.function."
+        )
     done = latest_step(request.out)
     if done is not None and not request.resume:
         raise BadInput(

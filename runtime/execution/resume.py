@@ -154,7 +154,7 @@ class TakenUp:
             self.plan,
             done,
             workload.batch_size,
-            max_response=workload.response.max,
+            max_response=workload.max_response,
             draws_again=self.draws_again or any(one.draws_by.sampling != sampling for one in found),
         )
 

@@ -20,6 +20,7 @@ from meshwright.profiles.trace import Span
 from meshwright.runtime.device.patience import patience
 from meshwright.runtime.device.used_memory import bytes_in_use
 from meshwright.runtime.environment.environment import build_environment, require_scores
+from meshwright.runtime.environment.tools import Tools
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.executor import Executor
@@ -95,6 +96,8 @@ class RankRun:
         self._host_memory = HostMemory(plan, self.copies)
         scores_here = job.rewards and dist.get_rank() in owners(plan, GENERATE)
         self._environment = build_environment(plan, job.rewards) if scores_here else None
+        calls_here = plan.facts.workload.turns and self.copies[plan.copy_of(GENERATE)].mesh.is_first_of_replica
+        self._tools = Tools(job.tool) if job.tool and calls_here else None
         self._actions = Actions(
             plan,
             job,
@@ -106,6 +109,7 @@ class RankRun:
             control=self._controllers,
             out=request.out,
             environment=self._environment,
+            tools=self._tools,
         )
         self._actions.carry(loaded.carried.begun)
         if loaded.underway is not None:
@@ -271,6 +275,8 @@ class RankRun:
         self._watch.close()
         if self._environment:
             self._environment.close()
+        if self._tools:
+            self._tools.close()
         for group in self._host_groups:
             dist.destroy_process_group(group)
         return self.recorder.close()

@@ -107,10 +107,10 @@ class Admission:
     def delivered(self, responses: Sequence[Response]) -> dict[str, float]:
         """The turn has delivered these. Of the prompt batches that are now delivered whole, this replica's share: what
         was drawn for a prompt batch is known when its longest response is."""
-        self._pace.delivered([len(response.tokens) for response in responses])
+        self._pace.delivered([response.num_drawn for response in responses])
         for response in responses:
             count, tokens = self._batches.get(response.step, (0, 0))
-            self._batches[response.step] = count + 1, tokens + len(response.tokens)
+            self._batches[response.step] = count + 1, tokens + response.num_drawn
         whole = [step for step, (count, _) in self._batches.items() if count == self._per_step]
         found = [self._batches.pop(step) for step in whole]
         if not found:

@@ -8,9 +8,7 @@ on its way, and sequences in flight keep their tokens, keys and values while the
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,16 +16,27 @@ from torch import Tensor
 
 from meshwright.planner.simulation.flight import Delivery, Everything, Flight
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of, most_packed
+from meshwright.profiles.packing import blocks_of, most_packed
 from meshwright.runtime.generation.chunking import Listener
 from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep, Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.records import Numbers
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
+from meshwright.runtime.generation.seating import Part, Seated, Seating
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
-from meshwright.runtime.generation.slots import Beginning, LiveGroup, LiveSequence, Partial, Prompt, Response, packs
+from meshwright.runtime.generation.slots import (
+    Beginning,
+    Finish,
+    LiveGroup,
+    LiveSequence,
+    Partial,
+    Prompt,
+    Response,
+    packs,
+)
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
+from meshwright.runtime.generation.tool_turns import ToolTurnTaking
 from meshwright.runtime.model.block_attention import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
@@ -35,19 +44,6 @@ from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.pipeline_p2p import Relay
-
-_ROUNDS_AHEAD = 4
-"""A sequence is admitted where the live ones could go on for so many rounds without another block being freed."""
-
-
-class Seated(NamedTuple):
-    """Sequences that have just got a slot: all of them, by their places those whose tokens go through the model, and
-    for the others the slot whose prompt they read; how many of all begin."""
-
-    sequences: list[LiveSequence]
-    fed: list[int]
-    sources: dict[int, int]
-    num_begun: int
 
 
 class Generator:
@@ -72,6 +68,7 @@ class Generator:
         recomputes_cache: bool = False,
         records_steps: bool = True,
         group_size: int = 1,
+        tool_turns: ToolTurnTaking | None = None,
     ) -> None:
         """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt, in
         `num_blocks` blocks of cache: as many as all could need where no number is given, one longest one at least.
@@ -79,6 +76,7 @@ class Generator:
         The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
         keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
         get those of the new ones. Of `group_size` rows of a prompt one is prefilled. `records_steps` where that can be.
+        With `tool_turns` a response goes on behind what a tool answers.
         """
         needed = blocks_of(max_tokens)
         num_blocks = num_slots * needed if num_blocks is None else num_blocks
@@ -87,13 +85,12 @@ class Generator:
         self._most_packed = most_packed(-(-num_slots // mesh.layout.pp), max_tokens - max_response)
         parameter = next(model.parameters())
         self._model, self._spec, self._mesh = model, spec, mesh
-        self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings)
+        calls = tool_turns.call_end if tool_turns else None
+        self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, calls=calls)
         self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         self._uniforms = Uniforms(seed, num_slots)
         self._device, self._dtype = parameter.device, parameter.dtype
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.cut(num_slots, mesh.layout.pp))
-        self._paused: list[Partial] = []
-        """Sequences that had to give way, the oldest first: they go on before anything else begins."""
         self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
             num_blocks=num_blocks,
@@ -111,8 +108,8 @@ class Generator:
         self._lockstep = Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
-        self.num_preempted, self.most_blocks = 0, 0
-        """How often a sequence gave way (pre-emption), and the most blocks that were held at a time."""
+        self.seating = Seating(self._cache.tables, self._prompts, self._flight)
+        self._tool_turns = tool_turns
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
         """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
@@ -126,7 +123,7 @@ class Generator:
     def in_flight(self) -> tuple[Prompt, ...]:
         """The prompts admitted and not delivered: ended, live, paused, then waiting ones."""
         ended, live = ([one.prompt for one in found] for found in (self._flight.ended, self._live()))
-        return (*ended, *live, *(one.prompt for one in self._paused), *self._flight.waiting)
+        return (*ended, *live, *(one.prompt for one in self.seating.paused), *self._flight.waiting)
 
     def kept(self) -> InFlight:
         """What is in flight between two turns."""
@@ -134,7 +131,7 @@ class Generator:
         return InFlight(
             turn=flight.turn,
             live=tuple(tuple(sequence.kept() for sequence in group.live) for group in flight.groups),
-            paused=tuple(self._paused),
+            paused=tuple(self.seating.paused),
             waiting=tuple(flight.waiting),
             ended=tuple(flight.ended),
             blocks=tuple(tuple(self._cache.tables.held(one.slot).tolist()) for one in live),
@@ -146,7 +143,7 @@ class Generator:
         for group, live in zip(self._flight.groups, kept.live, strict=True):
             for partial in live:
                 group.seat(partial)
-        self._paused = list(kept.paused)
+        self.seating.paused = list(kept.paused)
         self._flight.resume(kept.turn, kept.waiting, kept.ended, kept.paused)
         for one, blocks, (keys, values) in zip(self._live(), kept.blocks, kept.cached, strict=True):
             self._cache.tables.restore(one.slot, blocks)
@@ -177,6 +174,8 @@ class Generator:
         self._model.eval()
         self._step.begin_turn()
         self._prompts.forget()
+        if self._tool_turns:
+            self._tool_turns.begin()
         if self._recomputes_cache and version != self._cached_version:
             self._recompute()
         self._cached_version = version
@@ -188,6 +187,8 @@ class Generator:
             least_rounds=least_rounds,
         )
         self._relay.flush()
+        if self._tool_turns:
+            self._tool_turns.end()
         self._lockstep.finish()
         return delivered
 
@@ -202,8 +203,8 @@ class Generator:
             seated.append(group.seat(sequence))
         if sequences[0].tokens:
             return lambda: self.decode(group, group.rows).tolist()
-        admitted = Seated(seated, list(range(len(seated))), {}, len(seated))
-        return lambda: self.prefill(group, admitted, self._parts(admitted)).tolist()
+        admitted = Seated(seated, list(range(len(seated))), {}, len(seated), {})
+        return lambda: self.prefill(group, admitted, admitted.parts(self._most_packed)).tolist()
 
     def _carry(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
         """Takes over what was drawn before for prompts that are admitted to the next turn: what goes on does so as if
@@ -214,7 +215,7 @@ class Generator:
                 if isinstance(again, Response):
                     self._flight.ended.append(again)
                 else:
-                    bisect.insort(self._paused, again, key=lambda one: one.age)
+                    self.seating.pause(again)
                     self._flight.carry(again)
         return [prompt for prompt in admitted if prompt.draw not in begun]
 
@@ -226,24 +227,28 @@ class Generator:
         if drawn is None:
             drawn = self._relay.receive_drawn(len(group.live))
         tokens, logprobs = drawn.cpu().numpy()
-        responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._stopping.finish)
-        self._release(freed)
+        responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
+        self.seating.release(freed)
+        if self._tool_turns:
+            self._tool_turns.begin_calls(group, self.seating)
         if stream is not None:
             stream.tell(group.live, responses)
         return responses
 
-    def _release(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self._cache.tables.release(slot)
-        self._prompts.leave(slots)
+    def _finish(self, group: LiveGroup) -> dict[int, Finish]:
+        """Which live sequences end with the tokens drawn last; what calls a tool goes on where it may."""
+        found = self._stopping.finish(group)
+        return self._tool_turns.take_calls(group, found) if self._tool_turns else found
 
     def _advance(self, group: LiveGroup) -> int:
         """One token for every live sequence of the group and for every admitted one; how many of these begin."""
-        self._grow(group)
+        self.seating.grow(group)
         continuing = group.rows
-        admitted = self._admit(group)
-        parts = self._parts(admitted)
-        self.most_blocks = max(self.most_blocks, self._cache.tables.num_used)
+        answered = self._tool_turns.answered(group, self.seating) if self._tool_turns else ()
+        admitted = self.seating.admit(group, answered)
+        if self._tool_turns:
+            self._tool_turns.limit(group, admitted.sequences)
+        parts = admitted.parts(self._most_packed)
         drawn = []
         with self._lockstep.passes(bool(len(continuing)) + len(parts)):
             if len(continuing):
@@ -256,63 +261,12 @@ class Generator:
             if tokens is not None:
                 self._relay.send_drawn(tokens)
             self._drawn[group.first_slot] = tokens
+        elif self._tool_turns and not self._drawn:
+            self._tool_turns.wait()
         return admitted.num_begun
 
-    def _grow(self, group: LiveGroup) -> None:
-        """Blocks for the next token of every live sequence. Where too few are free the youngest of the group gives way,
-        to be computed anew: a group's own, for the others' tokens are on their way."""
-        tables = self._cache.tables
-        while True:
-            slots, needed = group.first_slot + group.rows, group.records.cached(group.rows) + 1
-            short = tables.short(slots, needed).tolist()
-            if all(tables.take(int(slots[index]), int(needed[index])) for index in short):
-                return
-            youngest = max(range(len(group.live)), key=lambda index: group.live[index].age)
-            bisect.insort(self._paused, group.live[youngest].kept(), key=lambda one: one.age)
-            self._release(group.leave([youngest]))
-            self.num_preempted += 1
-
-    def _admit(self, group: LiveGroup) -> Seated:
-        """Seats what waits while there are slots and blocks, what is paused first."""
-        admitted, waiting, turn = Seated([], [], {}, 0), self._flight.waiting, self._flight.turn
-        num_begun, num_live = 0, sum(len(group.live) for group in self._flight.groups)
-        while not group.is_full and (self._paused or waiting):
-            begins = not self._paused
-            partial = Partial(prompt=waiting[0], first_turn=turn) if begins else self._paused[0]
-            source = self._prompts.source(partial.prompt) if begins else None
-            if not self._holds(group.next_slot, partial, source, num_live):
-                break
-            if source is None:
-                admitted.fed.append(len(admitted.sequences))
-            else:
-                admitted.sources[len(admitted.sequences)] = source
-            seated = group.seat(partial)
-            admitted.sequences.append(seated)
-            if begins:
-                self._prompts.seat(waiting.popleft(), seated.slot)
-            else:
-                self._paused.pop(0)
-            num_begun, num_live = num_begun + begins, num_live + 1
-        return admitted._replace(num_begun=num_begun)
-
-    def _holds(self, slot: int, partial: Partial, source: int | None, num_live: int) -> bool:
-        """Whether the slot has got blocks for a sequence and its next token, and enough are left for the live ones."""
-        tables, num_prompt = self._cache.tables, len(partial.prompt.tokens)
-        if source is not None:
-            tables.share(source, slot, num_prompt)
-        left = num_live * _ROUNDS_AHEAD // BLOCK_TOKENS
-        if tables.take(slot, num_prompt + len(partial.tokens) + 1) and (tables.num_free >= left or not num_live):
-            return True
-        tables.release(slot)
-        return False
-
-    def _parts(self, admitted: Seated) -> list[list[tuple[int, int, int]]]:
-        """Packs of what is fed: (place among the fed, first, end)."""
-        fed = [admitted.sequences[index] for index in admitted.fed]
-        return list(packs([len(one.prompt.tokens) + one.num_drawn for one in fed], self._most_packed))
-
     @torch.no_grad()
-    def prefill(self, group: LiveGroup, admitted: Seated, parts: Sequence[Sequence[tuple[int, int, int]]]) -> Tensor:
+    def prefill(self, group: LiveGroup, admitted: Seated, parts: Sequence[Sequence[Part]]) -> Tensor:
         """Caches what sequences have that were admitted and draws their next tokens, [2, B] as `_draw`."""
         fed = [admitted.sequences[index] for index in admitted.fed]
         logits = self._feed([(one.slot, (*one.prompt.tokens, *one.tokens)) for one in fed], parts)
@@ -323,11 +277,9 @@ class Generator:
         logits = self._prompts.of_all(admitted.sequences, admitted.fed, logits)
         return _nothing_drawn(len(rows)) if logits is None else self._drawn_from(logits, group, rows)
 
-    def _feed(
-        self, texts: Sequence[tuple[int, tuple[int, ...]]], parts: Sequence[Sequence[tuple[int, int, int]]]
-    ) -> Tensor | None:
-        """Keys and values of tokens, each row's from the first on in its slot; what the last stage says of the last
-        ones [B, V / tp], nothing before it or where there is none."""
+    def _feed(self, texts: Sequence[tuple[int, tuple[int, ...]]], parts: Sequence[Sequence[Part]]) -> Tensor | None:
+        """Keys and values of tokens, the parts of each row in its slot; what the last stage says of the last ones
+        [B, V / tp], nothing before it or where there is none."""
         said = []
         for pack in parts:
             slots, firsts = [texts[row][0] for row, _, _ in pack], [first for _, first, _ in pack]

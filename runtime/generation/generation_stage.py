@@ -12,16 +12,20 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting, facts_of
 from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
+from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE
-from meshwright.profiles.trace import LIVE
+from meshwright.profiles.trace import CALL_SECONDS, LIVE, NUM_CALLS, NUM_TOLD_TOKENS
 from meshwright.runtime.environment.environment import Environment
-from meshwright.runtime.environment.samples import RewardSample
+from meshwright.runtime.environment.samples import RewardSample, ToolCall
+from meshwright.runtime.environment.tools import Tools
 from meshwright.runtime.generation.admission import Admission, shared
 from meshwright.runtime.generation.chunking import Chunk, Chunker, Listeners
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.in_flight_state import Drawing
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Beginning, Finish, LiveSequence, Prompt, Response
+from meshwright.runtime.generation.stopping import StopStrings
+from meshwright.runtime.generation.tool_turns import CallingTurn, ToolTurnTaking, TurnLimits
 from meshwright.runtime.messages.chunk_transport import ChunkSender, Streaming, TokenChunk
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.copies import WeightCopy
@@ -44,12 +48,16 @@ class Generating:
         steps: range,
         streaming: Streaming,
         environment: Environment | None = None,
+        tools: Tools | None = None,
     ) -> None:
-        """An `environment` scores the responses of the rank that owns its replica's."""
+        """An `environment` scores the responses of the rank that owns its replica's; `tools` answer turns of rollouts
+        on the rank that calls them for its replica."""
+        self._tools = tools
         self._scoring = Scoring(environment, data) if environment else None
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: Generator | None = None
+        self._tool_turns: ToolTurnTaking | None = None
         self._begun: dict[int, Beginning] = {}
         """By draw, of prompts that are not admitted yet: what was drawn for them under another plan."""
         self._delivered: dict[int, dict[int, int]] = {}
@@ -130,11 +138,22 @@ class Generating:
         for row, response in zip(rows, responses, strict=True):
             _put_response(batch, row, response)
         return {
-            "num_tokens": float(sum(len(response.tokens) for response in responses)),
+            "num_tokens": float(sum(response.num_drawn for response in responses)),
             "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
             "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
             **facts,
+            **self._told_facts(responses),
         }
+
+    def _told_facts(self, responses: Sequence[Response]) -> dict[str, float]:
+        """Of rollouts of several turns: tokens that a tool told, and on the rank that calls it how often and for how
+        long it was waited for."""
+        if not self._tool_turns:
+            return {}
+        told = sum(len(response.tokens) - response.num_drawn for response in responses)
+        taking, self._tool_turns = self._tool_turns, None
+        facts = {NUM_TOLD_TOKENS: float(told)}
+        return facts | ({NUM_CALLS: float(taking.num_calls), CALL_SECONDS: taking.seconds} if self._tools else {})
 
     def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
         """What the turn that delivers `step` delivers, and how many sequences were live in it."""
@@ -172,6 +191,7 @@ class Generating:
 
     def _new_generator(self, group_size: int = 1) -> Generator:
         workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule
+        self._tool_turns = self._new_tool_turns() if workload.turns else None
         return Generator(
             self._copy.decoder,
             self._copy.spec,
@@ -179,7 +199,7 @@ class Generating:
             num_slots=schedule.generation_slots,
             num_blocks=workload.cache_need(schedule, self._copy.mesh.layout.dp).blocks,
             max_tokens=workload.max_tokens,
-            max_response=workload.response.max,
+            max_response=workload.max_response,
             eos_tokens=frozenset(self._data.ends.tokens),
             temperature=self._job.settings.temperature,
             top_k=self._job.settings.top_k,
@@ -189,7 +209,34 @@ class Generating:
             recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
             records_steps=self._plan.facts.engine == GRAPH,
             group_size=group_size,
+            tool_turns=self._tool_turns,
         )
+
+    def _new_tool_turns(self) -> ToolTurnTaking:
+        workload, tool = self._plan.facts.workload, self._job.tool
+        assert workload.turns is not None
+        assert tool is not None
+        assert self._data.tokenizer is not None
+        return ToolTurnTaking(
+            self._copy.mesh,
+            next(self._copy.decoder.parameters()).device,
+            self._tools,
+            call_end=StopStrings(self._data.tokenizer, (tool.call_end,)),
+            limits=TurnLimits(
+                num_turns=workload.turns.number.max,
+                drawn=workload.response.max,
+                answer=workload.turns.result.max,
+                response=workload.max_response,
+            ),
+            keeps_cache=self._plan.placement(GENERATE).schedule.while_waiting is WhileWaiting.KEEP,
+            describe=self._call_of,
+            encode=self._data.encode,
+        )
+
+    def _call_of(self, prompt: Prompt, tokens: Sequence[int], turn: CallingTurn) -> ToolCall:
+        """What the tool is told of a turn that calls it."""
+        sample = reward_sample(self._data, prompt, tuple(tokens))
+        return ToolCall(**vars(sample), turn=turn.number, drawn=self._data.text(tokens[turn.first :]))
 
     def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk]) -> None:
         sender.send(TokenChunk(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
@@ -215,15 +262,19 @@ class Scoring:
         self._environment.deliver(batch.key, rows)
 
     def _sample(self, response: Response) -> RewardSample:
-        prompt = response.prompt
-        return RewardSample(
-            id=f"{'held out' if prompt.draw < 0 else prompt.step}/{prompt.row}",
-            prompt=self._data.text(prompt.tokens),
-            response=self._data.text(response.tokens),
-            prompt_ids=prompt.tokens,
-            response_ids=response.tokens,
-            answer=self._data.answer(prompt),
-        )
+        return reward_sample(self._data, response.prompt, response.tokens)
+
+
+def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> RewardSample:
+    """A prompt of the data and the tokens behind it."""
+    return RewardSample(
+        id=f"{'held out' if prompt.draw < 0 else prompt.step}/{prompt.row}",
+        prompt=data.text(prompt.tokens),
+        response=data.text(tokens),
+        prompt_ids=prompt.tokens,
+        response_ids=tokens,
+        answer=data.answer(prompt),
+    )
 
 
 class _Rounds:

@@ -93,6 +93,11 @@ class PromptData:
         assert self.tokenizer is not None
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that stands among others: with nothing in front of it and nothing behind."""
+        assert self.tokenizer is not None
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
     def _training_prompt(self, position: int) -> tuple[int, ...]:
         return self.train[self._place(position)]
 
@@ -123,7 +128,7 @@ def read_data(job: Job, directory: Path) -> PromptData:
     if job.data is None:
         raise BadInput("job: there is no data section; run needs data.prompts and data.tokenizer.")
     data, place = job.data, directory / job.data.tokenizer
-    tokenizer = _read_tokenizer(place)
+    tokenizer = read_tokenizer(place)
     encoder = Encoder(tokenizer, place, chat=data.chat)
     train = _read_prompts(directory / data.prompts, data.split, encoder, job)
     held_out = _Read()
@@ -147,7 +152,8 @@ def read_data(job: Job, directory: Path) -> PromptData:
     )
 
 
-def _read_tokenizer(directory: Path) -> Tokenizer:
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer.json of a directory, or that file. Raises BadInput where it cannot be read."""
     path = directory / "tokenizer.json" if directory.is_dir() else directory
     try:
         return Tokenizer.from_str(read_text(path, "tokenizer"))

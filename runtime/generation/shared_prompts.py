@@ -59,7 +59,7 @@ class SharedPrompts:
         own = dict.fromkeys(fed) if logits is None else dict(zip(fed, logits, strict=True))
         for index in fed if self._slots else ():
             group = self._group(admitted[index].prompt)
-            if admitted[index].slot in self._slots.get(group, ()):
+            if not admitted[index].num_drawn and admitted[index].slot in self._slots.get(group, ()):
                 self._said[group] = own[index]
         if len(fed) == len(admitted):
             return logits

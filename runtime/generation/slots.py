@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from meshwright.planner.simulation.slot_groups import SlotGroup
+from meshwright.profiles.stages import TOLD
 from meshwright.runtime.generation.records import NO_LIMIT, Numbers, Reals, Records
 
 if TYPE_CHECKING:
-    from meshwright.runtime.generation.stopping import DecodedText
+    from meshwright.runtime.generation.stopping import DecodedText, StopStrings
 
 
 Age: TypeAlias = tuple[int, int, int]
@@ -33,6 +34,8 @@ class Finish(StrEnum):
     """A stop string was completed."""
     LENGTH = "length"
     """The response is truncated: it reached the longest that was allowed."""
+    CALL = "call"
+    """A turn of the response calls a tool; the response goes on, or is truncated where it may not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +59,9 @@ class Partial:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
-    """Of the weights that drew each token; never falls. Where a cache is kept over a change of weights, what they
-    attended to is in part of older ones: the log-probabilities are those that were sampled, and of no one version."""
+    """Of the weights that drew each token; never falls, but for what a tool told, which has `TOLD`. Where a cache is
+    kept over a change of weights, what tokens attended to is in part of older ones: the log-probabilities are those
+    that were sampled, and of no one version."""
     first_turn: int = 0
     """The generator's turn in which the first token was drawn."""
 
@@ -65,6 +69,11 @@ class Partial:
     def row(self) -> int:
         """Of its prompt."""
         return self.prompt.row
+
+    @property
+    def num_drawn(self) -> int:
+        """Tokens but for those that a tool told."""
+        return len(self.versions) - self.versions.count(TOLD)
 
     @property
     def step(self) -> int:
@@ -111,8 +120,8 @@ class LiveSequence:
     row: int
     """Of the records."""
     first_turn: int = 0
-    text: DecodedText | None = None
-    """Kept where stop strings are watched for; made again from the tokens where it is missing."""
+    texts: dict[StopStrings, DecodedText] = field(default_factory=dict)
+    """Kept where strings are watched for; made again from the tokens where it is missing."""
 
     @property
     def step(self) -> int:
@@ -212,14 +221,33 @@ class LiveGroup(SlotGroup[LiveSequence]):
 
     def leave(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
         """Takes out live sequences by their place among them; the slots that are free again."""
-        kept = np.ones(len(self.live), dtype=bool)
-        kept[list(indices)] = False
-        left = self.rows[~kept].tolist()
+        left = self._take_out(indices)
         for row in left:
             heapq.heappush(self._free, row)
+        return [self.first_slot + row for row in left]
+
+    def park(self, sequence: LiveSequence) -> None:
+        """A live sequence keeps its slot and draws nothing until it goes on."""
+        self._take_out([self.live.index(sequence)])
+
+    def go_on(self, parked: LiveSequence) -> None:
+        """It draws again, behind the live ones."""
+        self.live.append(parked)
+        self.rows = np.append(self.rows, parked.row)
+
+    def free(self, parked: LiveSequence) -> int:
+        """Its slot, which is free again."""
+        heapq.heappush(self._free, parked.row)
+        return parked.slot
+
+    def _take_out(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
+        """Live sequences by their place among them; their rows."""
+        kept = np.ones(len(self.live), dtype=bool)
+        kept[list(indices)] = False
+        left: list[int] = self.rows[~kept].tolist()
         self._keep(kept.tolist())
         self.rows = self.rows[kept]
-        return [self.first_slot + row for row in left]
+        return left
 
 
 def packs(rows: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]]:

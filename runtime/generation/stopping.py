@@ -28,11 +28,12 @@ class StopStrings:
 
     def complete(self, sequence: LiveSequence) -> bool:
         """Whether the token drawn last completes one of the strings; to be asked once after every token."""
-        if sequence.text is None:
-            sequence.text = DecodedText(self._tokenizer)
+        text = sequence.texts.get(self)
+        if text is None:
+            text = sequence.texts[self] = DecodedText(self._tokenizer)
             for token in sequence.tokens[:-1]:  # those of a sequence that had no slot for a while
-                sequence.text.grow(token, self._strings, self._kept)
-        return sequence.text.grow(sequence.last_token, self._strings, self._kept)
+                text.grow(token, self._strings, self._kept)
+        return text.grow(sequence.last_token, self._strings, self._kept)
 
 
 class DecodedText:
@@ -55,20 +56,23 @@ class DecodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """A response ends by an end token, which stays in it, by a stop string, or by length, in this order."""
+    """A response ends by an end token, which stays in it, by a stop string, or by length, in this order; before length
+    comes that a turn of it calls a tool."""
 
     eos_tokens: frozenset[int]
     max_response: int
     strings: StopStrings | None = None
+    calls: StopStrings | None = None
 
     def finish(self, group: LiveGroup) -> dict[int, Finish]:
         """Which live sequences of a group end with the tokens drawn last, by their place among them, and why."""
         rows, records = group.rows, group.records
         longest = np.minimum(records.most[rows], self.max_response)
         found = dict.fromkeys(np.flatnonzero(records.num_drawn[rows] >= longest).tolist(), Finish.LENGTH)
-        if self.strings is not None:
-            complete = map(self.strings.complete, group.live)
-            found |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), Finish.STOP)
+        for strings, why in ((self.calls, Finish.CALL), (self.strings, Finish.STOP)):
+            if strings is not None:
+                complete = map(strings.complete, group.live)
+                found |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), why)
         ends = (records.last(rows)[:, None] == self._ends).any(axis=1)
         return found | dict.fromkeys(np.flatnonzero(ends).tolist(), Finish.EOS)
 

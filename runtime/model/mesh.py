@@ -69,6 +69,12 @@ class Mesh:
         return self.dp_rank % self.layout.ep
 
     @property
+    def is_first_of_replica(self) -> bool:
+        """Whether this rank has the lowest number of those that hold one copy of the model; False on a rank that is not
+        a member."""
+        return self.tp_rank == self.pp_rank == 0
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether this rank holds the embedding; False on a rank that is not a member."""
         return self.pp_rank == 0

@@ -253,7 +253,7 @@ class Recorder:
             evaluations=known,
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
             response_tokens=statistics.fmean(line["response_tokens"] for line in lines),
-            expected_response_tokens=self._plan.facts.workload.response_lengths.mean,
+            expected_response_tokens=self._plan.facts.workload.drawn_lengths.mean,
             memory=memory_use(self._plan, spans),
             overhead=statistics.median(line["overhead"] for line in lines),
             generator_gap=GeneratorGap.of(lines, [asdict(one) for one in known]),

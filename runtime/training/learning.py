@@ -35,6 +35,7 @@ from meshwright.runtime.training.ppo import (
     targets,
     value_loss,
 )
+from meshwright.runtime.training.told_tokens import ClosedColumns, drawn_mask
 
 _READ = ("ref_logprobs", "values")
 """Fields of tokens that a batch has under some algorithms."""
@@ -64,19 +65,28 @@ class Learning:
         self._settings, self._workload, self._lengths = settings, workload, lengths
         self._tokens = experience.padded("tokens", rows, width)
         self._scores = torch.cat([batch.score(row) for row in rows])
+        self._num_behind_prompts = int((totals - prompts).sum())
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
         self._fields = {name: experience.padded(name, rows, width) for name in _READ if name in reads}
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
-        self._fields |= self._targets()
+        self._fields |= self._targets_of_turns(batch, width) if workload.turns else self._targets(self._fields)
         if max_staleness:
             behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
 
-    def _targets(self) -> dict[str, Tensor]:
+    def _targets_of_turns(self, batch: StepExperience, width: int) -> dict[str, Tensor]:
+        """As `_targets`, and the mask of the tokens that were drawn: those that a tool told carry no loss, and what is
+        earned behind them counts for what was drawn before."""
+        response = self._fields["mask"]
+        self._fields["mask"] = drawn_mask(response, batch.experience.padded("versions", batch.rows, width))
+        columns = ClosedColumns(response, self._fields["mask"])
+        return columns.opened(self._targets(columns.closed(self._fields)))
+
+    def _targets(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the losses aim at."""
-        fields, settings = self._fields, self._settings
+        settings = self._settings
         if isinstance(settings, CriticFreeSettings):
             advantages = critic_free_advantages(
                 scores=self._scores,
@@ -86,9 +96,9 @@ class Learning:
                 truncated=self._truncated,
                 settings=settings,
                 group_size=self._workload.group_size,
-                max_response=self._workload.response.max,
+                max_response=self._workload.max_response,
             )
-            return {"advantages": advantages, **self._loss_weights(settings)}
+            return {"advantages": advantages, **_loss_weights(fields["mask"], settings)}
         assert isinstance(settings, PPO)
         goals = targets(
             scores=self._scores,
@@ -100,13 +110,6 @@ class Learning:
             settings=settings,
         )
         return {"advantages": goals.advantages, "returns": goals.returns}
-
-    def _loss_weights(self, settings: CriticFreeSettings) -> dict[str, Tensor]:
-        """Where the loss is a mean over responses: one over the tokens of each."""
-        if settings.loss_mean != "sequence":
-            return {}
-        mask = self._fields["mask"]
-        return {"loss_weights": torch.where(mask, 1.0 / mask.sum(1, keepdim=True).clamp(min=1), 0.0)}
 
     def metrics(self) -> dict[str, float]:
         """What is reported of the batch, before any update."""
@@ -121,6 +124,8 @@ class Learning:
         )
         if self._workload.group_size > 1:
             reported["groups_with_signal"] = share_with_signal(self._scores, self._workload.group_size)
+        if self._workload.turns:
+            reported["told_tokens"] = self._num_behind_prompts / len(self._scores) - reported["response_tokens"]
         if "weights" in fields:
             reported["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
         return reported
@@ -135,13 +140,20 @@ class Learning:
         mean = getattr(self._settings, "loss_mean", "token")
         if mean == "token":
             return self.num_tokens(rows)
-        return len(rows) * (self._workload.response.max if mean == "constant" else 1)
+        return len(rows) * (self._workload.max_response if mean == "constant" else 1)
 
     def block(self, rows: Sequence[int]) -> MicroBatch:
         """A micro-batch of these rows."""
         ends = [(row, self._lengths[row]) for row in rows]
         fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
         return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
+
+
+def _loss_weights(mask: Tensor, settings: CriticFreeSettings) -> dict[str, Tensor]:
+    """Where the loss is a mean over responses: one over the tokens of each."""
+    if settings.loss_mean != "sequence":
+        return {}
+    return {"loss_weights": torch.where(mask, 1.0 / mask.sum(1, keepdim=True).clamp(min=1), 0.0)}
 
 
 def training_loss(

@@ -23,6 +23,7 @@ from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 from meshwright.runtime.training.advantages import response_mask
+from meshwright.runtime.training.told_tokens import drawn_mask
 
 _WAY_OUT = "run again with --resume to go on from the last checkpoint."
 
@@ -155,10 +156,10 @@ def _gap(batch: StepExperience, rows: Sequence[int], version: int, *, begun_befo
 
 
 def _response(batch: StepExperience, rows: Sequence[int]) -> Tensor:
-    """The mask [rows, width] of the predictions of response tokens."""
+    """The mask [rows, width] of the predictions of response tokens that were drawn."""
     prompts = torch.tensor([batch.prompt_length(row) for row in rows])
     totals = torch.tensor([batch.length(row) for row in rows])
-    return response_mask(prompts, totals - prompts, int(totals.max()))
+    return drawn_mask(response_mask(prompts, totals - prompts, int(totals.max())), _padded(batch, "versions", rows))
 
 
 def _padded(batch: StepExperience, field: str, rows: Sequence[int]) -> Tensor:

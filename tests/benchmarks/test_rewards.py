@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.rewards.judging import Calls, seconds_at_once, served
 from benchmarks.rewards.words import share_of_letters
-from meshwright.planner.environment.latency import LatencySpec
+from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardSample
 

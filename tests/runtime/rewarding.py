@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.runtime.environment.samples import RewardSample
+from meshwright.runtime.environment.samples import RewardSample, ToolCall
 
 
 def third_word(samples: Sequence[RewardSample]) -> list[float]:
@@ -18,3 +18,15 @@ def no_seventh(samples: Sequence[RewardSample]) -> list[float]:
         if "w7" in one.response.split():
             raise ValueError("w7 is not to be said")
     return [1.0] * len(samples)
+
+
+def echoed_words(calls: Sequence[ToolCall]) -> list[str]:
+    """A tool that says the first words of the turn again, and the word that is paid for."""
+    return [" ".join([*call.drawn.split()[: call.turn], "w3"]) for call in calls]
+
+
+def silent_at_seven(calls: Sequence[ToolCall]) -> list[str]:
+    """A tool that fails where the turn has the word w7."""
+    if any("w7" in call.drawn.split() for call in calls):
+        raise ValueError("w7 is not to be asked")
+    return ["w1"] * len(calls)

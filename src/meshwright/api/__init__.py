@@ -78,7 +78,7 @@ from meshwright.runtime.api.reading import (
 from meshwright.runtime.api.replanning import replan
 from meshwright.runtime.api.replaying import replay
 from meshwright.runtime.api.running import export_models, export_scripts, run
-from meshwright.runtime.api.starting import first_job, known_hardware
+from meshwright.runtime.api.starting import agent_workload, first_job, known_hardware
 from meshwright.runtime.api.watching import watch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
@@ -116,6 +116,7 @@ __all__ = [
     "TwoPlans",
     "WhatIf",
     "Why",
+    "agent_workload",
     "calibrate",
     "compare",
     "explain",

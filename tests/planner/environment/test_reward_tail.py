@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.environment.latency import Latencies, LatencySpec
 from meshwright.planner.environment.reward_tail import (
     Seconds,
     Served,
@@ -14,6 +13,7 @@ from meshwright.planner.environment.reward_tail import (
     response_ends,
     tail_seconds,
 )
+from meshwright.profiles.environment.latency import Latencies, LatencySpec
 
 SLOW = LatencySpec(mean=2.0, p99=20.0).resolve()
 ENDS = np.sort(np.random.default_rng(1).lognormal(3.0, 0.8, 64))

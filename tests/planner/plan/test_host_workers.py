@@ -11,7 +11,6 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.stated import misstated
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.latency import LatencySpec
 from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.host_workers import MOST_CALLS, host_seconds, least_cost, most_workers, with_workers
@@ -21,6 +20,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.program import Receive, Send, lower
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from tests.planner.jobs import small_facts

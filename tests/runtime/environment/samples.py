@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from meshwright.runtime.environment.samples import RewardSample
+from meshwright.runtime.environment.samples import RewardSample, ToolCall
 
 MODULE = "tests.runtime.environment.samples"
 
@@ -32,3 +32,17 @@ def fussy(samples: Sequence[RewardSample]) -> list[float]:
         if one.response == "end":
             os._exit(3)
     return [1.0 for one in samples if one.response != "few"]
+
+
+def slow_echo(calls: Sequence[ToolCall]) -> list[str]:
+    """A tool that takes its time, and fails at one word."""
+    time.sleep(0.2)
+    if any(call.drawn == "raise" for call in calls):
+        raise ValueError("no such word")
+    return [f"{call.drawn}!" for call in calls]
+
+
+def last_letters(calls: Sequence[ToolCall]) -> list[str]:
+    """A tool that says the last letters of the turn again, as many as the turn's number; quick ones and slow ones."""
+    time.sleep(0.002 * sum(len(call.drawn) % 4 for call in calls))
+    return [call.drawn[-call.turn :] for call in calls]

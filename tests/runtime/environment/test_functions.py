@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.environment.rewards import BUILT_IN
+from meshwright.planner.environment.tool import BUILT_IN_TOOLS
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.environment.functions import BUILT_IN_PATHS, function_named
 from tests.runtime.environment.samples import MODULE, length, sample
 
 
 def test_every_built_in_function_is_there() -> None:
-    assert tuple(BUILT_IN_PATHS) == BUILT_IN
+    assert tuple(BUILT_IN_PATHS) == (*BUILT_IN, *BUILT_IN_TOOLS)
     for name in BUILT_IN:
         assert function_named(name)([sample("1", "1")]) in ([0.0], [1.0])
 

@@ -19,14 +19,14 @@ def answers(function: str, *batches: list[str]) -> list[dict[str, object]]:
 
 
 def test_every_batch_has_its_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    assert answers(f"{MODULE}:length", ["a", "bb"], ["ccc"]) == [{"scores": []}, {"scores": [1, 2]}, {"scores": [3]}]
+    assert answers(f"{MODULE}:length", ["a", "bb"], ["ccc"]) == [{"answers": []}, {"answers": [1, 2]}, {"answers": [3]}]
     assert "scored 2" in capsys.readouterr().out
 
 
 def test_an_exception_is_the_answer_to_its_batch_alone() -> None:
     _, one, other = answers(f"{MODULE}:fussy", ["raise"], ["well"])
     assert one == {"error": "ValueError: no such word"}
-    assert other == {"scores": [1.0]}
+    assert other == {"answers": [1.0]}
 
 
 def test_too_few_scores_are_an_error() -> None:

@@ -77,8 +77,8 @@ def both(
     if plenty is None or little is None:
         return None
     drawn, same = ([one.generate(storm(seed)) for seed in seeds] for one in (plenty, little))
-    assert little.most_blocks <= THIRD
-    return drawn, same, little.num_preempted, little._cache.tables.num_used
+    assert little.seating.most_blocks <= THIRD
+    return drawn, same, little.seating.num_preempted, little._cache.tables.num_used
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def counted(directory: Path, layout: str, num_cases: int) -> tuple[list[tuple[Re
     if generator is None:
         return None
     found = [generator.generate(storm(seed)) for seed in range(num_cases)]
-    return found, generator.num_preempted, generator._cache.tables.num_used
+    return found, generator.seating.num_preempted, generator._cache.tables.num_used
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How long one call of a reward takes, as a distribution in seconds."""
+"""How long one call of a reward or a tool takes, as a distribution in seconds."""
 
 from __future__ import annotations
 

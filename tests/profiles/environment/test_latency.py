@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from meshwright.planner.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.documents import parse
+from meshwright.profiles.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.errors import BadInput
 
 

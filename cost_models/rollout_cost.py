@@ -1,0 +1,153 @@
+"""Seconds of a generation whose rollouts take several turns and wait for a tool between them.
+
+A rollout is under way for D rounds in which it draws and for W seconds in which it waits, W / tau rounds of tau seconds
+each. What it takes from its first round to its last is the sum of both over its turns
+(`profiles.environment.turns`), and tau follows from how many draw at a time, so that it is found by iteration: fewer
+wait where rounds are longer.
+
+Where a waiting sequence keeps its slot, slots are taken for D + W / tau rounds and list scheduling is that of
+`cost_models.rounds`. Where it leaves, the rounds lie between the larger one and the sum of two: those of all that is
+drawn, over the slots, and those that the longest rollout is under way (Brent, The parallel evaluation of general
+arithmetic expressions, J. ACM 21(2), 1974). The root of the sum of their squares is taken, which is neither's law; with
+a slot for each there is nothing to wait for but the longest. Either is stretched by how much later the slowest of the
+replicas ends whose rollouts wait for slots.
+
+Waiting is taken as spread evenly over a rollout. Of M that are under way, each draws with probability
+p = D / (D + W / tau) on its own, so that in (1 - p)^M of the rounds nobody does: the device then waits. Workers are
+taken as free whenever a tool is called.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from meshwright.cost_models.compute import Passes
+from meshwright.cost_models.cost import Cost, Term
+from meshwright.cost_models.generation_cost import Generation, work_of
+from meshwright.cost_models.rounds import Rounds, RoundWindow, rounds_of
+from meshwright.cost_models.turn_cost import Overlap, Turns
+from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.lengths import Histogram, LengthSpec
+from meshwright.profiles.schedule import WhileWaiting
+from meshwright.profiles.workload import Workload
+
+TOOLS = "waiting for tools"
+"""The term of seconds in which no sequence of a replica draws."""
+
+_MOST_ITERATIONS, _CLOSE = 16, 1e-3
+"""Of the seconds of a round, and how near two of them are the same."""
+
+
+class Replica(NamedTuple):
+    """Of one generation: its rows, slots, pipeline stages and rows of one prompt, and who keeps what while it waits."""
+
+    num_rows: int
+    num_slots: int
+    num_stages: int
+    rows_per_prompt: int
+    while_waiting: WhileWaiting
+
+
+class _Played(NamedTuple):
+    """The rounds in which some sequence draws, and those in which all wait."""
+
+    busy: Rounds
+    num_busy: float
+    num_idle: float
+
+
+class RolloutCosts:
+    """Of one workload that has turns."""
+
+    def __init__(self, workload: Workload) -> None:
+        assert workload.turns is not None
+        self._workload, self._turns = workload, workload.turns
+        told = round((workload.response_lengths.mean - workload.drawn_lengths.mean) / 2)
+        prompts = workload.prompt_lengths
+        pairs = zip(prompts.tokens, prompts.probabilities, strict=True)
+        self._prompt = LengthSpec(max=prompts.maximum + told, histogram=tuple((n + told, p) for n, p in pairs))
+        """Half of what a rollout is told stands before an average token that it draws."""
+        self._drawing = self._of_one_turn(workload.drawn_lengths)
+        self._slowest = Turns(self._drawing)
+
+    def seconds(self, generation: Generation, replica: Replica) -> Cost:
+        """Of all rollouts of a replica."""
+        guess, (cost, played) = 0.0, self._cost(generation, replica, math.inf)
+        for _ in range(_MOST_ITERATIONS):
+            seconds = cost.total / played.num_busy
+            if abs(seconds - guess) <= _CLOSE * seconds:
+                break
+            guess = seconds
+            cost, played = self._cost(generation, replica, guess)
+        idle = played.num_idle * cost.total / played.num_busy
+        return cost + Cost((Term(TOOLS, idle),))
+
+    def _cost(self, generation: Generation, replica: Replica, seconds_of_round: float) -> tuple[Cost, _Played]:
+        """Of what is computed, where a round takes so many seconds; waiting takes none where those are infinite."""
+        played = self._played(replica, seconds_of_round)
+        answered = _answered(self._workload, self._turns, replica, played.num_busy)
+        work = work_of(played.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, answered)
+        return generation.seconds(work), played
+
+    def _played(self, replica: Replica, seconds_of_round: float) -> _Played:
+        drawn = self._workload.drawn_lengths
+        under_way = self._turns.rounds(self._workload.response, seconds_of_round)
+        share = min(1.0, drawn.mean / under_way.mean)
+        if replica.while_waiting is WhileWaiting.KEEP:
+            rounds = self._rounds(self._of_one_turn(under_way), replica)
+            longer, thinner = self._of_slowest(replica), share
+        else:
+            rounds = self._rounds(self._drawing, replica)
+            whole = under_way.expected_maximum(self._workload.batch_size)
+            if replica.num_slots < replica.num_rows:
+                of_all = replica.num_rows * drawn.mean / replica.num_slots
+                whole = math.hypot(whole, of_all * self._of_slowest(replica))
+            longer, thinner = max(1.0, whole / rounds.num_rounds), 1.0
+        windows = tuple(w._replace(rounds=w.rounds * longer, live=w.live * thinner / longer) for w in rounds.windows)
+        busy = tuple(_busy(window, share) for window in windows)
+        num_busy = rounds.first.calls + sum(window.rounds for window in busy)
+        num_idle = sum(window.rounds for window in windows) - sum(window.rounds for window in busy)
+        return _Played(replace(rounds, num_rounds=num_busy, windows=busy), num_busy, num_idle)
+
+    def _of_slowest(self, replica: Replica) -> float:
+        """By how much the rounds of the slowest replica are more than those of the one with the longest rollout, where
+        nobody waits for tools."""
+        alone = rounds_of(self._drawing, replica.num_rows, replica.num_slots).num_rounds
+        return self._slowest.rounds(replica.num_rows, replica.num_slots, Overlap()).num_rounds / alone
+
+    def _of_one_turn(self, taken: Histogram) -> Workload:
+        """A workload whose sequences take a slot for so many rounds."""
+        pairs = tuple(zip(taken.tokens, taken.probabilities, strict=True))
+        response = LengthSpec(max=taken.maximum, histogram=pairs)
+        return Workload(batch_size=self._workload.batch_size, prompt=self._prompt, response=response)
+
+    def _rounds(self, workload: Workload, replica: Replica) -> Rounds:
+        """Of one turn, with the prompts of this workload."""
+        found, prompt = rounds_of(workload, replica.num_rows, replica.num_slots), self._workload.prompt_lengths
+        return replace(
+            found,
+            first=found.first._replace(tokens=prompt.mean),
+            refills=found.refills._replace(tokens=prompt.mean),
+        )
+
+
+def _busy(window: RoundWindow, share: float) -> RoundWindow:
+    """The rounds of a window in which some sequence draws, where each that is under way does by this share."""
+    drawing = 1 - (1 - share) ** (window.live / share)
+    return window._replace(rounds=window.rounds * drawing, live=window.live / drawing) if drawing else window
+
+
+def _answered(workload: Workload, turns: ToolTurns, replica: Replica, num_rounds: float) -> Passes:
+    """Prefills behind the answers of tools. Those that come to a group in one round are prefilled together, and they
+    come independently of each other: as many rounds have none as of a Poisson distribution."""
+    num_calls, visits = replica.num_rows * turns.mean_calls, num_rounds * min(replica.num_stages, replica.num_slots)
+    if not num_calls:
+        return ()
+    passes = visits * -math.expm1(-num_calls / visits)
+    answer = turns.result.resolve().mean
+    cached = workload.prompt_lengths.mean + workload.response_lengths.half_of_one_met
+    if replica.while_waiting is WhileWaiting.KEEP:
+        return ((passes, num_calls / passes, answer + 1, cached),)
+    return ((passes, num_calls / passes, cached + answer, 0.0),)

@@ -1,0 +1,36 @@
+"""The tool of a job whose rollouts take several turns: a function in worker processes of the host, as rewards are."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from meshwright.planner.environment.rewards import is_function_path
+from meshwright.profiles.documents import Document
+
+BUILT_IN_TOOLS = ("calculator",)
+"""Functions that every job may name; see `runtime.environment`."""
+
+_FUNCTION = f"{', '.join(BUILT_IN_TOOLS)}, or module:function of a module that run is allowed to load"
+_CALL_END = "the text that ends a call: a turn that completes it is answered by the tool, any other ends the rollout"
+_WORKERS = "calls at a time for each replica of the generation"
+_FAILURE = "answered where the function failed or took too long; where none is given the run ends"
+
+
+class Tool(Document):
+    """Answers turns of a rollout, which goes on behind the answer."""
+
+    function: str = Field(description=_FUNCTION)
+    call_end: str = Field(default=">>", min_length=1, max_length=40, description=_CALL_END)
+    workers: int = Field(default=4, gt=0, le=1024, description=_WORKERS)
+    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="of one call")
+    failure_answer: str | None = Field(default=None, description=_FAILURE)
+
+    @model_validator(mode="after")
+    def _is_a_function(self) -> Self:
+        if self.function not in BUILT_IN_TOOLS and not is_function_path(self.function):
+            raise ValueError(
+                f"function={self.function!r} is none of {', '.join(BUILT_IN_TOOLS)} and no module:function"
+            )
+        return self

@@ -1,0 +1,26 @@
+"""The command that makes a workload of rollouts that agents have done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from meshwright.runtime.api.starting import agent_workload
+
+EXAMPLES = """Example: meshwright rollouts trajectories.jsonl --tokenizer models/qwen3-32b
+
+A line of the file is a rollout: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", ...}, ...]}
+"""
+
+
+def rollouts(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="JSON lines of chat messages.")],
+    *,
+    tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or the directory of one, that counts tokens.")],
+) -> None:
+    """Print the lengths, turns and latencies of agents' rollouts, as the workload of a job has them."""
+    found = agent_workload(trace, tokenizer)
+    typer.echo(yaml.safe_dump({"workload": found}, sort_keys=False, default_flow_style=None, width=100).rstrip())

@@ -1,0 +1,86 @@
+"""A generation of several turns: what waiting for a tool costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.question import Call
+from meshwright.cost_models.rollout_cost import TOOLS
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import WhileWaiting
+from meshwright.profiles.workload import Workload
+
+KEEP, LEAVE = WhileWaiting.KEEP, WhileWaiting.LEAVE
+
+Ask = Callable[..., Cost]
+
+
+def rollouts(batch_size: int = 64, **changes: Any) -> Workload:
+    given = {
+        "number": {"max": 8, "median": 4, "p99": 8},
+        "result": {"max": 100, "median": 40, "p99": 100},
+        "latency_seconds": {"fixed": 1.0},
+        "max_tokens": 3000,
+    }
+    return Workload(
+        batch_size=batch_size,
+        prompt=LengthSpec(max=100, fixed=100),
+        response=LengthSpec(max=250, median=60, p99=240),
+        turns=ToolTurns.model_validate({**given, **changes}),
+    )
+
+
+@pytest.fixture
+def ask(a100s: Callable[[int], Cluster], call: Callable[..., Call]) -> Ask:
+    """Seconds of the generation on one rank."""
+
+    def cost(workload: Workload, slots: int = 64, waiting: WhileWaiting = KEEP) -> Cost:
+        asked = call("actor_generate", "tp1", slots=slots)
+        schedule = replace(asked.schedule, while_waiting=waiting)
+        return AnalyticModel(a100s(1), workload, "bf16").seconds(replace(asked, schedule=schedule))
+
+    return cost
+
+
+def test_rollouts_of_one_turn_cost_what_they_do_without_turns(ask: Ask) -> None:
+    single = rollouts(number={"max": 1, "fixed": 1}, max_tokens=250)
+    plain = single.model_copy(update={"turns": None})
+    assert ask(single).total == pytest.approx(ask(plain).total, rel=0.02)
+
+
+def test_a_lone_rollout_waits_for_each_of_its_answers(ask: Ask) -> None:
+    lone = {"number": {"max": 4, "fixed": 4}}
+    waiting = rollouts(1, **lone, latency_seconds={"fixed": 5.0})
+    at_once = rollouts(1, **lone, latency_seconds={"fixed": 0.0})
+    for kept in WhileWaiting:
+        longer = ask(waiting, 1, kept).total - ask(at_once, 1, kept).total
+        assert longer == pytest.approx(15.0, rel=0.02)
+
+
+def test_slower_tools_never_make_a_generation_quicker(ask: Ask) -> None:
+    for kept in WhileWaiting:
+        found = [ask(rollouts(latency_seconds={"fixed": s}), 16, kept).total for s in (0.0, 0.1, 1.0, 10.0)]
+        assert found == sorted(found)
+
+
+def test_waiting_hides_behind_what_others_draw(ask: Ask) -> None:
+    """Four calls of a second each would be 3 s of a rollout; of many rollouts the longest waits, not their sum."""
+    waiting, at_once = ask(rollouts()), ask(rollouts(latency_seconds={"fixed": 0.0}))
+    assert waiting.amount(TOOLS) < 7.0
+    assert waiting.total - at_once.total < 7 * 1.5
+
+
+def test_who_leaves_a_scarce_slot_lets_others_draw_and_prefills_again(ask: Ask) -> None:
+    slow = rollouts(latency_seconds={"fixed": 10.0})
+    assert ask(slow, 8, LEAVE).total < 0.8 * ask(slow, 8, KEEP).total
+    quick = rollouts(latency_seconds={"fixed": 0.0})
+    prefills = [ask(quick, 64, kept).amount("prefill layers") for kept in (KEEP, LEAVE)]
+    assert prefills[0] < prefills[1]

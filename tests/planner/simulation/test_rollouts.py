@@ -1,0 +1,82 @@
+"""Rollouts of several turns in simulated time, against what can be counted by hand and against the law."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.simulation.rollouts import DrawnTurns, _Replica, draw_turns
+from meshwright.planner.simulation.sampled import Sampled, draw_lengths
+from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import WhileWaiting
+from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.workload import Workload
+from tests.planner.drawn import TIMES, model_of
+from tests.planner.jobs import small_facts
+from tests.planner.plans import random_plan
+
+KEEP, LEAVE = WhileWaiting.KEEP, WhileWaiting.LEAVE
+
+
+def played(slots: int, waiting: WhileWaiting, *rollouts: DrawnTurns) -> float:
+    """Rounds take a second each, and prefills no time."""
+    return _Replica(TIMES, slots, 1, waiting).play(rollouts, 1)[0]
+
+
+def workload(batch_size: int = 16, **changes: Any) -> Workload:
+    turns = {
+        "number": {"max": 3, "fixed": 3},
+        "result": {"max": 8, "fixed": 8},
+        "latency_seconds": {"fixed": 0.0},
+        "max_tokens": 300,
+    }
+    return Workload(
+        batch_size=batch_size,
+        prompt=LengthSpec(max=64, fixed=64),
+        response=LengthSpec(max=40, fixed=30),
+        turns=ToolTurns.model_validate({**turns, **changes}),
+        num_minibatches=2,
+    )
+
+
+@pytest.mark.parametrize("waiting", WhileWaiting)
+def test_a_lone_rollout_takes_its_rounds_and_its_waiting(waiting: WhileWaiting) -> None:
+    assert played(1, waiting, DrawnTurns(5, (4, 3), (2,), (10.0,))) == pytest.approx(4 + 10 + 3)
+
+
+def test_who_keeps_its_slot_holds_up_who_waits_for_one() -> None:
+    rollouts = DrawnTurns(5, (4, 3), (2,), (10.0,)), DrawnTurns(5, (6,), (), ())
+    assert played(1, KEEP, *rollouts) == pytest.approx(4 + 10 + 3 + 6)
+    assert played(1, LEAVE, *rollouts) == pytest.approx(4 + 10 + 3)
+
+
+def test_others_draw_while_one_waits() -> None:
+    rollouts = DrawnTurns(5, (4, 3), (2,), (10.0,)), DrawnTurns(5, (20,), (), ())
+    assert played(2, KEEP, *rollouts) == pytest.approx(20)
+
+
+def test_a_rollout_ends_in_the_turn_in_which_it_reaches_its_most_tokens() -> None:
+    (rollout,) = draw_turns(workload(max_tokens=50), np.array([5]), np.random.default_rng(0))
+    assert rollout == DrawnTurns(5, (30, 12), (8,), (0.0,))
+    assert rollout.num_tokens == 50
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_rollouts_give_the_planned_seconds_back(seed: int) -> None:
+    """Or fewer: they call together, and the law takes each call as one by itself."""
+    facts = small_facts(memory_bytes=2**50).model_copy(update={"workload": workload()})
+    plan = random_plan(seed, facts, model_of(facts))
+    assert verify(plan) == ()
+    work = Sampled(plan, model_of, seed=0).of_step(0)
+    assert 0.8 < max(work.seconds[GENERATE]) / plan.placement(GENERATE).cost.total < 1.02
+    assert work.num_tokens == 16 * 90
+
+
+def test_what_is_drawn_has_the_lengths_that_ranks_hand_on() -> None:
+    prompts, responses = draw_lengths(workload(number={"max": 3, "histogram": ((1, 1), (3, 1))}), seed=1, step=0)
+    assert len(prompts) == len(responses) == 16
+    assert set(responses.tolist()) == {30, 3 * 30 + 2 * 8}

@@ -1,0 +1,108 @@
+"""Rollouts of several turns train as others do, wherever they run and whatever they keep while they wait."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshwright.planner.program.instruction_durations import Planned
+from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.runtime.execution.rehearse import rehearse
+from meshwright.runtime.execution.train import run_plan
+from tests.runtime.rewarded import rewarded, write_rewarded
+
+THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
+APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
+TURNS = {
+    "number": {"max": 4, "histogram": [[1, 1], [2, 2], [4, 1]]},
+    "result": {"max": 4, "fixed": 3},
+    "latency_seconds": {"fixed": 0.01},
+    "max_tokens": 40,
+}
+
+
+def written(directory: Path, tool: str = "echoed_words", **changes: Any) -> Path:
+    given = {"function": f"tests.runtime.rewarding:{tool}", "call_end": "w5", "workers": 2}
+    path = write_rewarded(directory, THIRD, **{"algorithm": "grpo", **changes})
+    job = yaml.safe_load(path.read_text())
+    job["workload"] |= {"response": {"max": 16, "median": 8, "p99": 16}, "turns": TURNS}
+    path.write_text(yaml.safe_dump({**job, "tool": given}))
+    return path
+
+
+def ran(path: Path, out: Path, *pins: str, steps: int = 2) -> list[dict[str, Any]]:
+    run_plan(rewarded(path, out, *pins, steps=steps))
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(algorithm: str, tmp_path: Path) -> None:
+    path = written(tmp_path, algorithm=algorithm)
+    ways = {
+        "one": ("actor_generate.while_waiting=keep", "actor_generate.layout=tp1,pp1,dp2"),
+        "two": ("actor_generate.while_waiting=leave", "actor_generate.layout=tp2,pp1,dp1"),
+        "three": ("actor_generate.while_waiting=leave", "actor_generate.layout=tp1,pp2,dp1"),
+    }
+    runs = [ran(path, tmp_path / name, *pins) for name, pins in ways.items()]
+    assert all(line["told_tokens"] > 0 for line in runs[0])
+    for run in runs[1:]:
+        for line, other in zip(runs[0], run, strict=True):
+            for key in ("score", "told_tokens", "response_tokens", "actor_grad_norm", "policy_loss"):
+                assert other[key] == pytest.approx(line[key], abs=1e-5), key
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_ahead_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    """But for the last bits of sums, which follow when tools answer."""
+    path = written(tmp_path, staleness=1)
+    asked = rewarded(path, tmp_path / "whole", *APART, steps=4)
+    run_plan(asked)
+    part = replace(asked, out=tmp_path / "part", checkpoint_every=2)
+    run_plan(part)
+    shutil.rmtree(tmp_path / "part" / "checkpoints" / "step-000004")
+    run_plan(replace(part, resume=True))
+    whole, resumed = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "part")
+    )
+    for key in ("score", "actor_grad_norm", "told_tokens"):
+        assert [line[key] for line in whole] == pytest.approx([line[key] for line in resumed], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_tool_that_fails_ends_the_run_with_its_sample(tmp_path: Path) -> None:
+    path = written(tmp_path, "silent_at_seven")
+    with pytest.raises(RunFailed, match=r"in turn \d of sample (held out|0)/\d+: ValueError: w7 is not to be asked"):
+        run_plan(rewarded(path, tmp_path / "run", steps=1))
+
+
+@pytest.mark.slow
+def test_a_plan_of_several_turns_is_rehearsed(tmp_path: Path) -> None:
+    asked = rewarded(written(tmp_path), tmp_path / "run", steps=1)
+    found = rehearse(asked.plan, Planned(asked.plan), steps=2, speed=0.1)
+    assert found.steps.mean == pytest.approx(asked.plan.period_seconds, rel=1.0)
+
+
+def test_a_job_of_several_turns_without_a_tool_is_planned_and_not_run(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    job = yaml.safe_load(path.read_text())
+    del job["tool"]
+    path.write_text(yaml.safe_dump(job))
+    with pytest.raises(BadInput, match=r"no tool answers them; give tool\.function"):
+        run_plan(rewarded(path, tmp_path / "run", steps=1))
+
+
+def test_a_tool_of_a_module_that_was_not_allowed_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    job = yaml.safe_load(path.read_text())
+    job["tool"]["function"] = "os.path:exists"
+    path.write_text(yaml.safe_dump(job))
+    with pytest.raises(BadInput, match=r"tool: os\.path:exists would run code of the module os\.path"):
+        run_plan(rewarded(path, tmp_path / "run", steps=1))
