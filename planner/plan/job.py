@@ -6,7 +6,9 @@ name looked up; a plan carries its facts, so that it can be checked and asked ab
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -14,7 +16,13 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
 from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
-from meshwright.planner.plan.algorithm_rules import require_own_settings, require_reference, require_roles
+from meshwright.planner.plan.algorithm_rules import (
+    require_adapted,
+    require_base,
+    require_own_settings,
+    require_reference,
+    require_roles,
+)
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
 from meshwright.planner.plan.job_data import Data
 from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
@@ -27,6 +35,7 @@ from meshwright.profiles.devices import cpu_links, device_named, local_cluster, 
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.workload import Workload
@@ -46,17 +55,26 @@ _REWARD_WEIGHT = "of the reward model's score beside rewards"
 _LOADS = "rewards on hosts, as planning needs them"
 _CPUS = "processors of one host, for rewards; 8 for each GPU or one for each rank of a CPU where none is given"
 _ABSENT = "without one nothing keeps the actor to it; ppo needs one"
+_ADAPTER = (
+    "of the actor: trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
+)
+_REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
 
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
 
 class ModelSource(Document):
-    """Where a model is."""
+    """Where a model is, and what is trained in place of its weights."""
 
     path: str = Field(
         description="Hugging Face directory, or a config.json when only planning; relative to the job file"
     )
+    adapter: Adapter | None = Field(default=None, description=_ADAPTER)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(written(self), None)
 
 
 class Models(Document):
@@ -220,6 +238,7 @@ class Job(Document):
     def _of_one_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
         require_names_once(self.rewards)
+        require_adapted([role for role in self.models.roles if self.models.source(role).adapter])
         given = [
             key for key in SETTINGS_KEYS.values() if key in self.model_fields_set and getattr(self, key) is not None
         ]
@@ -250,7 +269,7 @@ class RoleModels(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(written(self), None)
+        return {name: _without(spec, None, "adapter") for name, spec in _without(written(self), None).items()}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
@@ -273,24 +292,32 @@ class Facts(Document):
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
+    ref_is_base: bool = Field(default=False, description=_REF_IS_BASE)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans of PPO jobs that keep the cache are written as they were before there was a choice."""
         found = _without(_without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
-        return _without(found, [], "rewards")
+        return _without(_without(found, [], "rewards"), False, "ref_is_base")
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
+        require_base(self.models.by_name, ref_is_base=self.ref_is_base)
         return self
 
     @cached_property
     def graph(self) -> StageGraph:
         """The stages of a step of this job."""
         has_ref, has_reward = self.models.ref is not None, self.models.reward is not None
-        return graph_of(self.algorithm, has_ref=has_ref, has_reward=has_reward, has_environment=bool(self.rewards))
+        return graph_of(
+            self.algorithm,
+            has_ref=has_ref,
+            has_reward=has_reward,
+            has_environment=bool(self.rewards),
+            ref_is_base=self.ref_is_base,
+        )
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
@@ -315,6 +342,9 @@ def resolve(job: Job, directory: Path) -> Facts:
     """The facts of a job whose relative paths start at `directory`. Raises BadInput for what cannot be looked up."""
     directories = {role: directory / job.models.source(role).path for role in job.models.roles}
     specs = {role: read_model(directories[role], scalar_head=_SCALAR_HEADS[role]) for role in directories}
+    adapter = job.models.actor.adapter
+    specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
+    places = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories)
     require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
     cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
@@ -331,6 +361,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
         rewards=tuple(reward.load for reward in job.rewards),
+        ref_is_base=adapter is not None and places.get(Role.REF) == places[Role.ACTOR],
     )
 
 
