@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+import yaml
 from torch import Tensor, nn
 
 from meshwright.runtime.execution.request import RunRequest
@@ -35,3 +38,15 @@ def started(asked: RunRequest) -> dict[str, Tensor]:
     }
     start_adapter(parameters, asked.job.settings.seed, tp=1, tp_rank=0)
     return {f"{layer}.{name}": parameters[f"{module}.adapter_down"].detach() for (layer, name), module in named.items()}
+
+
+ADAPTER = {"rank": 4, "alpha": 8.0}
+
+
+def adapted_job(path: Path) -> Path:
+    """The small job with an adapter of the actor, whose reference is the actor without it, in a file beside it."""
+    document = yaml.safe_load(path.read_text())
+    document["models"]["actor"]["adapter"] = ADAPTER
+    adapted = path.with_name(f"adapted-{path.name}")
+    adapted.write_text(yaml.safe_dump(document))
+    return adapted
