@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.resume import latest_checkpoint
 from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.adapter_files import save_adapter
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Held, build_model, model_chunks_of
 from meshwright.runtime.model.weights import load_weights, save_weights
@@ -29,6 +31,9 @@ from meshwright.runtime.training.checkpoint import trained_state_of
 from meshwright.runtime.training.copies import DTYPES
 from meshwright.runtime.training.manifest import damage
 from meshwright.runtime.training.plain_pickles import require_plain
+
+ADAPTER = "adapter"
+"""In the directory of a model: its adapter by itself."""
 
 _UNREADABLE = (CheckpointingException, CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
 
@@ -48,7 +53,8 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
     settings that it started from, and the tokenizer of the job where it has none of its own.
 
     Weights have the type they are computed in: of a bf16 model they are the fp32 main weights rounded to bf16, which
-    are those that the last tokens were drawn with. `directory` is where the job's relative paths start. Collective
+    are those that the last tokens were drawn with. An adapter is added to its weights, and is beside them by itself in
+    `ADAPTER`. `directory` is where the job's relative paths start. Collective
     over the world, over a file system that it shares; `target` appears when it is whole. Raises BadInput if it exists.
     """
     if target.exists():
@@ -61,14 +67,20 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
     dist.barrier()
     for trained in models:
         if trained.model is not None:
+            began_with = directory / job.models.source(trained.role).path
             save_weights(
                 trained.model,
                 trained.spec,
                 trained.mesh,
                 partial / trained.role.value,
-                documents_of=directory / job.models.source(trained.role).path,
+                documents_of=began_with,
                 tokenizer=directory / job.data.tokenizer if job.data else None,
             )
+            if adapter := trained.spec.adapter:
+                beside = partial / trained.role.value / ADAPTER
+                save_adapter(
+                    trained.model, trained.spec, adapter, trained.mesh, beside, base=os.path.abspath(began_with)
+                )
         del trained  # before the next one is made
     dist.barrier()
     if dist.get_rank() == 0:

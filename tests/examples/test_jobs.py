@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ JOBS = {
     "7b-8xa100-80gb": (8, (6.74, 6.61)),
     "grpo-7b-8xh100": (8, (7.62, 7.07)),
     "grpo-judge-8xh100": (8, (7.62, None)),
+    "grpo-lora-7b-4xh100": (4, (7.62, 7.07)),
     "long-tail-64": (64, (6.74, 6.61)),
     "mixed-32": (32, (6.74, 6.61)),
     "moe-16384": (16384, (235.09, 31.98)),
@@ -47,6 +49,6 @@ def test_a_reference_job_resolves_to_its_ranks_and_sizes(name: str) -> None:
     assert facts.models.actor.num_params / 1e9 == pytest.approx(actor, rel=2e-3)
     size = facts.models.reward and facts.models.reward.num_params / 1e9
     assert size == (reward and pytest.approx(reward, rel=2e-3))
-    assert facts.models.ref == facts.models.actor
+    assert facts.models.ref == replace(facts.models.actor, adapter=None)
     assert facts.models.critic in ((None,) if facts.algorithm == "grpo" else (facts.models.reward,))
     assert workload_violations(facts) == ()

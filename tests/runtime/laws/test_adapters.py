@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 
+from meshwright.profiles.model_parts.adapter import ATTENTION, Adapter
 from meshwright.runtime.execution.model_export import export_models
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
@@ -18,9 +19,11 @@ from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.model.adapted import is_of_adapter
 from meshwright.runtime.model.model_shard import named_in_whole
 from tests.runtime.adapting import adapted_job
+from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.runtime.updates import How, assert_updates_are_those_of_one_rank
 
 pytestmark = pytest.mark.slow
 
@@ -140,3 +143,25 @@ def _held(rank: RankRun) -> dict[str, Tensor]:
 
 def _weights(written: Path) -> dict[str, Tensor]:
     return {name: tensor for path in written.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+ALL, ATTENTION_ALONE = Adapter(rank=4, alpha=32.0), Adapter(rank=4, alpha=32.0, targets=ATTENTION)
+DENSE = [
+    How("cp2", 1),
+    How("tp2,cp2,sp", 1, "full"),
+    How("pp2,cp2", 2),
+    How("pp2,vpp2", 1, "full"),
+    How("tp2,pp2,vpp2,sp", 2),
+    How("tp2", 2, "selective"),
+]
+MIXED = [How("dp2,ep2", 1), How("tp2,dp2,ep2,sp", 1), How("pp2,dp2,ep2", 1, "full")]
+
+
+def test_an_adapter_is_trained_alike_with_sequences_and_pipelines_cut(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", "Qwen2", num_hidden_layers=4)
+    assert_updates_are_those_of_one_rank(directory, DENSE, tmp_path, adapter=ALL)
+
+
+def test_attention_beside_experts_is_trained_alike_wherever_they_are(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", "Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    assert_updates_are_those_of_one_rank(directory, MIXED, tmp_path, adapter=ATTENTION_ALONE)
