@@ -20,6 +20,7 @@ from benchmarks.fidelity.realhf import real_heuristic
 from benchmarks.fidelity.rows import MissingColumn, Row, Skip, matching, number, row_files, unknown
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.shapes import has_experts
+from benchmarks.fidelity.trainers import trainer_memory, trainer_step
 from benchmarks.fidelity.training import iteration
 from meshwright.profiles.errors import BadInput
 
@@ -222,10 +223,14 @@ SETS = (
     *(one for device in ("h100", "h200") for one in _routed(device, (_EVEN, _UNEVEN))),
     _spread(_EVEN),
     _spread(_UNEVEN),
+    *(
+        RowSet(name=f"trainer, {what}", files=("trainer_baselines_primerl",), answer=answer)
+        for what, answer in (("step", trainer_step), ("memory of one GPU", trainer_memory))
+    ),
     RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
 )
 
-_READ_BY_NONE = ("rl_steps_mlperf", "trainer_baselines_primerl", "verl_param_sync_seconds", "weight_sync_seconds")
+_READ_BY_NONE = ("rl_steps_mlperf", "verl_param_sync_seconds", "weight_sync_seconds")
 """Files of the format that no set is made of."""
 
 
