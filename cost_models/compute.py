@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from meshwright.cost_models.cost import Source, least_trusted
 from meshwright.cost_models.kernels import Heads, Kernels
+from meshwright.cost_models.low_rank import LowRank
 from meshwright.cost_models.mixture import Mixture
 from meshwright.cost_models.precision import precision_named
 from meshwright.profiles.cluster import Device
@@ -140,6 +141,7 @@ class AnalyticShard(Shard):
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()
+        self._adapter = LowRank(model, self._kernels, numbers.size) if model.adapter else None
         self._mixture, self._routing, self._dense_share = None, 0.0, model.num_dense_layers / model.num_layers
         if model.experts:
             self._mixture = Mixture(self._kernels, efficiency, model.experts, hidden, ep=ep, size=numbers.size)
@@ -161,7 +163,9 @@ class AnalyticShard(Shard):
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
-        per_layer = framework.kernels_per_layer or efficiency.kernels_per_layer
+        per_layer, started = framework.kernels_per_layer or efficiency.kernels_per_layer, _LAYER_KERNELS_STARTED
+        if self._adapter:
+            per_layer, started = per_layer + self._adapter.num_kernels, started + self._adapter.num_started
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
@@ -173,7 +177,7 @@ class AnalyticShard(Shard):
             head_seconds=seconds(self._outputs * per_logit),
             layer_launches=self._launches(
                 passes * per_layer,
-                passes * _LAYER_KERNELS_STARTED,
+                passes * started,
                 passes * self._routing,
                 recorded=framework.cuda_graphs or (framework.recorded_decode and body is Body.DECODE),
             ),
@@ -247,11 +251,21 @@ class AnalyticShard(Shard):
         """Device seconds of a layer's products of weights, which depend on the number of tokens alone."""
         products = self._layer_products(count)
         if run.trains:
-            gemm = self._kernels.gemm
-            products += self._layer_gradients(count) + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
+            products += self._gradients(count)
+        if self._adapter:
+            products += self._adapter.seconds(count, trains=run.trains)
         if self._mixture:
             products += self._mixed_mlp(count, run.trains, self._mixture)
         return products
+
+    def _gradients(self, count: float) -> float:
+        """Device seconds of the gradients of a layer's products: of what they read and, unless an adapter is trained in
+        their place, of the weights."""
+        inputs = self._layer_gradients(count)
+        if self._adapter:
+            return inputs
+        gemm = self._kernels.gemm
+        return inputs + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
 
     def _mixed_mlp(self, count: float, trains: bool, mixture: Mixture) -> float:
         """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""
@@ -259,7 +273,7 @@ class AnalyticShard(Shard):
         dense = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._dense_mlp])
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
         mixed = gemm(count, hidden, mixture.experts.num_experts, trains, kernels)
-        mixed += mixture.seconds(count, trains=trains)
+        mixed += mixture.seconds(count, trains=trains, is_frozen=self._adapter is not None)
         if shared:
             mixed += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
         return dense_share * dense + (1 - dense_share) * mixed
@@ -279,13 +293,15 @@ class AnalyticShard(Shard):
             return _Launches((num_kernels * framework.start_share - num_started) * start, 0.0)
         return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * self._launch)
 
-    @staticmethod
-    def _gemm(count: float, inner: float, outer: float, trains: bool, kernels: Kernels) -> float:
+    def _gemm(self, count: float, inner: float, outer: float, trains: bool, kernels: Kernels) -> float:
         """Seconds of [count, inner] x [inner, outer]; training adds the gradients of the input and of the weight
-        (Narayanan et al., arXiv:2104.04473, section 4)."""
+        (Narayanan et al., arXiv:2104.04473, section 4), the latter unless an adapter is trained in its place."""
         gemm = kernels.gemm
         forward = gemm(count, inner, outer)
-        return forward + gemm(count, outer, inner) + gemm(inner, count, outer) if trains else forward
+        if not trains:
+            return forward
+        both = forward + gemm(count, outer, inner)
+        return both if self._adapter else both + gemm(inner, count, outer)
 
     def _stored_attention(self, rows: float, tokens: float) -> tuple[float, float]:
         """Forward and backward seconds when all scores are computed, stored, and read again.
@@ -302,14 +318,18 @@ class AnalyticShard(Shard):
         """Seconds of the head's GEMM, the embedding rows and the softmax over the vocabulary."""
         product = self._head_products(head_count)
         if run.trains:
-            weights = self._head_kernels.gemm(self._model.hidden_size, head_count, self._outputs)
-            product += self._head_gradients(head_count) + weights
+            gradients = self._head_gradients(head_count)
+            if not self._adapter:
+                gradients += self._head_kernels.gemm(self._model.hidden_size, head_count, self._outputs)
+            product += gradients
         return product + head_count * run.head_seconds + count * run.token_seconds
 
     def _optimizer(self) -> Time:
         """Adam in fp32: reads gradient, weight and moments, writes weight and moments, casts, zeroes the gradient."""
         model = self._model
         per_param = self._kernels.elementwise(4 * 4 + 3 * 4 + self._size + 4)
+        if model.adapter:
+            return Time(model.adapter_layer_params * per_param, 0.0, Source.ANALYTIC)
         ends = model.num_params - model.num_layers * model.layer_params
         return Time(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
 

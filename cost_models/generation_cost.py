@@ -100,16 +100,21 @@ class Generation:
         in_layers, in_ends = _NAMES[body]
         tally.add(in_layers, num_layers * layers, source)
         tally.add(in_ends, at_ends if has_ends else 0.0, source)
-        self._add_exchanges(tally, load, num_layers)
+        self._add_exchanges(tally, body, load, num_layers)
 
-    def _add_exchanges(self, tally: Tally, load: Load, num_layers: int) -> None:
-        """Two reductions a layer and one of the embedding; the logits; the hidden state on, the drawn tokens back; and
-        each token to its experts and back, in all replicas that share them at a time, at the pace of the busiest."""
+    def _add_exchanges(self, tally: Tally, body: Body, load: Load, num_layers: int) -> None:
+        """Two reductions a layer, those of an adapter in a prefill and one of the embedding; the logits; the hidden
+        state on, the drawn tokens back; and each token to its experts and back, in all replicas that share them at a
+        time, at the pace of the busiest."""
         groups, laws, pp, number = self.groups, self._laws, self.call.layout.pp, load.number
         hidden_bytes = load.mean_tokens * self._hidden_bytes
         if groups.tensor.size > 1:
             reduced, source = laws.reduce(hidden_bytes)
-            tally.add("tensor-parallel collectives", number * (2 * num_layers + 1) * reduced, source)
+            reductions = number * (2 * num_layers + 1) * reduced
+            if (adapter := self.call.model.adapter) and body is Body.PREFILL:
+                between, _ = laws.reduce(load.mean_tokens * adapter.rank * self.element_bytes)
+                reductions += number * num_layers * adapter.num_rows * between
+            tally.add("tensor-parallel collectives", reductions, source)
             gathered, source = laws.gather(load.mean_rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)
         model = self.call.model

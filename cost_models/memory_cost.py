@@ -149,10 +149,10 @@ class _RankMemory:
         )
 
     def _refit_buffer(self) -> Tally:
-        """A copy of a trained role receives all its weights before it overwrites the old ones."""
+        """A copy of a trained role receives all that is trained before it overwrites the old."""
         tally = Tally()
         if self._stage.is_refit:
-            tally.add("refit buffer", self._part.num_params * self._size)
+            tally.add("refit buffer", self._part.trained.num_params * self._size)
         return tally
 
     def _running(self, schedule: Schedule) -> Tally:
@@ -234,12 +234,14 @@ class _RankMemory:
         parallel (equations 2 and 4): the inputs and outputs of both norms. Divided by tp: queries, keys, values,
         attention output, and the gate, the up projection, the activated gate and their product. Experts count as
         what one token passes of them, on the rank that most tokens are routed to. Selective recomputation drops what
-        flash attention keeps, which is little.
+        flash attention keeps, which is little. An adapter adds what is between its two products, on every rank; what
+        its first ones read is kept already.
         """
         shard = self._shard
         kept = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
         divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(self._busiest)
-        return (self._whole(4 * shard.hidden_size) + self._routed() + divided) * self._size + kept
+        between = len(shard.adapted_products) * (shard.adapter.rank if shard.adapter else 0)
+        return (self._whole(4 * shard.hidden_size) + self._routed() + divided + between) * self._size + kept
 
     def _working_elements(self) -> float:
         """Elements per token alive at once in the widest part of one layer without gradients: the gated projection."""
@@ -303,9 +305,9 @@ def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
     That of an expert is divided over the dp/ep replicas that hold it. Context-parallel ranks hold the same weights, and
     share the state as replicas do. Without experts, and with the weights, it is 2 + 4 + (4 + 8)/(dp x cp) bytes per
     parameter in bf16, 4 + 4 + 8/(dp x cp) in fp32 (Megatron-core, docs of the distributed optimizer; Rajbhandari et
-    al., ZeRO stage 1, arXiv:1910.02054, section 5.1).
+    al., ZeRO stage 1, arXiv:1910.02054, section 5.1). Beside an adapter the weights have none of these.
     """
-    tally = Tally()
+    tally, part = Tally(), part.trained
     if call.stage.trains:
         tally.add("gradients", part.num_params * _GRADIENT_BYTES)
         num_params, sharers = part.replicated_params(call.layout.ep), call.layout.dp * call.layout.cp

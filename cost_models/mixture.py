@@ -37,13 +37,14 @@ class Mixture:
         self._copy_seconds = kernels.elementwise(size * (_WIDTHS * experts.ffn_size + _MOVES * hidden_size))
         self._shapes = (hidden_size, 2 * experts.ffn_size), (experts.ffn_size, hidden_size)
 
-    def seconds(self, count: float, *, trains: bool) -> float:
-        """Seconds on the busiest rank when each of the replicas brings `count` tokens."""
+    def seconds(self, count: float, *, trains: bool, is_frozen: bool = False) -> float:
+        """Seconds on the busiest rank when each of the replicas brings `count` tokens; experts that are frozen have no
+        gradients of their weights."""
         experts, tokens = self.experts, count * self._ep
         rows = count * experts.experts_per_token * experts.busiest(tokens, self._ep)
-        return self.of(rows, experts.touched(tokens) / self._ep, trains=trains)
+        return self.of(rows, experts.touched(tokens) / self._ep, trains=trains, is_frozen=is_frozen)
 
-    def of(self, rows: float, groups: float, *, trains: bool = False) -> float:
+    def of(self, rows: float, groups: float, *, trains: bool = False, is_frozen: bool = False) -> float:
         """Seconds when this many copies of tokens come to so many of this rank's experts."""
         grouped, moving = self._kernels.grouped, self._start + rows * self._copy_seconds
         seconds = moving
@@ -53,5 +54,5 @@ class Mixture:
             seconds += _BACKWARD * moving
             for inner, outer in self._shapes:
                 seconds += grouped(rows, groups, outer, inner)
-                seconds += self._kernels.grouped_gradient(rows, groups, inner, outer)
+                seconds += 0.0 if is_frozen else self._kernels.grouped_gradient(rows, groups, inner, outer)
         return seconds

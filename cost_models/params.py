@@ -12,13 +12,22 @@ from meshwright.profiles.model_shape import ModelSpec
 class StagePart(NamedTuple):
     """What a rank of one pipeline stage holds. `num_behind` counts the stages from its own to the last.
 
-    `expert_params` are those of its parameters that are in experts, which only every ep-th replica holds too.
+    `expert_params` are those of its parameters that are in experts, which only every ep-th replica holds too;
+    `adapter_params` those of an adapter, which alone are trained where there is one.
     """
 
     num_layers: int
     num_params: float
     num_behind: int
     expert_params: float
+    adapter_params: float = 0.0
+
+    @property
+    def trained(self) -> StagePart:
+        """What of it training changes, refits move and an optimizer has state of."""
+        if not self.adapter_params:
+            return self
+        return self._replace(num_params=self.adapter_params, expert_params=0.0)
 
     def replicated_params(self, ep: int) -> float:
         """Parameters that the replicas hold together, each counted once: what a sharded optimizer divides over dp."""
@@ -91,4 +100,7 @@ def _part(shard: ModelSpec, pp: int, ep: int, vpp: int, stage: int) -> StagePart
     if stage == pp - 1:
         repeats = pp > 1 and shard.tied_embeddings and not shard.scalar_head
         num_params += shard.hidden_size + (shard.embedding_params if repeats else shard.head_params)
-    return StagePart(sum(map(len, chunks)), float(num_params), pp - stage, float(all_experts // ep))
+    num_layers = sum(map(len, chunks))
+    adapter_params = num_layers * shard.adapter_layer_params
+    num_params += adapter_params
+    return StagePart(num_layers, float(num_params), pp - stage, float(all_experts // ep), float(adapter_params))

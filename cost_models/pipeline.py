@@ -29,6 +29,7 @@ from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import Histogram
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.packing import deal
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body
@@ -175,7 +176,7 @@ class Pipeline:
         sharers = layout.dp * layout.cp if framework.sharded_optimizer else 1
         num_layers, has_ends = self._layer_counts.slowest(time.layer, time.ends)
         step = (num_layers * time.layer + time.ends * has_ends) / sharers
-        part = fullest_part(model, layout.tp, layout.pp, layout.ep)
+        part = fullest_part(model, layout.tp, layout.pp, layout.ep).trained
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
         tally = Tally()
         reduced, source = self._over_replicas(reduction, part, framework.gradient_bytes)
@@ -184,7 +185,7 @@ class Pipeline:
         if framework.sharded_optimizer:
             gathered, source = self._over_replicas(ALL_GATHER, part, self.element_bytes)
             tally.add("parameter gather", self._exposed(gathered, num_layers), source)
-        if layout.pp > 1 and model.tied_embeddings and not model.scalar_head:
+        if layout.pp > 1 and model.tied_embeddings and not model.scalar_head and not model.adapter:
             embedding_bytes = framework.gradient_bytes * model.embedding_params / layout.tp
             summed, source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
             tally.add("tied embedding", summed, source)
@@ -218,7 +219,8 @@ class Pipeline:
 
         A layer makes two exchanges of the hidden state forward and two backward (Shoeybi et al., arXiv:1909.08053,
         section 3); under sequence parallelism each is a reduce-scatter and an all-gather, and backward gathers the two
-        inputs again (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Full recomputation repeats the forward two.
+        inputs again (Korthikanti et al., arXiv:2205.05198, section 4.2.2), for the gradients of weights, which a model
+        with an adapter has none of. Full recomputation repeats the forward two.
         A framework that computes a product by pieces hides a share of them (Wang et al., ASPLOS 2023).
         """
         tensor, trains = self.groups.tensor, self.call.stage.trains
@@ -233,11 +235,33 @@ class Pipeline:
             gathered = 0.0
             exchange, source = self.network.seconds(ALL_REDUCE, tensor, hidden_bytes)
         num_exchanges = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
-        per_layer = num_exchanges * exchange + 2 * trains * gathered
+        adapter = self.call.model.adapter
+        per_layer = num_exchanges * exchange + (0 if adapter else 2 * trains) * gathered
+        if adapter:
+            per_layer += self._adapter_seconds(adapter, num_tokens)
         at_ends = (1 + trains) * exchange
         if not self.call.model.scalar_head:
             at_ends += sum(self.network.seconds(ALL_REDUCE, tensor, b * num_tokens)[0] for b in _LOGPROB_BYTES)
         return per_layer * (1 - self.framework.hidden_exchanges), at_ends, source
+
+    def _adapter_seconds(self, adapter: Adapter, num_tokens: float) -> float:
+        """Tensor-parallel seconds per layer of what lies between an adapter's two products.
+
+        Where a linear is cut along its inputs A is cut too, and its answer is summed forward; where one is cut along
+        its outputs B is cut, and the gradient of what it reads is summed backward. Under sequence parallelism both have
+        an all-gather and a reduce-scatter, one of them forward.
+        """
+        tensor, size = self.groups.tensor, num_tokens * adapter.rank * self.element_bytes
+        trains, again = self.call.stage.trains, self.call.schedule.recompute is Recompute.FULL
+
+        def exchange(operation: str, forward: int, backward: int) -> float:
+            number = forward * (1 + (trains and again)) + backward * trains
+            return number * self.network.seconds(operation, tensor, size)[0]
+
+        columns, rows = adapter.num_columns, adapter.num_rows
+        if not self.call.layout.sp:
+            return exchange(ALL_REDUCE, rows, columns)
+        return exchange(ALL_GATHER, columns, rows) + exchange(REDUCE_SCATTER, rows, columns)
 
     def _routed_seconds(self, num_tokens: float) -> tuple[float, Source]:
         """Seconds per layer and micro-batch in which tokens go to the ranks of their experts and come back.

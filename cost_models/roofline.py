@@ -16,6 +16,9 @@ _FLOPS_PER_WEIGHT = 2
 _PASSES_TO_TRAIN = 3
 """Forward, and backward to weights and to activations."""
 
+_PASSES_BESIDE = 2
+"""Of weights that stay as they are beside an adapter, whose own products are left out."""
+
 
 def least_rank_seconds(stage: Stage, model: ModelSpec, cluster: Cluster, workload: Workload, precision: str) -> float:
     """Seconds times ranks below which no choice of the stage on devices of the cluster is.
@@ -27,7 +30,8 @@ def least_rank_seconds(stage: Stage, model: ModelSpec, cluster: Cluster, workloa
     tokens = workload.batch_size * workload.mean_tokens
     if stage.generates:  # a prompt may be prefilled once for its group
         tokens -= (workload.batch_size - workload.num_prompts) * workload.prompt_lengths.mean
-    passes = _PASSES_TO_TRAIN * workload.num_epochs if stage.trains else 1
+    to_train = _PASSES_BESIDE if model.adapter else _PASSES_TO_TRAIN
+    passes = to_train * workload.num_epochs if stage.trains else 1
     peak = max(cluster.device.flops_per_second.values())
     seconds = _FLOPS_PER_WEIGHT * weights * tokens * passes / peak
     if stage.generates:

@@ -15,6 +15,9 @@ from meshwright.profiles.schedule import Offload
 _TENSORS_PER_LAYER = 6
 """QKV, attention output, gate with up, down, and two norms: each is a message of its own."""
 
+_TENSORS_PER_ADAPTED = 2
+"""Of an adapter, for each linear that has it."""
+
 
 def refit_seconds(
     move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
@@ -45,13 +48,15 @@ def loaded_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element
 
 
 def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """A refit: latency of its messages + the larger of what one rank receives and what one rank sends / bandwidth.
+    """A refit of what is trained: latency of its messages + the larger of what one rank receives and what one rank
+    sends / bandwidth.
 
     Every target rank receives its shard. Replicas of the source share the sending. Ranks in both pools whose layout
     does not change keep their shard and copy it within the device.
     """
     model, source, target = move.model, move.source, move.target
-    shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.ep).num_params
+    shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.ep).trained.num_params
+    tensors = _TENSORS_PER_ADAPTED * len(model.adapted_products) or _TENSORS_PER_LAYER
     kept = move.overlap if source == target else 0
     tally = Tally()
     if kept:
@@ -62,7 +67,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
     if moving > 0:
         sent_bytes = shard_bytes * moving / source.num_ranks
         link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)
-        messages = source.slices_for(target) * _TENSORS_PER_LAYER * max(layers_of_stages(model, target.pp))
+        messages = source.slices_for(target) * tensors * max(layers_of_stages(model, target.pp))
         tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
         tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.transfer_bytes))
     return tally.cost()

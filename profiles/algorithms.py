@@ -7,6 +7,7 @@ other, so that they have no critic; without a reference nothing keeps the actor 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Literal, TypeAlias
 
@@ -90,13 +91,15 @@ def graph_of(
     has_reward: bool = True,
     has_environment: bool = False,
     has_turns: bool = False,
+    ref_is_base: bool = False,
 ) -> StageGraph:
     """The graph of an algorithm for a job that names a reference model or does not, a reward model, and rewards on
     hosts; that of PPO has a reference always. Where rollouts have several turns, a critic too is told which tokens were
-    drawn."""
+    drawn. The reference may be the actor without its adapter."""
     is_ppo = algorithm == "ppo"
     before = [_SCORE] if has_reward else []
-    before += [_REF] if has_ref or is_ppo else []
+    ref = replace(_REF, base_of=Role.ACTOR) if ref_is_base else _REF
+    before += [ref] if has_ref or is_ppo else []
     before += [_VALUE, _PROXIMAL] if is_ppo else [_PROXIMAL]
     reads = (*_SAMPLED, *(field for stage in before for field in stage.writes))
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()

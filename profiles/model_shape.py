@@ -23,6 +23,7 @@ from meshwright.profiles.experts import (
     required_size,
     size_or,
 )
+from meshwright.profiles.model_parts.adapter import ATTENTION, MLP, Adapter
 from meshwright.profiles.values import json_value, read_text
 
 MOST_CONFIG_BYTES = 2**20
@@ -75,6 +76,7 @@ class ModelSpec:
     vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, whose rows were padded before they were divided
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    adapter: Adapter | None = None  # trained in place of the weights
 
     def __hash__(self) -> int:
         return self._hash
@@ -96,6 +98,15 @@ class ModelSpec:
             raise BadInput(
                 f"model {self.name}: {self.experts.experts_per_token} experts a token are more than the "
                 f"{self.experts.num_experts} that there are."
+            )
+        if self.adapter and self.experts and not {*self.adapter.targets}.isdisjoint(MLP):
+            raise BadInput(
+                f"model {self.name} has experts, which are not adapted; set the adapter's targets to "
+                f"{' and '.join(ATTENTION)}."
+            )
+        if self.adapter and self.latent:
+            raise BadInput(
+                f"model {self.name} has latent attention, whose projections are not adapted; train it without adapter."
             )
 
     @property
@@ -139,6 +150,26 @@ class ModelSpec:
         if self.latent:
             return self.latent.products(self.hidden_size, self.num_heads)
         return (self.hidden_size, self.attention_size + 2 * self.kv_size), (self.attention_size, self.hidden_size)
+
+    @property
+    def adapted_products(self) -> tuple[tuple[int, int], ...]:
+        """Inner and outer size of each linear that has an adapter, in the order of the layer."""
+        if self.adapter is None:
+            return ()
+        hidden = self.hidden_size
+        sizes = {
+            "linear_qkv": (hidden, self.attention_size + 2 * self.kv_size),
+            "linear_proj": (self.attention_size, hidden),
+            "linear_fc1": (hidden, self.up_size),
+            "linear_fc2": (self.ffn_size, hidden),
+        }
+        return tuple(sizes[name] for name in sizes if name in self.adapter.targets)
+
+    @property
+    def adapter_layer_params(self) -> int:
+        """Parameters of the adapter in one decoder layer, 0 without one."""
+        rank = self.adapter.rank if self.adapter else 0
+        return sum(rank * (inner + outer) for inner, outer in self.adapted_products)
 
     @property
     def attention_elements(self) -> int:
@@ -193,8 +224,14 @@ class ModelSpec:
 
     @property
     def num_params(self) -> int:
+        """Without those of an adapter."""
         layers = self.params_between(0, self.num_layers)
         return layers + self.embedding_params + self.head_params + self.hidden_size
+
+    @property
+    def trained_params(self) -> int:
+        """Those that training changes: of a model with an adapter the adapter's, else all."""
+        return self.num_layers * self.adapter_layer_params if self.adapter else self.num_params
 
     def shard(self, tp: int) -> ModelSpec:
         """The model that one of `tp` tensor-parallel ranks holds: heads, KV heads, feed-forward and vocabulary divided.

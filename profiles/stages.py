@@ -52,7 +52,8 @@ class Stage:
     """One function call of a step. `reads` and `writes` name fields of the experience, one row per sequence.
 
     `is_trained` says that some stage of the graph trains the weights that this one uses, and `may_stream` that it can
-    read responses in chunks while they are generated.
+    read responses in chunks while they are generated. `base_of` names the role whose weights without their adapter are
+    those of this stage.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Stage:
     writes: tuple[str, ...]
     is_trained: bool = False
     may_stream: bool = False
+    base_of: Role | None = None
 
     @cached_property
     def trains(self) -> bool:
@@ -70,6 +72,16 @@ class Stage:
     @cached_property
     def generates(self) -> bool:
         return Mode.DECODE in self.modes
+
+    @cached_property
+    def may_share(self) -> bool:
+        """Whether a copy of the weights may serve this stage and others."""
+        return self.is_trained or self.base_of is not None
+
+    @cached_property
+    def copied_role(self) -> Role:
+        """Whose copies may serve this stage."""
+        return self.base_of or self.role
 
     @property
     def is_refit(self) -> bool:
@@ -194,9 +206,10 @@ class StageGraph:
         return tuple(stage.name for stage in self.stages[first:] if stage.role == role and not stage.trains)
 
     def sharers(self, role: Role) -> tuple[str, ...]:
-        """The stages of a trained role, the one that trains first: it owns the copy that others may share."""
-        trained = self.train_stage[role]
-        return (trained, *(s.name for s in self.stages if s.role == role and s.name != trained))
+        """The stages that copies of a trained role may serve, the one that trains first: it owns the copy that others
+        may share. Those that need no adapter come last: what they share is held by another."""
+        mine = [s for s in self.stages if s.copied_role == role]
+        return tuple(s.name for s in sorted(mine, key=lambda s: (not s.trains, s.base_of is not None)))
 
 
 def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage]) -> Iterator[StageEdge]:

@@ -11,14 +11,15 @@ import math
 import statistics
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName, own_engine
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 
 
@@ -46,6 +47,12 @@ class Shape(Document):
     qkv_bias: bool = False
     qk_norm: bool = False
     gated_mlp: bool = True
+    adapter: Adapter | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Shapes without an adapter are written as they were before there were any."""
+        return {key: value for key, value in written(self).items() if key != "adapter" or value}
 
     def model(self, *, num_layers: int, max_positions: int) -> ModelSpec:
         """A model of this shape, to be built and timed."""
@@ -68,6 +75,7 @@ class Shape(Document):
             qk_norm=self.qk_norm,
             gated_mlp=self.gated_mlp,
             scalar_head=self.scalar_head,
+            adapter=self.adapter,
         )
 
 
@@ -88,6 +96,7 @@ def shape_of(model: ModelSpec, tp: int) -> Shape:
         qkv_bias=shard.qkv_bias,
         qk_norm=shard.qk_norm,
         gated_mlp=shard.gated_mlp,
+        adapter=shard.adapter,
     )
 
 

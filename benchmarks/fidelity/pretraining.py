@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
@@ -37,14 +37,25 @@ def iteration_seconds(
     iteration: Iteration, cluster: Cluster, precision: str, efficiency: Efficiency | None = None
 ) -> Cost:
     """Forward, backward and update; raises BadInput for a layout that does not divide the model."""
+    return _model(iteration, cluster, precision, efficiency).seconds(_call(iteration))
+
+
+def iteration_memory(iteration: Iteration, cluster: Cluster, precision: str) -> Memory:
+    """Bytes on the fullest rank; raises as `iteration_seconds`."""
+    return _model(iteration, cluster, precision, None).memory(_call(iteration))
+
+
+def _model(iteration: Iteration, cluster: Cluster, precision: str, efficiency: Efficiency | None) -> AnalyticModel:
     prompt = LengthSpec(max=1, fixed=1)
     response = LengthSpec(max=iteration.num_tokens - 1, fixed=iteration.num_tokens - 1)
     workload = Workload(batch_size=iteration.batch_size, prompt=prompt, response=response)
-    call = Call(
+    return AnalyticModel(cluster, workload, precision, framework=iteration.framework, efficiency=efficiency)
+
+
+def _call(iteration: Iteration) -> Call:
+    return Call(
         stage=PPO_GRAPH.by_name["actor_train"],
         model=iteration.model,
         layout=iteration.layout,
         schedule=iteration.schedule,
     )
-    model = AnalyticModel(cluster, workload, precision, framework=iteration.framework, efficiency=efficiency)
-    return model.seconds(call)

@@ -21,6 +21,7 @@ from benchmarks.fidelity.refits import in_place, loaded, within_step
 from benchmarks.fidelity.rows import MissingColumn, Row, Skip, matching, number, row_files, unknown
 from benchmarks.fidelity.score import Answer, Bar, Score
 from benchmarks.fidelity.shapes import has_experts
+from benchmarks.fidelity.trainers import trainer_memory, trainer_step
 from benchmarks.fidelity.training import iteration
 from meshwright.profiles.errors import BadInput
 
@@ -228,11 +229,12 @@ SETS = (
         for what, answer in (("through a loader", loaded), ("in place", in_place))
     ),
     RowSet(name="refit, in steps of MLPerf", files=("rl_steps_mlperf",), answer=within_step),
+    *(
+        RowSet(name=f"trainer, {what}", files=("trainer_baselines_primerl",), answer=answer)
+        for what, answer in (("step", trainer_step), ("memory of one GPU", trainer_memory))
+    ),
     RowSet(name="collectives, vidur", files=("primitives/vidur_network",), answer=vidur_collective),
 )
-
-_READ_BY_NONE = ("trainer_baselines_primerl",)
-"""Files of the format that no set is made of."""
 
 
 def set_names() -> tuple[str, ...]:
@@ -250,7 +252,7 @@ def scores_of(directory: Path, names: Sequence[str] | None = None, *, installed:
 
 def unread(directory: Path) -> tuple[str, ...]:
     """A sentence for each file of the folder that is not known."""
-    every = {stem for known in SETS for stem in known.files} | set(_READ_BY_NONE)
+    every = {stem for known in SETS for stem in known.files}
     return tuple(unknown(row_files(directory), sorted(every)))
 
 

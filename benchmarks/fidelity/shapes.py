@@ -37,6 +37,10 @@ _SPELLINGS = {
     "qwen3-30b3a": "Qwen3-30B-A3B",
     "qwen3-235b": "Qwen3-235B-A22B",
     "qwen2.5-math-7b": "Qwen2.5-7B",
+    "qwen/qwen3-0.6b": "Qwen3-0.6B",
+    "qwen/qwen3-4b-instruct-2507": "Qwen3-4B",
+    "qwen/qwen3-30b-a3b-instruct-2507": "Qwen3-30B-A3B",
+    "qwen/qwen3-235b-a22b-instruct-2507": "Qwen3-235B-A22B",
 }
 
 GPT_VOCAB = 51200
@@ -58,6 +62,7 @@ class _Shape(Document):
     head_dim: int
     vocab: int
     gated: bool = True
+    tied: bool = False
     experts: _Experts | None = None
 
 
@@ -112,7 +117,7 @@ def _spec(name: str, shape: _Shape) -> ModelSpec:
         head_dim=shape.head_dim,
         vocab_size=shape.vocab,
         max_positions=2**20,
-        tied_embeddings=not shape.gated,
+        tied_embeddings=shape.tied or not shape.gated,
         activation="silu" if shape.gated else "gelu_tanh",
         norm_epsilon=1e-5,
         gated_mlp=shape.gated,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source, Term
 from meshwright.planner.analysis.host_rewards import HostRewards, host_rewards
+from meshwright.planner.analysis.trained_share import Adapted, adapted
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
 from meshwright.planner.plan.evaluate import name_of as task_name
@@ -74,6 +75,13 @@ class Explanation:
     pins: tuple[str, ...]
     work: Mapping[str, float]
     rewards: HostRewards | None = None
+    adapter: Adapted | None = None
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """What there is to tell of an adapter and of rewards on hosts, for people."""
+        for told in (self.adapter, self.rewards):
+            yield from told.sentences if told else ()
 
 
 _NUM_TERMS = 3
@@ -101,6 +109,7 @@ def explain(plan: Plan) -> Explanation:
         pins=plan.pins,
         work=plan.solver.work.model_dump(),
         rewards=host_rewards(plan),
+        adapter=adapted(plan),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import WEIGHTS, Cost, Term
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, PassedOn, Summed
@@ -144,7 +144,7 @@ def _moving(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
     """Of each copy that no refit brings its weights, of trained ones the optimizer too; sequences in flight."""
     for placement in new.placements:
         stage = new.stage(placement.stage)
-        if stage.is_refit or _stays(old, new, stage.name):
+        if stage.is_refit or new.copy_of(stage.name) != stage.name or _stays(old, new, stage.name):
             continue
         move = _move_of(old, new, placement)
         term = next((t for t in placement.resident.terms if t.name == WEIGHTS), Term(WEIGHTS, 0.0))
@@ -176,7 +176,7 @@ def _move_of(old: Plan, new: Plan, placement: Placement) -> Move:
     stage = placement.stage
     common = set(old.pool_of(stage).ranks) & set(new.pool_of(stage).ranks)
     return Move(
-        model=new.facts.models.spec(new.stage(stage).role),
+        model=replace(new.facts.models.spec(new.stage(stage).role), adapter=None),  # all weights, not the trained ones
         source=old.placement(stage).layout,
         target=placement.layout,
         overlap=len(common),

@@ -101,10 +101,19 @@ class OtherTrainer:
                 f"{self.name}; plan and run the job here, or take pools and layouts over by hand."
             )
 
+    def require_whole_models(self, facts: Facts) -> None:
+        """Raises BadInput for a job with an adapter, which no trainer's configuration is written with."""
+        if adapter := facts.models.actor.adapter:
+            raise BadInput(
+                f"the actor's adapter of rank {adapter.rank} is not written for {self.name}; plan and run the job "
+                "here, or take pools and layouts over by hand."
+            )
+
     def require_written(self, facts: Facts) -> None:
-        """Raises BadInput for a job of an algorithm whose settings are not known for this trainer, and for one with
-        rewards on hosts."""
+        """Raises BadInput for a job of an algorithm whose settings are not known for this trainer, for one with rewards
+        on hosts, and for one with an adapter."""
         self.require_scored_by_models(facts)
+        self.require_whole_models(facts)
         if facts.algorithm not in self.algorithms:
             raise BadInput(
                 f"algorithm={facts.algorithm} is not written for {self.name}, only {' and '.join(self.algorithms)}; "

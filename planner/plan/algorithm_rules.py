@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
 
@@ -37,6 +39,25 @@ def require_reference(own: str, settings: LearningSettings, roles: Collection[Ro
         raise ValueError(
             f"{own}.kl_coefficient={coefficient:g} keeps the actor to a reference and models.ref names none; name one, "
             "or use 0"
+        )
+
+
+def require_adapted(roles: Iterable[Role]) -> None:
+    """Raises ValueError for the first of these roles, whose models have adapters, that is not the actor."""
+    for role in roles:
+        if role is not Role.ACTOR:
+            raise ValueError(f"models.{role}.adapter: only the actor is trained by an adapter; remove it")
+
+
+def require_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
+    """Raises ValueError where facts say that the reference is the actor without its adapter, and it cannot be, or as
+    `require_adapted`."""
+    require_adapted(Role(name) for name, spec in models.items() if spec.adapter)
+    actor, ref = models[Role.ACTOR], models.get(Role.REF)
+    if ref_is_base and (actor.adapter is None or ref != replace(actor, adapter=None)):
+        raise ValueError(
+            "ref_is_base=true, and the reference is not the actor without an adapter; set it to false, or give the "
+            "actor an adapter and the reference its shape"
         )
 
 

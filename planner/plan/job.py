@@ -6,7 +6,9 @@ name looked up; a plan carries its facts, so that it can be checked and asked ab
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -15,7 +17,13 @@ from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, m
 
 from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
 from meshwright.planner.environment.tool import Tool
-from meshwright.planner.plan.algorithm_rules import require_own_settings, require_reference, require_roles
+from meshwright.planner.plan.algorithm_rules import (
+    require_adapted,
+    require_base,
+    require_own_settings,
+    require_reference,
+    require_roles,
+)
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
 from meshwright.planner.plan.job_data import Data
 from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
@@ -29,6 +37,7 @@ from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, parse, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.workload import Workload
@@ -53,17 +62,26 @@ _TOOL = "what answers the turns of a rollout; needed by run where workload.turns
 _LOADS = "rewards on hosts, as planning needs them"
 _CPUS = "processors of one host, for rewards; 8 for each GPU or one for each rank of a CPU where none is given"
 _ABSENT = "without one nothing keeps the actor to it; ppo needs one"
+_ADAPTER = (
+    "of the actor: trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
+)
+_REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
 
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
 
 class ModelSource(Document):
-    """Where a model is."""
+    """Where a model is, and what is trained in place of its weights."""
 
     path: str = Field(
         description="Hugging Face directory, or a config.json when only planning; relative to the job file"
     )
+    adapter: Adapter | None = Field(default=None, description=_ADAPTER)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(written(self), None)
 
 
 class Models(Document):
@@ -232,6 +250,7 @@ class Job(Document):
         require_names_once(self.rewards)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: rollouts of one turn call none; give workload.turns, or remove it")
+        require_adapted([role for role in self.models.roles if self.models.source(role).adapter])
         given = [
             key for key in SETTINGS_KEYS.values() if key in self.model_fields_set and getattr(self, key) is not None
         ]
@@ -262,7 +281,7 @@ class RoleModels(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(written(self), None)
+        return {name: _without(spec, None, "adapter") for name, spec in _without(written(self), None).items()}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
@@ -286,18 +305,20 @@ class Facts(Document):
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     engine: EngineName = Field(default=EAGER, description="what generates")
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
+    ref_is_base: bool = Field(default=False, description=_REF_IS_BASE)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans of PPO jobs that keep the cache are written as they were before there was a choice."""
         found = _without(_without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
-        return _without(found, [], "rewards")
+        return _without(_without(found, [], "rewards"), False, "ref_is_base")
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
         require_possible_engine(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
+        require_base(self.models.by_name, ref_is_base=self.ref_is_base)
         return self
 
     @cached_property
@@ -310,6 +331,7 @@ class Facts(Document):
             has_reward=has_reward,
             has_environment=bool(self.rewards),
             has_turns=self.workload.turns is not None,
+            ref_is_base=self.ref_is_base,
         )
 
     def digests(self) -> dict[str, str]:
@@ -335,6 +357,9 @@ def resolve(job: Job, directory: Path) -> Facts:
     """The facts of a job whose relative paths start at `directory`. Raises BadInput for what cannot be looked up."""
     directories = {role: directory / job.models.source(role).path for role in job.models.roles}
     specs = {role: read_model(directories[role], scalar_head=_SCALAR_HEADS[role]) for role in directories}
+    adapter = job.models.actor.adapter
+    specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
+    places = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories)
     require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
     cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
@@ -353,6 +378,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         cache_after_refit=job.cache_after_refit,
         engine=job.engine or own,
         rewards=tuple(reward.load for reward in job.rewards),
+        ref_is_base=adapter is not None and places.get(Role.REF) == places[Role.ACTOR],
     )
 
 

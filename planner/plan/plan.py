@@ -170,13 +170,12 @@ class Plan(Document):
     def copy_of(self, stage: str) -> str:
         """The stage whose weights this stage uses.
 
-        Stages of one role with one pool and one layout share a copy: the training stage's, else the first one's.
+        Stages that copies of one role may serve, with one pool and one layout, share a copy: the training stage's, else
+        that of the first that needs an adapter, else the first one's.
         """
-        mine, role = self.placement(stage), self.stage(stage).role
-        alike = [p.stage for p in self.placements if (p.pool, p.layout) == (mine.pool, mine.layout)]
-        names = [name for name in alike if self.stage(name).role == role]
-        trained = self.graph.train_stage.get(role)
-        return trained if trained in names else min(names, key=self.graph.position.__getitem__)
+        mine, role = self.placement(stage), self.stage(stage).copied_role
+        alike = {p.stage for p in self.placements if (p.pool, p.layout) == (mine.pool, mine.layout)}
+        return next(name for name in self.graph.sharers(role) if name in alike)
 
 
 def read_plan(path: Path) -> Plan:

@@ -226,7 +226,7 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
     """What of a stage's state may wait in host memory."""
     if stage.trains:
         return (Offload.NONE, Offload.OPTIMIZER)
-    return (Offload.NONE,) if stage.is_trained else (Offload.NONE, Offload.WEIGHTS)
+    return (Offload.NONE,) if stage.may_share else (Offload.NONE, Offload.WEIGHTS)
 
 
 def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None) -> tuple[Schedule, ...]:

@@ -98,7 +98,7 @@ class Case:
         """What stages keep at least, weights that they may share once, and the largest transient of one of them."""
         weights = 0.0
         for role in self.space.graph.train_stage:
-            mine = [name for name in group if self.space.graph.by_name[name].role == role]
+            mine = [name for name in group if self.space.graph.by_name[name].copied_role == role]
             weights += max((self._weights(some, over) for some in _subsets(mine)), default=0.0)
         own = math.fsum(self.least[name][f"own{over}"] for name in group)
         return own + weights + max(self.least[name][f"transient{over}"] for name in group)

@@ -165,7 +165,7 @@ class Enumeration:
             seconds = model.seconds(call).total
             if seconds <= self.most_seconds:
                 tail = model.tail_seconds(call) if schedule.chunk_tokens else seconds
-                shared = (t.amount for t in memory.resident.terms if t.name == WEIGHTS and stage.is_trained)
+                shared = (t.amount for t in memory.resident.terms if t.name == WEIGHTS and stage.may_share)
                 weights = math.fsum(shared)
                 yield layout.num_ranks, seconds, tail, resident - weights, weights, transient
 

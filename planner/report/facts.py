@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.analysis.trained_share import adapted
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, note, section, table, tag
@@ -48,6 +49,7 @@ def facts(plan: Plan) -> Html:
         table(("", ""), _cluster(plan)),
         tag("h3", "Workload"),
         table(("", ""), _workload(plan)),
+        *_adapter(plan),
         *_rewards(plan),
         tag("h3", "Inputs"),
         table(("", "SHA-256"), sorted(plan.digests.items())),
@@ -101,6 +103,12 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
         ("precision", plan.facts.precision),
         ("engine", plan.facts.engine),
     )
+
+
+def _adapter(plan: Plan) -> Iterable[Html]:
+    """What is trained in place of the actor's weights, where that is an adapter."""
+    found = adapted(plan)
+    return (tag("h3", "Adapter"), *map(note, found.sentences)) if found else ()
 
 
 def _rewards(plan: Plan) -> Iterable[Html]:

@@ -154,7 +154,7 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
         target=target,
         start_seconds=0.0,
         end_seconds=0.0,
-        bytes=float(spec.num_params * element_bytes(facts.precision)),
+        bytes=float(spec.trained_params * element_bytes(facts.precision)),
         cost=cost,
     )
 

@@ -113,7 +113,7 @@ def formulate(
         )
         for found in frontiers
     }
-    shared = {name: graph.by_name[name].is_trained for name in behind}
+    shared = {name: graph.by_name[name].may_share for name in behind}
     device_blocks = most_usable_bytes(facts.cluster) // BLOCK_BYTES
     lacking = [device_blocks - part.device.usable_bytes // BLOCK_BYTES for part in facts.cluster.parts]
 
@@ -161,7 +161,7 @@ def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
 def _option(
     tick: float, ranks: Ranks, candidate: Candidate, *, part: int, lacking_blocks: int, is_shared: bool
 ) -> Option:
-    """One choice on one pool; weights of a role that is not trained belong to one stage, and may wait in the host.
+    """One choice on one pool; weights that no other stage may use belong to one stage, and may wait in the host.
 
     What a device has less than the largest one counts as used by whatever runs on it.
     """

@@ -140,7 +140,7 @@ class _Costing:
                     fitting.append(found)
                 else:
                     rejected[found] += 1
-        kept = tuple(undominated_by_layout(fitting)) if self.stage.is_trained else undominated(fitting)
+        kept = tuple(undominated_by_layout(fitting)) if self.stage.may_share else undominated(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
 

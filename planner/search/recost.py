@@ -62,5 +62,5 @@ def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
 
 def _refit(plan: Plan, refit: Refit, model: CostModel) -> Refit:
     move = move_of(plan, refit.source, refit.target)
-    num_bytes = float(move.model.num_params * element_bytes(plan.facts.precision))
+    num_bytes = float(move.model.trained_params * element_bytes(plan.facts.precision))
     return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})

@@ -47,6 +47,7 @@ def plan_for(
     known = _trainer(trainer)
     known.require_scored_by_models(facts)
     facts = known.generating(facts)
+    known.require_whole_models(facts)
     asked = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
     check_pins(facts, asked)
     origins = {"job": job, "profile": table}

@@ -52,7 +52,7 @@ def why(found: Why) -> None:
         for point in found.sizes:
             for sentence in point.broken[:1]:
                 console.print(f"{point.num_ranks} ranks: {sentence}", markup=False, soft_wrap=True)
-    for sentence in (*found.leading.sentences, *(explanation.rewards.sentences if explanation.rewards else ())):
+    for sentence in (*found.leading.sentences, *explanation.sentences):
         console.print(sentence, markup=False, soft_wrap=True)
     console.print(_ranks(explanation))
     if len(explanation.ranks) > _MOST_RANKS:

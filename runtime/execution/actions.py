@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from meshwright.runtime.generation.slots import Beginning
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import even_share, micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.model.adapted import without_adapter
 from meshwright.runtime.records.outcome import Findings
 from meshwright.runtime.training.bad_steps import BadSteps, SkippedBatch, finite_of, reason_of, reasons_of
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
@@ -107,8 +109,10 @@ class Actions:
         if self._turn < self._steps.start and batch.step in self._done:
             restored = batch.experience.rows(self._plan.stage(stage).writes[0])
             return Findings(facts={"num_restored_rows": float(len(restored))})
-        with self._host_memory.reloaded(stage) as moved:
-            findings = self._run(self._plan.stage(stage), batch)
+        kind, model = self._plan.stage(stage), self._copies[stage].model
+        alone = without_adapter(model) if kind.base_of and model is not None else nullcontext()
+        with self._host_memory.reloaded(stage) as moved, alone:
+            findings = self._run(kind, batch)
         return findings.with_facts(moved)
 
     def _run(self, kind: Stage, batch: StepExperience) -> Findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Iterable
@@ -21,13 +22,18 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.resume import latest_checkpoint
 from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.adapter_files import save_adapter
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Held, build_model, model_chunks_of
-from meshwright.runtime.model.weights import save_weights
+from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.records.run_file import read_run_file
+from meshwright.runtime.training.checkpoint import trained_state_of
 from meshwright.runtime.training.copies import DTYPES
 from meshwright.runtime.training.manifest import damage
 from meshwright.runtime.training.plain_pickles import require_plain
+
+ADAPTER = "adapter"
+"""In the directory of a model: its adapter by itself."""
 
 _UNREADABLE = (CheckpointingException, CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
 
@@ -47,7 +53,8 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
     settings that it started from, and the tokenizer of the job where it has none of its own.
 
     Weights have the type they are computed in: of a bf16 model they are the fp32 main weights rounded to bf16, which
-    are those that the last tokens were drawn with. `directory` is where the job's relative paths start. Collective
+    are those that the last tokens were drawn with. An adapter is added to its weights, and is beside them by itself in
+    `ADAPTER`. `directory` is where the job's relative paths start. Collective
     over the world, over a file system that it shares; `target` appears when it is whole. Raises BadInput if it exists.
     """
     if target.exists():
@@ -60,14 +67,20 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
     dist.barrier()
     for trained in models:
         if trained.model is not None:
+            began_with = directory / job.models.source(trained.role).path
             save_weights(
                 trained.model,
                 trained.spec,
                 trained.mesh,
                 partial / trained.role.value,
-                documents_of=directory / job.models.source(trained.role).path,
+                documents_of=began_with,
                 tokenizer=directory / job.data.tokenizer if job.data else None,
             )
+            if adapter := trained.spec.adapter:
+                beside = partial / trained.role.value / ADAPTER
+                save_adapter(
+                    trained.model, trained.spec, adapter, trained.mesh, beside, base=os.path.abspath(began_with)
+                )
         del trained  # before the next one is made
     dist.barrier()
     if dist.get_rank() == 0:
@@ -118,23 +131,26 @@ def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path
         raise BadInput(f"checkpoint {checkpoint} cannot be read: {found}; give a run whose files are whole.")
     require_plain(checkpoint)
     mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
-    write_models((_loaded(plan, role, mesh, checkpoint) for role in plan.graph.train_stage), job, directory, target)
+    places = {role: directory / job.models.source(role).path for role in plan.graph.train_stage}
+    write_models((_loaded(plan, role, mesh, checkpoint, places[role]) for role in places), job, directory, target)
 
 
-def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path) -> TrainedModel:
-    """A model with the weights that a checkpoint has of it, whatever layout it was trained in."""
+def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, began_with: Path) -> TrainedModel:
+    """A model with what a checkpoint has of it, whatever layout it was trained in; the weights beside an adapter are
+    those that it began with."""
     spec, name = plan.facts.models.spec(role), plan.graph.train_stage[role]
     model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision])
     metadata = {"dp_cp_group": mesh.groups.dp_cp}
     [chunk] = model_chunks_of(model)
     try:
-        loaded = dist_checkpointing.load(
-            {name: chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)}, str(checkpoint)
-        )
+        loaded = dist_checkpointing.load({name: trained_state_of(chunk, name, metadata)}, str(checkpoint))
     except (*_UNREADABLE, pickle.UnpicklingError) as error:
         raise BadInput(
             f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are cut short, or are not of "
             "this run; give a run whose files are whole."
         ) from None
-    chunk.load_state_dict({key.removeprefix(f"{name}."): value for key, value in loaded[name].items()})
+    if spec.adapter:
+        load_weights(model, spec, mesh, began_with)
+    trained = {key.removeprefix(f"{name}."): value for key, value in loaded[name].items()}
+    chunk.load_state_dict(trained, strict=spec.adapter is None)
     return TrainedModel(role=role, spec=spec, mesh=mesh, model=model)

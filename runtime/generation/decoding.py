@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows
 from meshwright.runtime.model.block_attention import BlockAttention, BlockReads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
@@ -84,16 +85,16 @@ class _Layer:
         self._qkv_shape = (-1, model.spec.num_kv_heads // mesh.layout.tp, per_group, model.spec.head_dim)
         self._input_norm, self._mlp_norm = layer.input_layernorm.forward, layer.pre_mlp_layernorm.forward
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
-        self._qkv, self._projection = _parameters(attention.linear_qkv), _Joining(attention.linear_proj, group)
+        self._qkv, self._projection = _Spreading(attention.linear_qkv), _Joining(attention.linear_proj, group)
         self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
         if not model.spec.experts:
-            self._up, self._down = _parameters(mlp.linear_fc1), _Joining(mlp.linear_fc2, group)
+            self._up, self._down = _Spreading(mlp.linear_fc1), _Joining(mlp.linear_fc2, group)
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
 
     def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: BlockAttention) -> Tensor:
         """`hidden` after the attention of layer `index` of this stage; cos and sin [B, 1, 1, D] of the new tokens."""
         # Megatron lays out the queries of a group, then its key, then its value.
-        mixed = F.linear(self._input_norm(hidden), *self._qkv).view(self._qkv_shape)
+        mixed = self._qkv(self._input_norm(hidden)).view(self._qkv_shape)
         turning = mixed[:, :, :-1]
         if self._query_norm is not None:
             turning = torch.cat([self._query_norm(turning[:, :, :-1]), self._key_norm(turning[:, :, -1:])], dim=2)
@@ -105,26 +106,50 @@ class _Layer:
         """`hidden` after the gated MLP, or after megatron's own layer of experts."""
         if self._experts is not None:
             return hidden + self._experts(self._mlp_norm(hidden).unsqueeze(0))[0].squeeze(0)
-        gate, linear = F.linear(self._mlp_norm(hidden), *self._up).chunk(2, dim=-1)
+        gate, linear = self._up(self._mlp_norm(hidden)).chunk(2, dim=-1)
         return self._down.add_to(hidden, self._activation(gate) * linear)
 
 
+class _Spreading:
+    """A linear that is cut along its output."""
+
+    def __init__(self, module: Any) -> None:
+        self._weight, self._bias, self._adapter = module.weight, module.bias, _adapter_of(module)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        output = F.linear(inputs, self._weight, self._bias)
+        return self._adapter.add_to(output, inputs) if self._adapter else output
+
+
 class _Joining:
-    """A linear that is cut along its input: its output is summed over the tensor-parallel ranks."""
+    """A linear that is cut along its input: its output is summed over the tensor-parallel ranks, and with it that of
+    its adapter, which megatron's modules sum before its second product."""
 
     def __init__(self, module: Any, group: dist.ProcessGroup | None) -> None:
-        self._weight, self._bias = _parameters(module)
+        self._weight, self._bias, self._adapter = module.weight, module.bias, _adapter_of(module)
         self._group = group
 
     def add_to(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         if self._group is None:
             output = torch.addmm(hidden, inputs, self._weight.t())
+            output = self._adapter.add_to(output, inputs) if self._adapter else output
         else:
             output = F.linear(inputs, self._weight)
+            output = self._adapter.add_to(output, inputs) if self._adapter else output
             dist.all_reduce(output, group=self._group)
             output += hidden
         return output if self._bias is None else output + self._bias
 
 
-def _parameters(module: Any) -> tuple[Tensor, Tensor | None]:
-    return module.weight, module.bias
+class _Adapter:
+    """The low-rank product beside a linear, this rank's part of it."""
+
+    def __init__(self, module: AdaptedColumns | AdaptedRows) -> None:
+        self._down, self._up, self._scale = module.adapter_down, module.adapter_up, module.adapter.scale
+
+    def add_to(self, output: Tensor, inputs: Tensor) -> Tensor:
+        return torch.add(output, F.linear(F.linear(inputs, self._down), self._up), alpha=self._scale)
+
+
+def _adapter_of(module: Any) -> _Adapter | None:
+    return _Adapter(module) if isinstance(module, AdaptedColumns | AdaptedRows) else None

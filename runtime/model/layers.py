@@ -25,8 +25,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 
+from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
+from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows, linear_class
 from meshwright.runtime.model.attention import CoreAttention
 
 
@@ -51,9 +53,9 @@ def _attention(spec: ModelSpec, first_layer: int) -> ModuleSpec:
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,
+            linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron has a switch of its own for it
             core_attention=functools.partial(CoreAttention, first_layer=first_layer),
-            linear_proj=_BiasedRowParallelLinear if spec.output_bias else RowParallelLinear,
+            linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=RMSNorm if spec.qk_norm else None,
             k_layernorm=RMSNorm if spec.qk_norm else None,
         ),
@@ -65,10 +67,22 @@ def _gated_mlp(spec: ModelSpec) -> ModuleSpec:
         module=MLP,
         params={"ffn_hidden_size": spec.ffn_size},
         submodules=MLPSubmodules(
-            linear_fc1=_BiasedColumnParallelLinear if spec.mlp_bias else ColumnParallelLinear,
-            linear_fc2=_BiasedRowParallelLinear if spec.mlp_bias else RowParallelLinear,
+            linear_fc1=_columns(spec, "linear_fc1", has_bias=spec.mlp_bias),
+            linear_fc2=_rows(spec, "linear_fc2", has_bias=spec.mlp_bias),
         ),
     )
+
+
+def _columns(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
+    if has_bias:
+        return linear_class(_BiasedColumnParallelLinear, _BiasedAdaptedColumns, spec, name)
+    return linear_class(ColumnParallelLinear, AdaptedColumns, spec, name)
+
+
+def _rows(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
+    if has_bias:
+        return linear_class(_BiasedRowParallelLinear, _BiasedAdaptedRows, spec, name)
+    return linear_class(RowParallelLinear, AdaptedRows, spec, name)
 
 
 def _experts() -> ModuleSpec:
@@ -114,18 +128,23 @@ class _Router(TopKRouter):
         return F.linear(input, self.weight)
 
 
-class _BiasedColumnParallelLinear(ColumnParallelLinear):
+class _Biased:
     """Has a bias whatever megatron asks for: its one switch would give a bias to every linear of the layer."""
 
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **{**options, "bias": True})
 
 
-class _BiasedRowParallelLinear(RowParallelLinear):
-    """As above, for the linears that are cut along their input."""
+class _BiasedColumnParallelLinear(_Biased, ColumnParallelLinear): ...
 
-    def __init__(self, *sizes: int, **options: Any) -> None:
-        super().__init__(*sizes, **{**options, "bias": True})
+
+class _BiasedRowParallelLinear(_Biased, RowParallelLinear): ...
+
+
+class _BiasedAdaptedColumns(_Biased, AdaptedColumns): ...
+
+
+class _BiasedAdaptedRows(_Biased, AdaptedRows): ...
 
 
 class RMSNorm(nn.Module):

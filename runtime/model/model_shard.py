@@ -19,6 +19,7 @@ from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
 from meshwright.profiles.layout import Layout, layers_of_chunks, layers_of_stages, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
+from meshwright.runtime.model.adapted import is_of_adapter
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.context_parallel import padding_behind, parts_of
 from meshwright.runtime.model.hf_mapping import global_name
@@ -80,6 +81,8 @@ class Decoder(GPTModel):
                 keep_tokens_apart(layer.mlp, mesh.groups)
         if is_first and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
+        if is_first and spec.adapter and config.recompute_granularity == "full":
+            self.embedding.register_forward_hook(_with_gradient)
 
     def forward(
         self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
@@ -150,6 +153,11 @@ class Decoder(GPTModel):
         return embedded * torch.tensor(self.spec.embedding_scale, dtype=embedded.dtype, device=embedded.device)
 
 
+def _with_gradient(module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+    """A layer that is computed again passes gradients on only if its input wants one, and frozen embeddings do not."""
+    return embedded.requires_grad_() if module.training and torch.is_grad_enabled() else embedded
+
+
 class Interleaved(nn.ModuleList):
     """The chunks that one rank holds of a model whose pipeline passes every rank several times."""
 
@@ -198,7 +206,8 @@ def build_model(
 ) -> Held:
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
-    A model that is not trainable needs no gradients and is in evaluation mode. Raises BadInput for a layout that does
+    A model that is not trainable needs no gradients and is in evaluation mode; where there is an adapter its parameters
+    alone have gradients, and all of them are zero. Raises BadInput for a layout that does
     not divide the model, and for experts of a family that is not built.
     """
     require_none((*layout_violations(mesh.layout, spec), *expert_violations(spec)))
@@ -213,7 +222,8 @@ def build_model(
     config = _config(spec, mesh, dtype, recompute)
     chunks = [Decoder(spec, mesh, config, chunk) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
-    model.requires_grad_(trainable)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trainable and (spec.adapter is None or is_of_adapter(name)))
     model.train(trainable)
     return model
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.model.adapted import is_of_adapter, merged
 from meshwright.runtime.model.hf_mapping import Recipe, expert_of, parameters_of_stage, recipe, starts_from_nothing
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Held, named_in_whole
@@ -36,12 +37,14 @@ FILE_BYTES = 5 * 10**9
 def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> None:
     """Fills this rank's shard from a Hugging Face directory, reading no more of it than the shard.
 
-    A scalar head is read from `score.weight`, unless the directory is a language model's, as `spec.architecture`
-    says: then it starts at zero. Call it before a trainer takes the model: trainers keep copies of the weights.
-    Raises BadInput when there are no weights, when a tensor is missing, or when one has another shape.
+    An adapter is left as it is. A scalar head is read from `score.weight`, unless the directory is a language model's,
+    as `spec.architecture` says: then it starts at zero. Call it before a trainer takes the model: trainers keep copies
+    of the weights. Raises BadInput when there are no weights, when a tensor is missing, or when one has another shape.
     """
     with TensorFiles(directory, spec.name) as checkpoint, torch.no_grad():
         for name, parameter in named_in_whole(model):
+            if is_of_adapter(name):
+                continue
             if starts_from_nothing(spec, name):
                 parameter.zero_()
                 continue
@@ -72,8 +75,9 @@ def save_weights(
     tokenizer: Path | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Writes the model as a Hugging Face directory, with the configuration and tokenizer of `documents_of`, and with
-    the files of `tokenizer`, a directory or a tokenizer.json, where that has none of its own.
+    """Writes the model, an adapter added to its weights, as a Hugging Face directory, with the configuration and
+    tokenizer of `documents_of`, and with the files of `tokenizer`, a directory or a tokenizer.json, where that has none
+    of its own.
 
     All members of the mesh call it, over a file system they share; the first replica writes, and the others write the
     experts that it has not, each stage its own files, of about `file_bytes` bytes. The directory appears when it is
@@ -139,7 +143,7 @@ def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, parameters
     local = dict(named_in_whole(model))
     tensors: dict[str, Tensor] = {}
     for parameter in parameters:
-        shards = _gather(local[parameter].detach(), mesh)
+        shards = _gather(merged(local, parameter, spec.adapter), mesh)
         if mesh.tp_rank == 0:
             stored = recipe(spec, parameter).split(shards)
             tensors |= {name: tensor.cpu().contiguous() for name, tensor in stored.items()}

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.device import host
-from meshwright.runtime.model.model_shard import model_chunks_of
+from meshwright.runtime.model.adapted import is_of_adapter
+from meshwright.runtime.model.model_shard import Decoder, model_chunks_of
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.plain_pickles import require_plain
 
@@ -40,7 +41,8 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     for name, trainer in trainers.items():
         for number, chunk in enumerate(model_chunks_of(trainer.model)):
             state = loaded[name][f"model{number}"]
-            chunk.load_state_dict({key.removeprefix(f"{name}."): value for key, value in state.items()})
+            trained = {key.removeprefix(f"{name}."): value for key, value in state.items()}
+            chunk.load_state_dict(trained, strict=chunk.spec.adapter is None)
         for number, optimizer in enumerate(trainer.optimizers):
             _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
 
@@ -58,7 +60,7 @@ def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]
     groups = trainer.mesh.groups
     metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
     chunks = {
-        f"model{number}": chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
+        f"model{number}": trained_state_of(chunk, name, metadata)
         for number, chunk in enumerate(model_chunks_of(trainer.model))
     }
     optimizers = [
@@ -70,6 +72,12 @@ def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]
     # The settings of all optimizers of a trainer are the same.
     settings = ShardedObject(f"{name}.settings", optimizers[0], (1,), (0,), replica_id=replica)
     return {**chunks, "settings": settings, "param_states": param_states}
+
+
+def trained_state_of(chunk: Decoder, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    """What training changes of a model, as megatron's sharded tensors: its adapter where it has one, else all."""
+    state: dict[str, Any] = chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
+    return {key: value for key, value in state.items() if chunk.spec.adapter is None or is_of_adapter(key)}
 
 
 def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:

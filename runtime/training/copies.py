@@ -15,8 +15,9 @@ from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
+from meshwright.runtime.model.adapted import start_adapter
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Decoder, Held, build_model
+from meshwright.runtime.model.model_shard import Decoder, Held, build_model, named_in_whole
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.refit import RefitCopy
@@ -47,9 +48,9 @@ class WeightCopy:
 def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict[str, WeightCopy]:
     """Every copy of the plan by the stage it is named for, in the same order on every rank.
 
-    Copies that are refit at the start of a step are left with the weights they were built with. A language model gives
-    its first `num_tokens` tokens all the probability that there is, in the generator and in the trainer alike: no
-    other model needs a row for the others, whose number differs from model to model.
+    What is refit at the start of a step is left as it was built: all weights of a copy, or its adapter. A language
+    model gives its first `num_tokens` tokens all the probability that there is, in the generator and in the trainer
+    alike: no other model needs a row for the others, whose number differs from model to model.
     """
     names = {p.stage: plan.copy_of(p.stage) for p in plan.placements}
     refitted = {refit.target for refit in plan.refits}
@@ -69,8 +70,12 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
                 recompute=placement.schedule.recompute.value,
                 trainable=trained,
             )
-            if name not in refitted:
+            if name not in refitted or spec.adapter:
                 load_weights(model, stored, mesh, directory / job.models.source(role).path)
+            if name not in refitted and spec.adapter:
+                start_adapter(
+                    dict(named_in_whole(model)), job.settings.seed, tp=placement.layout.tp, tp_rank=mesh.tp_rank
+                )
             if trained:
                 trainer = build_trainer(model, mesh, role, job)
         version = Version(name, None if name in refitted else 0)

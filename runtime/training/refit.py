@@ -23,6 +23,7 @@ from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
 from meshwright.runtime.device import host
+from meshwright.runtime.model.adapted import is_of_adapter
 from meshwright.runtime.model.hf_mapping import EMBEDDING, OUTPUT, expert_of
 from meshwright.runtime.model.mesh import Mesh, group_of
 from meshwright.runtime.model.model_shard import Held, model_chunks_of, named_in_whole
@@ -177,6 +178,8 @@ class _Side:
         self._parameters: dict[str, nn.Parameter] = {}
         for name, parameter in named_in_whole(model) if model is not None else ():
             assert model is not None
+            if model.spec.adapter and not is_of_adapter(name):
+                continue  # what is frozen is the same in every copy
             if name == OUTPUT and model_chunks_of(model)[-1].share_embeddings_and_output_weights:
                 if tied_twice:
                     self._parameters[EMBEDDING] = parameter

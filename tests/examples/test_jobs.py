@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ JOBS = {
     "agents-397b-256": (256, (390.85, None)),
     "grpo-7b-8xh100": (8, (7.62, 7.07)),
     "grpo-judge-8xh100": (8, (7.62, None)),
+    "grpo-lora-7b-4xh100": (4, (7.62, 7.07)),
     "long-tail-64": (64, (6.74, 6.61)),
     "mixed-32": (32, (6.74, 6.61)),
     "moe-16384": (16384, (235.09, 31.98)),
@@ -48,6 +50,7 @@ def test_a_reference_job_resolves_to_its_ranks_and_sizes(name: str) -> None:
     assert facts.models.actor.num_params / 1e9 == pytest.approx(actor, rel=2e-3)
     size = facts.models.reward and facts.models.reward.num_params / 1e9
     assert size == (reward and pytest.approx(reward, rel=2e-3))
-    assert facts.models.ref in (facts.models.actor, None if facts.workload.turns else facts.models.actor)
+    base = replace(facts.models.actor, adapter=None)
+    assert facts.models.ref in (base, None if facts.workload.turns else base)
     assert facts.models.critic in ((None,) if facts.algorithm == "grpo" else (facts.models.reward,))
     assert workload_violations(facts) == ()

@@ -12,6 +12,7 @@ from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import Stage
@@ -107,6 +108,14 @@ def mixture_facts(facts: Facts) -> Facts:
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
     update = {role: replace(getattr(facts.models, role), experts=experts) for role in ("actor", "ref")}
     return facts.model_copy(update={"models": facts.models.model_copy(update=update)})
+
+
+def adapted_facts(facts: Facts | None = None) -> Facts:
+    """The same with an adapter of the actor, whose reference is the actor without it."""
+    facts = facts or small_facts()
+    actor = replace(facts.models.actor, adapter=Adapter(rank=4, alpha=8.0))
+    models = facts.models.model_copy(update={"actor": actor, "ref": facts.models.actor})
+    return facts.model_copy(update={"models": models, "ref_is_base": True})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec, read_model
+from meshwright.runtime.model.adapted import start_adapter
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Recompute, build_model
+from meshwright.runtime.model.model_shard import Recompute, build_model, named_in_whole
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer
 from meshwright.runtime.training.ppo import LossShare
@@ -77,13 +79,15 @@ ONE_RANK = How("tp1", ROWS)
 
 
 def assert_updates_are_those_of_one_rank(
-    directory: Path, hows: Sequence[How], scratch: Path, *, scalar: bool = False
+    directory: Path, hows: Sequence[How], scratch: Path, *, scalar: bool = False, adapter: Adapter | None = None
 ) -> None:
     """To 1e-4 of their metrics and 1e-5 of the weights, which move by up to 1e-3 in each update."""
-    answers = run_on_ranks(4, _train_in_turns, (ONE_RANK, *hows), directory, scalar, scratch, timeout=600)
+    answers = run_on_ranks(4, _train_in_turns, (ONE_RANK, *hows), directory, scalar, scratch, adapter, timeout=600)
     known, expected = answers[0][0], written(scratch / "0")
     assert known is not None
-    assert_moved(expected, written(directory))
+    before = written(directory)
+    adapted = {name: tensor for name, tensor in expected.items() if not torch.equal(tensor, before[name])}
+    assert_moved(adapted if adapter else expected, before)
     for number, how in enumerate(hows, 1):
         of_members = [metrics for of_rank in answers if (metrics := of_rank[number]) is not None]
         assert len(of_members) == Layout.parse(how.layout).num_ranks
@@ -107,19 +111,22 @@ def written(directory: Path) -> dict[str, Tensor]:
 
 
 def _train_in_turns(
-    hows: Sequence[How], directory: Path, scalar: bool, scratch: Path
+    hows: Sequence[How], directory: Path, scalar: bool, scratch: Path, adapter: Adapter | None
 ) -> list[list[dict[str, float]] | None]:
-    return [_train(how, directory, scalar, scratch / str(number)) for number, how in enumerate(hows)]
+    return [_train(how, directory, scalar, scratch / str(number), adapter) for number, how in enumerate(hows)]
 
 
-def _train(how: How, directory: Path, scalar: bool, target: Path) -> list[dict[str, float]] | None:
+def _train(
+    how: How, directory: Path, scalar: bool, target: Path, adapter: Adapter | None
+) -> list[dict[str, float]] | None:
     """Metrics of two updates, on every member: the second begins with the weights and the moments of the first."""
     mesh = build_mesh(Layout.parse(how.layout), 0)
     if not mesh.is_member:
         return None
-    spec = read_model(directory, scalar_head=scalar)
+    spec = replace(read_model(directory, scalar_head=scalar), adapter=adapter)
     model = build_model(spec, mesh, recompute=how.recompute, trainable=True)
     load_weights(model, spec, mesh, directory)
+    start_adapter(dict(named_in_whole(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
     # AdamW divides a gradient by its own size: with its usual epsilon, rounding decides where the gradient is nothing.
     trainer = Trainer(model, mesh, learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, epsilon=1e-4)
     loss = functools.partial(value_loss if scalar else language_loss, spec, mesh)

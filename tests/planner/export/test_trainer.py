@@ -13,6 +13,7 @@ from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
+from tests.planner.jobs import adapted_facts
 from tests.planner.plans import random_plan
 
 JOB = Path(__file__).parents[3] / "examples/7b-8xa100-80gb/job.yaml"
@@ -52,3 +53,12 @@ def test_a_trainer_generates_with_its_engine_or_with_another_that_it_has_and_the
         "openrlhf": ("vllm", "vllm"),
         "slime": ("sglang", "sglang"),
     }
+
+
+def test_an_adapter_is_not_written_for_any_trainer() -> None:
+    facts = adapted_facts()
+    for trainer in TRAINERS.values():
+        with pytest.raises(
+            BadInput, match=f"adapter of rank 4 is not written for {trainer.name}; plan and run the job"
+        ):
+            trainer.require_written(facts)

@@ -12,9 +12,11 @@ from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.job import ClusterSpec, Facts, Job, MixedSpec, Models, ModelSource, require_job, resolve
 from meshwright.profiles.cluster import Cluster, Device, Link
 from meshwright.profiles.devices import cpu_links, local_cluster
-from meshwright.profiles.documents import parse
+from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
 
 TCP = Link(seconds=50e-6, bytes_per_second=1.25e9)
@@ -105,6 +107,7 @@ def others(facts: Facts) -> dict[str, object]:
         "cache_after_refit": "recompute",
         "engine": "vllm",
         "rewards": (Reward(name="exact", function="exact_match").load,),
+        "ref_is_base": True,
     }
 
 
@@ -115,6 +118,48 @@ def test_a_plan_that_holds_another_fact_than_the_job_is_refused(name: str, job: 
     with pytest.raises(BadInput, match=r"^the plan was made for another job: .*; plan this job again\.$") as caught:
         require_job(facts.model_copy(update={name: others(facts)[name]}), job, tmp_path)
     assert name in str(caught.value)
+
+
+def adapted(job: Job, **paths: str) -> Job:
+    """The job with an adapter of the actor, and some models elsewhere."""
+    actor = ModelSource(path="config.json", adapter=Adapter(rank=4, alpha=8.0))
+    others = {role: ModelSource(path=path) for role, path in paths.items()}
+    return job.model_copy(update={"models": job.models.model_copy(update={"actor": actor, **others})})
+
+
+def test_a_reference_of_the_same_place_is_the_base_of_an_adapter_and_no_other_is(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(json.dumps(CONFIG))
+    facts = resolve(adapted(job, ref="./config.json"), tmp_path)
+    assert facts.ref_is_base
+    assert facts.models.actor.adapter == Adapter(rank=4, alpha=8.0)
+    assert facts.models.ref == replace(facts.models.actor, adapter=None)
+    assert facts.graph.by_name["ref_logprob"].base_of is Role.ACTOR
+    assert not resolve(adapted(job, ref="other.json"), tmp_path).ref_is_base
+    assert not resolve(job, tmp_path).ref_is_base
+
+
+def test_facts_with_an_adapter_are_read_as_they_were_written_and_those_without_know_of_none(
+    job: Job, tmp_path: Path
+) -> None:
+    facts = resolve(adapted(job), tmp_path)
+    assert parse(Facts, canonical_json(facts), "facts") == facts
+    assert '"adapter"' not in canonical_json(resolve(job, tmp_path))
+    assert "ref_is_base" not in canonical_json(resolve(job, tmp_path))
+    assert '"adapter"' not in canonical_json(job)
+
+
+def test_an_adapter_of_another_model_than_the_actor_is_refused(job: Job) -> None:
+    document = json.loads(canonical_json(adapted(job)))
+    document["models"]["critic"]["adapter"] = {"rank": 4, "alpha": 4.0}
+    with pytest.raises(BadInput, match=r"models\.critic\.adapter: only the actor is trained by an adapter; remove it"):
+        parse(Job, json.dumps(document), "job")
+
+
+def test_a_reference_that_is_not_the_base_is_refused_as_one(job: Job, tmp_path: Path) -> None:
+    document = json.loads(canonical_json(resolve(adapted(job), tmp_path)))
+    document["models"]["ref"]["num_layers"] += 1
+    with pytest.raises(BadInput, match="ref_is_base=true, and the reference is not the actor without an adapter"):
+        parse(Facts, json.dumps(document), "facts")
 
 
 def test_the_key_that_differs_is_named_with_both_values(job: Job, tmp_path: Path) -> None:

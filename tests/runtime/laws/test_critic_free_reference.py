@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference import critic_free
-from tests.reference.critic_free import Compared, CriticFreeReference, CriticFreeSettings
-from tests.reference.ppo import Row, picked, weights_of
+from tests.reference.critic_free import CriticFreeReference
+from tests.reference.ppo import weights_of
+from tests.runtime.compared import are_groups, compare_experience, compare_updates, settings_of
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, observe_all, request_of, write_models
+from tests.runtime.refereed import Distances, drawn_in, observe_all, request_of, write_models
 from tests.runtime.small_job import write_job
 
 STEPS, BATCH, GROUP, MAX_RESPONSE = 4, 16, 4, 12
@@ -120,69 +120,16 @@ def test_a_run_draws_and_learns_what_the_reference_does(
 ) -> None:
     run, asked = runs[name], requests[name]
     paths = {role: asked.directory / asked.job.models.source(role).path for role in asked.plan.graph.roles}
-    judge = CriticFreeReference(paths[Role.ACTOR], paths.get(Role.REF), paths[Role.REWARD], _settings(asked))
+    judge = CriticFreeReference(paths[Role.ACTOR], paths.get(Role.REF), paths[Role.REWARD], settings_of(asked))
     found = Distances()
     for step in range(STEPS):
         drawn = drawn_in(run, step, BATCH)
-        _are_groups(drawn)
+        are_groups(drawn, GROUP)
         compared = judge.step(step, drawn)
-        _compare_experience(found, run, step, drawn, compared)
-        _compare_updates(found, run, step, drawn, compared)
+        compare_experience(found, run, step, drawn, compared)
+        compare_updates(found, run, step, drawn, compared)
     found.add_all("weights", run.weights("actor"), weights_of(judge.actor))
     assert found.beyond(TOLERANCE) == {}
-
-
-def _are_groups(drawn: Sequence[Row]) -> None:
-    """The rows of a group have one prompt, and draws of their own."""
-    prompts = [tuple(row.ids[: row.num_prompt].tolist()) for row in drawn]
-    assert all(len(set(prompts[first : first + GROUP])) == 1 for first in range(0, BATCH, GROUP))
-    assert len({tuple(row.response.tolist()) for row in drawn}) > BATCH / 2
-
-
-def _compare_experience(found: Distances, run: Observed, step: int, drawn: Sequence[Row], compared: Compared) -> None:
-    held = run.steps[step]
-    assert [bool(held["truncated"][row]) for row in range(BATCH)] == compared.cut
-    assert compared.draws_explained > 0.99
-    found.add("scores", torch.cat([held["scores"][row] for row in range(BATCH)]), torch.stack(compared.scores))
-    known = {
-        "behaviour_logprobs": compared.behaviour,
-        "proximal_logprobs": compared.proximal,
-        "ref_logprobs": compared.ref,
-    }
-    assert ("ref_logprobs" in held) == (compared.ref is not None)
-    for name, expected in known.items():
-        if expected is not None:
-            of_responses = [held[name][index][row.num_prompt - 1 : -1] for index, row in enumerate(drawn)]
-            found.add(name, torch.cat(of_responses), torch.cat(expected))
-
-
-def _compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence[Row], compared: Compared) -> None:
-    count = len(compared.minibatches)
-    updates = run.updates["actor_train"][step * count : (step + 1) * count]
-    for metric in compared.actor_updates[0]:
-        floor = 1e-3 if metric in ("policy_loss", "kl_to_ref_estimate") else 0.0  # small beside the terms of its sum
-        of_step = torch.tensor([known[metric] for known in compared.actor_updates], dtype=torch.float64) + floor
-        said = torch.tensor([update.metrics[metric] for update in updates], dtype=torch.float64) + floor
-        found.add(metric, said, of_step)
-    for update, chosen in zip(updates, compared.minibatches, strict=True):
-        given = [update.given[tuple(drawn[index].ids.tolist())] for index in chosen]
-        for name, expected in (("advantages", compared.advantages), ("weights", compared.weights)):
-            if name in given[0]:
-                found.add(name, torch.cat([of_row[name] for of_row in given]), picked(expected, chosen))
-
-
-def _settings(asked: RunRequest) -> CriticFreeSettings:
-    workload, own = asked.job.workload, asked.job.settings
-    return CriticFreeSettings(
-        **{name: getattr(own, name) for name in CriticFreeSettings.__annotations__ if hasattr(own, name)},
-        algorithm=asked.job.algorithm,
-        group_size=workload.group_size,
-        num_minibatches=workload.num_minibatches,
-        num_epochs=workload.num_epochs,
-        max_response=workload.response.max,
-        end_tokens=frozenset(END_TOKENS),
-        decoupled=asked.plan.staleness > 0,
-    )
 
 
 def test_the_reference_is_given_nothing_by_the_project() -> None:

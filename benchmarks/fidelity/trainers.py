@@ -1,0 +1,68 @@
+"""Steps of a trainer by itself, and the memory they take: whole models and low-rank adapters under FSDP.
+
+FSDP divides weights over replicas and gathers them layer by layer beside the computing. That is no layout here: a step
+is asked for as data parallelism whose reduction overlaps, and its memory on one GPU alone, where nothing is divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.fidelity.hardware import cluster_of
+from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iteration_seconds
+from benchmarks.fidelity.rows import Row, Skip, count, number
+from benchmarks.fidelity.score import Answer
+from benchmarks.fidelity.shapes import has_experts, model_named
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.schedule import Recompute, Schedule
+
+_DEVICES = {"NVIDIA H100 80GB HBM3": "H100-80GB", "NVIDIA H200": "H200", "NVIDIA B200": "DGX-B200"}
+_GIB = 2**30
+
+
+def trainer_step(_stem: str, row: Row) -> Answer:
+    """Seconds inside a step: forward, backward and update, without what the trainer does between steps."""
+    asked, cluster = _question(row)
+    cost = iteration_seconds(asked, cluster, "bf16")
+    return Answer(label=_label(row), measured=number(row, "step_time_mean_s"), predicted=cost.total, terms=cost)
+
+
+def trainer_memory(_stem: str, row: Row) -> Answer:
+    """Peak bytes of a step on one GPU."""
+    asked, cluster = _question(row)
+    if cluster.num_ranks > 1:
+        raise Skip("weights divided over replicas (FSDP) are not a layout here")
+    held = iteration_memory(asked, cluster, "bf16")
+    measured = number(row, "peak_mem_gib") * _GIB
+    return Answer(label=_label(row), measured=measured, predicted=held.peak_bytes, terms=held.resident + held.transient)
+
+
+def _question(row: Row) -> tuple[Iteration, Cluster]:
+    """What the row asks; skips it where that is no question for this cost model."""
+    if row["success"] != "True":
+        raise Skip("the run failed")
+    if row["activation_memory"] != "full recompute":
+        raise Skip("activations in host memory are not priced")
+    model = model_named(row["model"])
+    if row["lora_rank"] and has_experts(row["model"]):
+        raise Skip("adapters of experts are not priced")
+    if rank := count(row, "lora_rank", 0):
+        model = replace(model, adapter=Adapter(rank=rank, alpha=float(rank)))
+    num_ranks = count(row, "num_gpus")
+    asked = Iteration(
+        model=model,
+        layout=Layout(dp=num_ranks),
+        schedule=Schedule(recompute=Recompute.FULL),
+        batch_size=num_ranks * count(row, "micro_batches_per_gpu"),
+        num_tokens=count(row, "seq_len"),
+        framework=framework_named("megatron-core"),
+    )
+    return asked, cluster_of(_DEVICES.get(row["gpu"], row["gpu"]), num_ranks)
+
+
+def _label(row: Row) -> str:
+    kind = f"adapter of rank {row['lora_rank']}" if row["lora_rank"] else "all weights"
+    return f"{row['system']} {row['type']} {row['model']} {row['num_gpus']} x {row['gpu']} {row['seq_len']} {kind}"

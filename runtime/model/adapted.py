@@ -1,0 +1,186 @@
+"""Linears with a low-rank adapter beside weights that stay; `profiles.model_parts.adapter` has the equation.
+
+An adapter is cut as its linear is. Where that is cut along its outputs so is B, and every rank has A; where it is cut
+along its inputs so is A, and every rank has B. Weight and adapter are never added up while they are used: a refit
+brings the adapter alone, and the weights, whose bits stay those of their file, serve whoever needs no adapter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
+
+from meshwright.profiles.model_parts.adapter import Adapter, Linear
+from meshwright.profiles.model_shape import ModelSpec
+
+DOWN, UP = "adapter_down", "adapter_up"
+"""The parameters A [rank, inputs] and B [outputs, rank] of a linear."""
+
+
+def is_of_adapter(parameter: str) -> bool:
+    """Whether a parameter of this name is trained in place of a weight."""
+    return parameter.rpartition(".")[2] in (DOWN, UP)
+
+
+class _Adapted:
+    """A linear of which this rank has an adapter; see `linear_class`."""
+
+    adapter: Adapter
+    weight: Any  # a parameter, with what megatron says of how it is cut
+    uses_adapter: bool
+    adapter_down: nn.Parameter
+    adapter_up: nn.Parameter
+
+    def _take_up(self) -> None:
+        """Room for the adapter of this rank's part of the weight."""
+        (outputs, inputs), rank, like = self.weight.shape, self.adapter.rank, self.weight
+        self.uses_adapter = True
+        self.adapter_down = nn.Parameter(torch.zeros(rank, inputs, dtype=like.dtype, device=like.device))
+        self.adapter_up = nn.Parameter(torch.zeros(outputs, rank, dtype=like.dtype, device=like.device))
+
+    def _with_product(self, output: Tensor, low: Tensor) -> Tensor:
+        return torch.add(output, F.linear(low, self.adapter_up), alpha=self.adapter.scale)
+
+
+class AdaptedColumns(_Adapted, ColumnParallelLinear):
+    """Megatron's linear that is cut along its outputs, with an adapter."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self._take_up()
+        # With sequence parallelism each rank has a part of the tokens, and so of this gradient.
+        self.adapter_down.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+        set_tensor_model_parallel_attributes(self.adapter_up, True, 0, self.weight.partition_stride)
+
+    def forward(self, input_: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """[S, B, outputs / tp] and a bias, from [S, B, inputs] or this rank's part of the sequence."""
+        output, bias = super().forward(input_, *others, **options)
+        if not self.uses_adapter:
+            return output, bias
+        low = F.linear(input_, self.adapter_down)
+        if self.sequence_parallel:
+            low = gather_from_sequence_parallel_region(low, group=self.tp_group)
+        else:
+            low = copy_to_tensor_model_parallel_region(low, group=self.tp_group)
+        return self._with_product(output, low), bias
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """The adapter's part is cut as the weight is; gate and up, which lie side by side on each rank, one by one."""
+        found = _sharded(self, prefix, sharded_offsets, metadata, {"weight": 0, "bias": 0, UP: 0})
+        if self.weight.partition_stride > 1:
+            found[f"{prefix}{UP}"] = apply_swiglu_sharded_factory(found[f"{prefix}{UP}"], sharded_offsets)
+        return found
+
+
+class AdaptedRows(_Adapted, RowParallelLinear):
+    """Megatron's linear that is cut along its inputs, with an adapter."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self._take_up()
+        self.adapter_up.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+        set_tensor_model_parallel_attributes(self.adapter_down, True, 1, 1)
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[S, B, outputs] or this rank's part of the sequence, and a bias, from [S, B, inputs / tp]."""
+        output, bias = super().forward(input_)
+        if not self.uses_adapter:
+            return output, bias
+        low = F.linear(input_, self.adapter_down)
+        if self.sequence_parallel:
+            low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
+        else:
+            low = reduce_from_tensor_model_parallel_region(low, group=self.tp_group)
+        return self._with_product(output, low), bias
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """The adapter's part is cut as the weight is."""
+        return _sharded(self, prefix, sharded_offsets, metadata, {"weight": 1, DOWN: 1})
+
+
+def linear_class(plain: type, adapted: type, spec: ModelSpec, name: Linear) -> type:
+    """The class of the linears of this name in the layers of a model."""
+    if spec.adapter is None or name not in spec.adapter.targets:
+        return plain
+    return type(adapted.__name__, (adapted,), {"adapter": spec.adapter})
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Within it the model answers as its weights alone would."""
+    adapted = [module for module in model.modules() if isinstance(module, _Adapted)]
+    for module in adapted:
+        module.uses_adapter = False
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module.uses_adapter = True
+
+
+@torch.no_grad()
+def start_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int, tp_rank: int) -> None:
+    """Gives the adapters among a rank's parameters, named as in the whole model, what they start with.
+
+    B is zero and A uniform up to 1 / sqrt(inputs), the same numbers in every layout.
+    """
+    for name, parameter in parameters.items():
+        module, _, kind = name.rpartition(".")
+        if kind == UP:
+            parameter.zero_()
+        elif kind == DOWN:
+            rank, width = parameter.shape
+            parts, part = (tp, tp_rank) if getattr(parameter, "tensor_model_parallel", False) else (1, 0)
+            whole = _uniform(f"{seed}/{module}", (rank, parts * width))
+            parameter.copy_(whole[:, part * width : (part + 1) * width])
+
+
+@torch.no_grad()
+def merged(parameters: Mapping[str, Tensor], name: str, adapter: Adapter | None) -> Tensor:
+    """A rank's shard [outputs, inputs] of a weight with its adapter's product, where it has one, added in fp32; any
+    other parameter as it is, of any shape."""
+    weight, module = parameters[name].detach(), name.rpartition(".")[0]
+    if adapter is None or name != f"{module}.weight" or f"{module}.{DOWN}" not in parameters:
+        return weight
+    up, down = (parameters[f"{module}.{kind}"].detach().float() for kind in (UP, DOWN))
+    return (weight.float() + adapter.scale * up @ down).to(weight.dtype)
+
+
+def _uniform(key: str, shape: tuple[int, int]) -> Tensor:
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])
+    bound = 1 / math.sqrt(shape[1])
+    return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+
+
+def _sharded(
+    module: AdaptedColumns | AdaptedRows, prefix: str, offsets: Any, metadata: Any, axes: Mapping[str, int]
+) -> dict[str, Any]:
+    found: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+        module.state_dict(prefix="", keep_vars=True),
+        prefix,
+        axes,
+        offsets,
+        tp_group=module.tp_group,
+        dp_cp_group=metadata["dp_cp_group"],
+    )
+    return found

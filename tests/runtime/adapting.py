@@ -1,0 +1,52 @@
+"""What the adapter of a run starts with, which is chance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.model.adapted import start_adapter
+
+MODULES = {
+    "linear_qkv": "self_attention.linear_qkv",
+    "linear_proj": "self_attention.linear_proj",
+    "linear_fc1": "mlp.linear_fc1",
+    "linear_fc2": "mlp.linear_fc2",
+}
+
+
+def started(asked: RunRequest) -> dict[str, Tensor]:
+    """By `layer.linear`, A [rank, inputs]."""
+    spec = asked.plan.facts.models.actor
+    assert spec.adapter is not None
+    inputs = {
+        name: inner
+        for name, (inner, _) in zip(
+            [name for name in MODULES if name in spec.adapter.targets], spec.adapted_products, strict=True
+        )
+    }
+    named = {
+        (layer, name): f"decoder.layers.{layer}.{MODULES[name]}" for layer in range(spec.num_layers) for name in inputs
+    }
+    parameters = {
+        f"{module}.adapter_down": nn.Parameter(torch.zeros(spec.adapter.rank, inputs[name]))
+        for (_, name), module in named.items()
+    }
+    start_adapter(parameters, asked.job.settings.seed, tp=1, tp_rank=0)
+    return {f"{layer}.{name}": parameters[f"{module}.adapter_down"].detach() for (layer, name), module in named.items()}
+
+
+ADAPTER = {"rank": 4, "alpha": 8.0}
+
+
+def adapted_job(path: Path) -> Path:
+    """The small job with an adapter of the actor, whose reference is the actor without it, in a file beside it."""
+    document = yaml.safe_load(path.read_text())
+    document["models"]["actor"]["adapter"] = ADAPTER
+    adapted = path.with_name(f"adapted-{path.name}")
+    adapted.write_text(yaml.safe_dump(document))
+    return adapted

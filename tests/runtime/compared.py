@@ -1,0 +1,69 @@
+"""A run without a critic beside its reference: what each step computed, and what each update said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from meshwright.runtime.execution.request import RunRequest
+from tests.reference.critic_free import Compared, CriticFreeSettings
+from tests.reference.ppo import Row, picked
+from tests.runtime.observed import Observed
+from tests.runtime.refereed import END_TOKENS, Distances
+
+
+def are_groups(drawn: Sequence[Row], group_size: int) -> None:
+    """The rows of a group have one prompt, and draws of their own."""
+    prompts = [tuple(row.ids[: row.num_prompt].tolist()) for row in drawn]
+    assert all(len(set(prompts[first : first + group_size])) == 1 for first in range(0, len(drawn), group_size))
+    assert len({tuple(row.response.tolist()) for row in drawn}) > len(drawn) / 2
+
+
+def compare_experience(found: Distances, run: Observed, step: int, drawn: Sequence[Row], compared: Compared) -> None:
+    """Notes how far the experience of a step is from what the reference computed."""
+    held = run.steps[step]
+    assert [bool(held["truncated"][row]) for row in range(len(drawn))] == compared.cut
+    assert compared.draws_explained > 0.99
+    found.add("scores", torch.cat([held["scores"][row] for row in range(len(drawn))]), torch.stack(compared.scores))
+    known = {
+        "behaviour_logprobs": compared.behaviour,
+        "proximal_logprobs": compared.proximal,
+        "ref_logprobs": compared.ref,
+    }
+    assert ("ref_logprobs" in held) == (compared.ref is not None)
+    for name, expected in known.items():
+        if expected is not None:
+            of_responses = [held[name][index][row.num_prompt - 1 : -1] for index, row in enumerate(drawn)]
+            found.add(name, torch.cat(of_responses), torch.cat(expected))
+
+
+def compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence[Row], compared: Compared) -> None:
+    """Notes how far what the updates of a step were given and said is from the reference's."""
+    count = len(compared.minibatches)
+    updates = run.updates["actor_train"][step * count : (step + 1) * count]
+    for metric in compared.actor_updates[0]:
+        floor = 1e-3 if metric in ("policy_loss", "kl_to_ref_estimate") else 0.0  # small beside the terms of its sum
+        of_step = torch.tensor([known[metric] for known in compared.actor_updates], dtype=torch.float64) + floor
+        said = torch.tensor([update.metrics[metric] for update in updates], dtype=torch.float64) + floor
+        found.add(metric, said, of_step)
+    for update, chosen in zip(updates, compared.minibatches, strict=True):
+        given = [update.given[tuple(drawn[index].ids.tolist())] for index in chosen]
+        for name, expected in (("advantages", compared.advantages), ("weights", compared.weights)):
+            if name in given[0]:
+                found.add(name, torch.cat([of_row[name] for of_row in given]), picked(expected, chosen))
+
+
+def settings_of(asked: RunRequest) -> CriticFreeSettings:
+    """Of a run, as the reference takes them."""
+    workload, own = asked.job.workload, asked.job.settings
+    return CriticFreeSettings(
+        **{name: getattr(own, name) for name in CriticFreeSettings.__annotations__ if hasattr(own, name)},
+        algorithm=asked.job.algorithm,
+        group_size=workload.group_size,
+        num_minibatches=workload.num_minibatches,
+        num_epochs=workload.num_epochs,
+        max_response=workload.response.max,
+        end_tokens=frozenset(END_TOKENS),
+        decoupled=asked.plan.staleness > 0,
+    )
