@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
 from meshwright.planner.environment.tool import Tool
@@ -25,16 +25,16 @@ from meshwright.planner.plan.algorithm_rules import (
     require_roles,
 )
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
+from meshwright.planner.plan.job_cluster import AnyClusterSpec, ClusterSpec
 from meshwright.planner.plan.job_data import Data
-from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE, position_violations, require_possible
+from meshwright.planner.plan.job_limits import position_violations, require_possible
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.algorithms import Algorithm, graph_of
-from meshwright.profiles.cluster import AnyCluster, Cluster, Device, Link, MixedCluster, one_or_mixed
-from meshwright.profiles.devices import cpu_links, device_named, local_cluster, network_named
+from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.differences import differences
-from meshwright.profiles.documents import Document, digest, parse, read_yaml
+from meshwright.profiles.documents import Document, digest, read_yaml
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.model_parts.adapter import Adapter
@@ -43,7 +43,6 @@ from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.workload import Workload
 
 _SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
-_GIB = 2**30
 _CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
 _CACHE = (
     "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
@@ -53,6 +52,7 @@ _ENGINE = (
     "what generates: ours, kernel by kernel or with recorded decode steps (default: on a GPU, without experts), or "
     "that of another trainer, to plan for"
 )
+_CLUSTER = "local, a device's name, or what the cluster is made of"
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
 _ALGORITHM = "what a step does: PPO trains a critic too; the others compare the samples of a step and have none"
 _REWARD = "a model with a scalar head; needed where rewards names none"
@@ -60,7 +60,6 @@ _REWARDS = "functions and judges that score responses, added up with their weigh
 _REWARD_WEIGHT = "of the reward model's score beside rewards"
 _TOOL = "what answers the turns of a rollout; needed by run where workload.turns is given"
 _LOADS = "rewards on hosts, as planning needs them"
-_CPUS = "processors of one host, for rewards; 8 for each GPU or one for each rank of a CPU where none is given"
 _ABSENT = "without one nothing keeps the actor to it; ppo needs one"
 _ADAPTER = (
     "of the actor: trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
@@ -108,87 +107,10 @@ class Models(Document):
         return source
 
 
-class ClusterSpec(Document):
-    """Devices by name or typed in, and the network between nodes. `local` is this machine, or `nodes` like it."""
-
-    device: str | Device = Field(default="local", description="a device's name, its facts, or local")
-    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
-    ranks_per_node: int | None = Field(
-        default=None, gt=0, le=MOST_RANKS_PER_NODE, description="default: one per core on local, else 8"
-    )
-    network: str | Link = Field(default="ib-hdr-200", description="fabric between nodes, by name or typed in")
-    host_memory_gib: float = Field(default=1024.0, gt=0, description="memory of one host, in GiB; not used by local")
-    host_cpus: int | None = Field(default=None, gt=0, le=2**16, description=_CPUS)
-
-    def resolve(self) -> Cluster:
-        """The cluster with every name looked up. Raises BadInput for a name that is not known."""
-        if self.device == "local":
-            return self._machines_like_this().model_copy(update={"host_cpus": self.host_cpus})
-        device, intra_node, host = device_named(self.device) if isinstance(self.device, str) else _typed(self.device)
-        return Cluster(
-            nodes=self.nodes,
-            ranks_per_node=self.ranks_per_node or 8,
-            device=device,
-            intra_node=intra_node,
-            inter_node=self._network(),
-            host=host,
-            host_memory_bytes=int(self.host_memory_gib * _GIB),
-            host_cpus=self.host_cpus,
-        )
-
-    def _machines_like_this(self) -> Cluster:
-        """As many machines like this one as there are nodes; what joins them cannot be seen from here."""
-        here = local_cluster(self.ranks_per_node)
-        if self.nodes == 1:
-            return here
-        if "network" not in self.model_fields_set:
-            raise BadInput(
-                f"cluster.nodes={self.nodes}: local is this machine and does not know the network to others like it; "
-                "give cluster.network, by name or as seconds and bytes_per_second."
-            )
-        return here.model_copy(update={"nodes": self.nodes, "inter_node": self._network()})
-
-    def _network(self) -> Link:
-        return network_named(self.network) if isinstance(self.network, str) else self.network
-
-
-class MixedSpec(Document):
-    """Nodes of several kinds; a stage runs on ranks of one kind."""
-
-    parts: tuple[ClusterSpec, ...] = Field(min_length=2, description="clusters of one kind each; not local")
-    network: str | Link = Field(default="ib-hdr-200", description="fabric between the parts, by name or typed in")
-
-    def resolve(self) -> MixedCluster:
-        """The clusters with every name looked up. Raises BadInput for a name that is not known, for local, and for
-        parts that are not alike where they must be."""
-        if any(part.device == "local" for part in self.parts):
-            raise BadInput("cluster.parts: a part is local, which is this machine alone; name the device of each part.")
-        between = network_named(self.network) if isinstance(self.network, str) else self.network
-        found = MixedCluster.model_construct(parts=tuple(part.resolve() for part in self.parts), between=between)
-        return parse(MixedCluster, found.model_dump_json(), "cluster")
-
-
-def _typed(device: Device) -> tuple[Device, Link, Link]:
-    """A user's own device, its links those of a CPU's ranks or PCIe 4.0 x16 until links are typed too."""
-    _, *pcie = device_named("l40s")
-    intra_node, host = cpu_links() if device.kind == "cpu" else pcie
-    return device, intra_node, host
-
-
 class Evaluation(Document):
     """Held-out prompts under the policy: before the first step, behind the last, and in between as asked here."""
 
     every_steps: int = Field(default=0, ge=0, description="steps between evaluations; 0 is none in between")
-
-
-def _spec_of(value: Any) -> str:
-    return one_or_mixed(value, ClusterSpec, MixedSpec) if isinstance(value, dict | Document) else "Name"
-
-
-_AnySpec: TypeAlias = Annotated[
-    Annotated[str, Tag("Name")] | Annotated[ClusterSpec, Tag("ClusterSpec")] | Annotated[MixedSpec, Tag("MixedSpec")],
-    Discriminator(_spec_of),
-]
 
 
 _WEIGHT = "reward_model_weight"
@@ -215,7 +137,9 @@ class Job(Document):
 
     algorithm: Algorithm = Field(default="ppo", description=_ALGORITHM)
     models: Models
-    cluster: _AnySpec = Field(default="local", description="local, a device's name, or what the cluster is made of")
+    cluster: AnyClusterSpec = Field(
+        default="local", description="local, a device's name, or what the cluster is made of"
+    )
     precision: Literal["fp32", "bf16"] = "bf16"
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)

@@ -6,7 +6,8 @@ import datetime
 from collections.abc import Mapping
 
 from meshwright.cost_models.measurements.imported import imported_points, imported_table
-from meshwright.planner.plan.job import ClusterSpec, Facts
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job_cluster import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, device_of, read_configs, read_operators
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster, of_one_kind

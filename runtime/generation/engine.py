@@ -75,8 +75,7 @@ class Generator:
 
         The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
         keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
-        get those of the new ones. Of `group_size` rows of a prompt one is prefilled. `records_steps` where that can be.
-        With `tool_turns` a response goes on behind what a tool answers.
+        get those of the new ones. Of `group_size` rows of a prompt one is prefilled. With `tool_turns` tools answer.
         """
         needed = blocks_of(max_tokens)
         num_blocks = num_slots * needed if num_blocks is None else num_blocks

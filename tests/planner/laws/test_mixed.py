@@ -15,7 +15,8 @@ from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts, MixedSpec
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job_cluster import MixedSpec
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import parse_settings

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.environment.rewards import Reward
-from meshwright.planner.plan.job import ClusterSpec, Facts, Job, MixedSpec, Models, ModelSource, require_job, resolve
+from meshwright.planner.plan.job import Facts, Job, Models, ModelSource, require_job, resolve
+from meshwright.planner.plan.job_cluster import ClusterSpec, MixedSpec
 from meshwright.profiles.cluster import Cluster, Device, Link
 from meshwright.profiles.devices import cpu_links, local_cluster
 from meshwright.profiles.documents import canonical_json, parse
