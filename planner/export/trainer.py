@@ -93,27 +93,19 @@ class OtherTrainer:
         """The facts with what the trainer generates with."""
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
-    def require_scored_by_models(self, facts: Facts) -> None:
-        """Raises BadInput for a job with rewards on hosts, which no trainer's configuration is written with."""
-        if facts.rewards:
+    def require_sayable(self, facts: Facts) -> None:
+        """Raises BadInput for a job with rewards on hosts, with several turns, or with an adapter, with which no
+        trainer's configuration is written."""
+        for what in _unsaid(facts):
             raise BadInput(
-                f"rewards on hosts ({', '.join(reward.name for reward in facts.rewards)}) are not written for "
-                f"{self.name}; plan and run the job here, or take pools and layouts over by hand."
-            )
-
-    def require_whole_models(self, facts: Facts) -> None:
-        """Raises BadInput for a job with an adapter, which no trainer's configuration is written with."""
-        if adapter := facts.models.actor.adapter:
-            raise BadInput(
-                f"the actor's adapter of rank {adapter.rank} is not written for {self.name}; plan and run the job "
-                "here, or take pools and layouts over by hand."
+                f"{what} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
+                "hand."
             )
 
     def require_written(self, facts: Facts) -> None:
-        """Raises BadInput for a job of an algorithm whose settings are not known for this trainer, for one with rewards
-        on hosts, and for one with an adapter."""
-        self.require_scored_by_models(facts)
-        self.require_whole_models(facts)
+        """Raises BadInput for a job that cannot be said, and for one of an algorithm whose settings are not known for
+        this trainer."""
+        self.require_sayable(facts)
         if facts.algorithm not in self.algorithms:
             raise BadInput(
                 f"algorithm={facts.algorithm} is not written for {self.name}, only {' and '.join(self.algorithms)}; "
@@ -124,3 +116,13 @@ class OtherTrainer:
     def told(self) -> str:
         """Its name and the version whose keys are known."""
         return f"{self.name} {self.keys.version}"
+
+
+def _unsaid(facts: Facts) -> Iterator[str]:
+    """What of a job no trainer's configuration is written with, each as the beginning of a sentence."""
+    if facts.rewards:
+        yield f"rewards on hosts ({', '.join(reward.name for reward in facts.rewards)}) are"
+    if turns := facts.workload.turns:
+        yield f"rollouts of up to {turns.number.max} turns with a tool (workload.turns) are"
+    if adapter := facts.models.actor.adapter:
+        yield f"the actor's adapter of rank {adapter.rank} is"

@@ -42,12 +42,11 @@ def plan_for(
 
     `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
     `progress` is told how many of the trainer's ways are done, and of how many. Raises BadInput for a trainer that is
-    not known, a pin that is not legal, and rewards on hosts.
+    not known, a pin that is not legal, and what no trainer is told (rewards on hosts, turns, adapters).
     """
     known = _trainer(trainer)
-    known.require_scored_by_models(facts)
+    known.require_sayable(facts)
     facts = known.generating(facts)
-    known.require_whole_models(facts)
     asked = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
     check_pins(facts, asked)
     origins = {"job": job, "profile": table}

@@ -11,7 +11,9 @@ from meshwright.planner.export.trainer import ExportInput
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import Role
 from tests.planner.jobs import adapted_facts
 from tests.planner.plans import random_plan
@@ -38,7 +40,7 @@ def test_rewards_on_hosts_are_not_written_for_any_trainer() -> None:
     facts = random_plan(0).facts
     scored = facts.model_copy(update={"rewards": (Reward(name="exact", function="exact_match").load,)})
     for trainer in TRAINERS.values():
-        trainer.require_scored_by_models(facts)
+        trainer.require_sayable(facts)
         with pytest.raises(BadInput, match=rf"rewards on hosts \(exact\) are not written for {trainer.name}"):
             trainer.require_written(scored)
 
@@ -53,6 +55,15 @@ def test_a_trainer_generates_with_its_engine_or_with_another_that_it_has_and_the
         "openrlhf": ("vllm", "vllm"),
         "slime": ("sglang", "sglang"),
     }
+
+
+def test_rollouts_of_several_turns_are_not_written_for_any_trainer() -> None:
+    facts = random_plan(0).facts
+    turns = ToolTurns(number=LengthSpec(max=30, fixed=3), result=LengthSpec(max=8, fixed=2), max_tokens=64)
+    told = facts.model_copy(update={"workload": facts.workload.model_copy(update={"turns": turns})})
+    for trainer in TRAINERS.values():
+        with pytest.raises(BadInput, match=rf"up to 30 turns with a tool .* are not written for {trainer.name}"):
+            trainer.require_written(told)
 
 
 def test_an_adapter_is_not_written_for_any_trainer() -> None:
