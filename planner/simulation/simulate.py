@@ -74,10 +74,10 @@ class Stale:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What the simulated clock says of a plan. `durations` names where the seconds of the instructions come from, and
-    `engine` what generates.
+    """What the simulated clock says of a plan.
 
-    `staleness` is told where lengths are drawn, `settings` has what controllers decided for each step.
+    `durations` names where the seconds of the instructions come from, and `engine` what generates; `staleness` is told
+    where lengths are drawn, `settings` has what controllers decided for each step.
     """
 
     clock: str
