@@ -36,6 +36,26 @@ def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed
     assert result.objective == solve(everywhere(asked), Limits()).objective
 
 
+@pytest.mark.parametrize("gap", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize("seed", range(12))
+def test_rounds_of_the_search_keep_what_was_asked(seed: int, gap: float) -> None:
+    """An answer is within the gap of a bound that holds, and there is none only where the best takes longer than the
+    most that is asked for."""
+    asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
+    best = best_makespan(everywhere(asked))
+    if best is None:
+        assert search(asked, Limits(gap=gap, most=10**6), silence).status == "beaten"
+        return
+    for most in (best - 1, best, 2 * best):
+        result = search(asked, Limits(gap=gap, most=most), silence)
+        if result.objective is None:
+            assert (result.status, result.bound) == ("beaten", most + 1)
+            assert best > most
+        else:
+            assert result.bound <= best <= result.objective <= most
+            assert result.objective - result.bound <= gap * result.objective
+
+
 def with_layouts_alike(problem: Problem) -> Problem:
     """The problem in hundredths of its ticks, each layout twice: transfers of the second last a tick less."""
 
