@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from meshwright.profiles.documents import write_bytes_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import json_value, require_file
 from meshwright.runtime.generation.slots import Beginning, Finish, Partial, Prompt, Response
+from meshwright.runtime.messages.packed_tensors import packed
 
 _FORMAT, _TOLD = "meshwright underway 3", "underway"
 """Of the files, and the key of their metadata."""
@@ -115,8 +115,7 @@ def packed_underway(underway: Underway) -> bytes:
             "until": drawing.until,
         }
         _pack_drawn("begun", list(drawing.begun.values()), tensors)
-    content: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_TOLD: json.dumps(told)})
-    return content
+    return packed(tensors, {_TOLD: json.dumps(told)})
 
 
 def write_underway(directory: Path, rank: int, content: bytes) -> None:

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.packing import deal, deal_to_replicas, share_in_order
+from meshwright.runtime.messages.packed_tensors import packed
 from meshwright.runtime.messages.transport import Transport
 
 _ROWS = ".rows"
@@ -72,7 +72,7 @@ class Experience:
 
     def pack(self, fields: Iterable[str], step: int) -> Tensor:
         """All rows held of these fields, as bytes [N] uint8 that say of which step they are."""
-        return torch.frombuffer(bytearray(save(self.tensors(fields, step))), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(packed(self.tensors(fields, step))), dtype=torch.uint8)
 
     def unpack(self, payload: Tensor) -> int:
         """Puts every row of a packed message [N] uint8, which the rows share; the step that the message is of."""

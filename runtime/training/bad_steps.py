@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, settings_key
 from meshwright.planner.plan.learning_settings import LearningSettings
@@ -22,6 +21,7 @@ from meshwright.profiles.documents import parse, write_bytes_atomically
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.values import json_value, require_file
 from meshwright.runtime.messages.experience import Experience
+from meshwright.runtime.messages.packed_tensors import packed
 from meshwright.runtime.messages.step_experience import StepExperience
 
 SKIPPED = "skipped"
@@ -112,7 +112,7 @@ def write_skipped(out: Path, found: SkippedBatch) -> Path:
     directory = out / SKIPPED
     directory.mkdir(exist_ok=True)
     path = directory / f"step-{batch.step:06d}-{found.stage}.safetensors"
-    write_bytes_atomically(path, save(tensors, metadata))
+    write_bytes_atomically(path, packed(tensors, metadata))
     for old in sorted(directory.glob(f"step-*-{found.stage}.safetensors"))[:-_MOST_KEPT]:
         old.unlink()
     return path

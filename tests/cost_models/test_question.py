@@ -11,7 +11,7 @@ from meshwright.cost_models.question import Call, Move, Once, PassedOn
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from tests.planner.jobs import ToyModel, small_facts
 
 SCHEDULES = {
@@ -22,6 +22,7 @@ SCHEDULES = {
     "overcommit": 8,
     "chunk_tokens": 64,
     "offload": Offload.OPTIMIZER,
+    "while_waiting": WhileWaiting.LEAVE,
 }
 
 
