@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Tensors of any shape, of types that numpy has, with what else is to be told."""
+    """Tensors [...] by name, of types that numpy has, with what else is to be told."""
     arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
     content: bytes = save(arrays, metadata and dict(metadata))
     return content
