@@ -89,6 +89,7 @@ RULES = MappingProxyType(
         "workload.group_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
         "workload.prompt": _SAME_PROMPTS,
         "workload.response": _AT_ONCE,
+        "workload.turns": _AT_ONCE,
         "workload.num_minibatches": _AT_ONCE,
         "workload.num_epochs": _AT_ONCE,
         "staleness": _AT_ONCE,
@@ -97,6 +98,7 @@ RULES = MappingProxyType(
         "engine": _AT_ONCE,
         "rewards": _AT_ONCE,
         "reward_model_weight": _AT_ONCE,
+        "tool": _AT_ONCE,
         **{
             f"{key}.{name}": rule
             for key, settings in DEFAULT_SETTINGS.items()

@@ -11,10 +11,13 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import pytest
 
 from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
+from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.runtime.execution.resume_rules import RULES, Effect, changes, draws_by, rule_of
 from meshwright.runtime.records.run_file import RunFile
@@ -63,6 +66,7 @@ def another(kind: Any, value: Any = None) -> Any:
 
 
 LEAVES = tuple(leaves(Job))
+TURNS = ToolTurns(number=LengthSpec(max=2, fixed=2), result=LengthSpec(max=2, fixed=2), max_tokens=8)
 RULED = [
     pytest.param(key, kind, id=key)
     for key, kind in LEAVES
@@ -79,7 +83,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 @pytest.fixture
 def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     """Of a job of the algorithm that has settings under the key that is asked about; of PPO for all others, with an
-    adapter of the actor where models are asked about."""
+    adapter of the actor where models are asked about, and with turns where they or their tool are."""
     job, called = read_job(write_job(tmp_path, num_ranks=1)), getattr(request.node, "callspec", None)
     own = called.params["key"].partition(".")[0] if called else ""
     if own in ("grpo", "rloo", "reinforce"):
@@ -91,6 +95,9 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     if own == "models":
         actor = job.models.actor.model_copy(update={"adapter": Adapter(rank=2, alpha=2.0)})
         job = job.model_copy(update={"models": job.models.model_copy(update={"actor": actor})})
+    if called and called.params["key"].startswith(("tool.", "workload.turns.")):
+        workload = job.workload.model_copy(update={"turns": TURNS})
+        job = job.model_copy(update={"tool": Tool(function="calculator"), "workload": workload})
     return RunFile(job=job, directory=str(tmp_path), prompts="as they were")
 
 
