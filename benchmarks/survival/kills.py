@@ -71,7 +71,7 @@ def measure(scratch: Path, *, num_kills: int, kills_per_run: int, steps: int, se
             process = start(scratch, case, out, steps, kills_per_run)
             moments = [(draw.randint(0, _MOST_STEPS), draw.uniform(0.0, _MOST_SECONDS)) for _ in range(kills_per_run)]
             killed = _killed(process, case, out, moments, draw)
-            found.append(_survived(case, out, process.wait(), killed, is_equal=_learned(out) == _learned(whole)))
+            found.append(_survived(case, out, process.wait(), killed, is_equal=learned(out) == learned(whole)))
             print(found[-1], flush=True)
     return found
 
@@ -102,8 +102,8 @@ def _killed(
             time.sleep(0.02)
             continue
         steps, seconds = moments[killed]
-        before = len(_learned(out))
-        while process.poll() is None and len(_learned(out)) < before + steps:
+        before = len(learned(out))
+        while process.poll() is None and len(learned(out)) < before + steps:
             time.sleep(0.02)
         time.sleep(seconds)
         gone |= {one.pid for one in ranks}
@@ -143,7 +143,8 @@ def ranks_of(launcher: int) -> list[psutil.Process]:
         return []
 
 
-def _learned(out: Path) -> list[dict[str, Any]]:
+def learned(out: Path) -> list[dict[str, Any]]:
+    """What a run has recorded of each step, without what the clock says."""
     path = out / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     return [{name: value for name, value in line.items() if name not in _TIMES} for line in lines]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import defaultdict
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.survival.job import Case, planned, write_job, write_models
-from benchmarks.survival.kills import ranks_of, start
+from benchmarks.survival.kills import learned, ranks_of, start
 from meshwright.planner.plan.plan import write_plan
 
 CASE = Case(name="smallest", num_ranks=2, pins=("actor_train.layout=dp2", "critic_train.layout=pp2"))
@@ -65,7 +64,7 @@ def measure(scratch: Path, *, steps: int) -> list[Held]:
     process = start(scratch, CASE, out, steps, 0, checkpoint_every=WARM // 2)
     samples = defaultdict[int, list[Sample]](list)
     while process.poll() is None:
-        reached = _recorded(out)
+        reached = len(learned(out))
         for rank, one in enumerate(sorted(ranks_of(process.pid), key=lambda one: one.pid)):
             with suppress(psutil.Error, FileNotFoundError):
                 samples[rank].append(_sample(one, reached))
@@ -110,11 +109,3 @@ def _sample(rank: psutil.Process, steps: int) -> Sample:
         num_threads=rank.num_threads(),
         num_files=rank.num_fds(),
     )
-
-
-def _recorded(out: Path) -> int:
-    path = out / "metrics.jsonl"
-    if not path.exists():
-        return 0
-    lines = path.read_text().splitlines()
-    return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else len(lines)

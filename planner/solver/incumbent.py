@@ -30,10 +30,9 @@ class Incumbent:
 
     @property
     def target(self) -> int:
-        """The largest makespan that is asked for, and better than the answer by more than the gap asked."""
-        if self.makespan is not None:
-            return self.limits.target(self.makespan)
-        return self.problem.horizon if self.limits.most is None else self.limits.most
+        """The largest makespan that is asked for, and better than the answer, which there is, by more than the gap."""
+        assert self.makespan is not None
+        return self.limits.target(self.makespan)
 
     def offer(self, options: tuple[Option, ...], makespan: int, starts: dict[str, int]) -> None:
         """Takes the answer if it is better."""
@@ -57,10 +56,8 @@ class Incumbent:
             self.descend_from(greedy, picks, near)
 
     def _is_left(self, greedy: Greedy) -> bool:
-        """Whether there is an answer whose own options are all among those that are left."""
-        if self.makespan is None:
-            return False
-        return all(option in left for option, left in zip(self.options, greedy.options, strict=True))
+        """Whether the answer's own options are all among those that are left."""
+        return all(option in left for option, left in zip(self.options, greedy.options, strict=False))
 
     def start(self, problem: Problem, limits: Limits) -> None:
         """Descents from the fastest options of a problem with fewer of them, from the smallest and, where no makespan

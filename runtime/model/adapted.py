@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,8 +59,16 @@ class _Adapted:
         self.adapter_down = nn.Parameter(torch.zeros(rank, inputs, dtype=like.dtype, device=like.device))
         self.adapter_up = nn.Parameter(torch.zeros(outputs, rank, dtype=like.dtype, device=like.device))
 
-    def _with_product(self, output: Tensor, low: Tensor) -> Tensor:
-        return torch.add(output, F.linear(low, self.adapter_up), alpha=self.adapter.scale)
+    def _with_product(
+        self, found: tuple[Tensor, Tensor | None], input_: Tensor, joined: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the linear answered, [S, B, outputs of this rank] and a bias, with the adapter's product; `joined` makes
+        of what A gives on this rank [S, B, rank] what B takes here."""
+        if not self.uses_adapter:
+            return found
+        output, bias = found
+        low = joined(F.linear(input_, self.adapter_down))
+        return torch.add(output, F.linear(low, self.adapter_up), alpha=self.adapter.scale), bias
 
 
 class AdaptedColumns(_Adapted, ColumnParallelLinear):
@@ -74,15 +83,11 @@ class AdaptedColumns(_Adapted, ColumnParallelLinear):
 
     def forward(self, input_: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """[S, B, outputs / tp] and a bias, from [S, B, inputs] or this rank's part of the sequence."""
-        output, bias = super().forward(input_, *others, **options)
-        if not self.uses_adapter:
-            return output, bias
-        low = F.linear(input_, self.adapter_down)
-        if self.sequence_parallel:
-            low = gather_from_sequence_parallel_region(low, group=self.tp_group)
-        else:
-            low = copy_to_tensor_model_parallel_region(low, group=self.tp_group)
-        return self._with_product(output, low), bias
+        spread = (
+            gather_from_sequence_parallel_region if self.sequence_parallel else copy_to_tensor_model_parallel_region
+        )
+        found = super().forward(input_, *others, **options)
+        return self._with_product(found, input_, partial(spread, group=self.tp_group))
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """The adapter's part is cut as the weight is; gate and up, which lie side by side on each rank, one by one."""
@@ -103,15 +108,11 @@ class AdaptedRows(_Adapted, RowParallelLinear):
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
         """[S, B, outputs] or this rank's part of the sequence, and a bias, from [S, B, inputs / tp]."""
-        output, bias = super().forward(input_)
-        if not self.uses_adapter:
-            return output, bias
-        low = F.linear(input_, self.adapter_down)
         if self.sequence_parallel:
-            low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
+            summed = reduce_scatter_to_sequence_parallel_region
         else:
-            low = reduce_from_tensor_model_parallel_region(low, group=self.tp_group)
-        return self._with_product(output, low), bias
+            summed = reduce_from_tensor_model_parallel_region
+        return self._with_product(super().forward(input_), input_, partial(summed, group=self.tp_group))
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """The adapter's part is cut as the weight is."""

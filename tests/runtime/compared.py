@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from meshwright.runtime.execution.request import RunRequest
-from tests.reference.critic_free import Compared, CriticFreeSettings
+from tests.reference.critic_free import Compared, CriticFreeReference, CriticFreeSettings
+from tests.reference.low_rank import AdaptedReference
 from tests.reference.ppo import Row, picked
 from tests.runtime.observed import Observed
-from tests.runtime.refereed import END_TOKENS, Distances
+from tests.runtime.refereed import END_TOKENS, Distances, drawn_in
 
 
 def are_groups(drawn: Sequence[Row], group_size: int) -> None:
@@ -52,6 +53,20 @@ def compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence[
         for name, expected in (("advantages", compared.advantages), ("weights", compared.weights)):
             if name in given[0]:
                 found.add(name, torch.cat([of_row[name] for of_row in given]), picked(expected, chosen))
+
+
+def judged(
+    run: Observed, judge: CriticFreeReference | AdaptedReference, *, num_steps: int, batch_size: int, group_size: int
+) -> Distances:
+    """How far the steps of a run are from what the reference makes of the same draws."""
+    found = Distances()
+    for step in range(num_steps):
+        drawn = drawn_in(run, step, batch_size)
+        are_groups(drawn, group_size)
+        compared = judge.step(step, drawn)
+        compare_experience(found, run, step, drawn, compared)
+        compare_updates(found, run, step, drawn, compared)
+    return found
 
 
 def settings_of(asked: RunRequest) -> CriticFreeSettings:

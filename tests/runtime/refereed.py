@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from torch import Tensor
@@ -17,7 +17,9 @@ from tests.reference.ppo import Row
 from tests.runtime.checkpoints import edit_config, write_checkpoint
 from tests.runtime.observed import Observed, observe
 from tests.runtime.plans_by_hand import Where, plan_by_hand
-from tests.runtime.small_job import VOCAB_SIZE
+from tests.runtime.small_job import VOCAB_SIZE, write_job
+
+T = TypeVar("T")
 
 END_TOKENS = (1, 7, 19)
 
@@ -43,6 +45,15 @@ def request_of(
     facts = resolve(read_job(path), directory)
     plan = plan_by_hand(facts, where, patterns(facts.graph, facts.staleness)[steps_ahead])
     return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=steps)
+
+
+def requests_of(
+    directory: Path, cases: Mapping[str, T], request: Callable[[Path, str, T], RunRequest]
+) -> dict[str, RunRequest]:
+    """The run that is asked of each case, all with the same prompts, tokenizer and models, which all differ."""
+    write_job(directory, num_ranks=1)  # prompts and their tokenizer
+    write_models(directory)
+    return {name: request(directory, name, case) for name, case in cases.items()}
 
 
 def observe_all(requests: Mapping[str, RunRequest]) -> dict[str, Observed]:

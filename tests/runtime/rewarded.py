@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.train import run_plan
 from tests.runtime.small_job import write_job
 
 LEARNS = {"actor_learning_rate": 3e-3, "kl_coefficient": 0.0}
@@ -53,3 +56,18 @@ def rewarded(path: Path, out: Path, *pins: str, steps: int, resume: bool = False
         resume=resume,
         allowed_modules=("tests.runtime.rewarding",),
     )
+
+
+def stopped_and_resumed(asked: RunRequest) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The metrics of a run of four steps, and of the same one that lost its last two and went on from the second."""
+    run_plan(asked)
+    part = replace(asked, out=asked.out.with_name("part"), checkpoint_every=2)
+    run_plan(part)
+    shutil.rmtree(part.out / "checkpoints" / "step-000004")
+    run_plan(replace(part, resume=True))
+    return lines(asked.out), lines(part.out)
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, step by step."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

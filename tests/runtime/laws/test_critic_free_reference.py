@@ -17,10 +17,10 @@ from meshwright.runtime.execution.request import RunRequest
 from tests.reference import critic_free
 from tests.reference.critic_free import CriticFreeReference
 from tests.reference.ppo import weights_of
-from tests.runtime.compared import are_groups, compare_experience, compare_updates, settings_of
+from tests.runtime.compared import judged, settings_of
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import Distances, drawn_in, observe_all, request_of, write_models
+from tests.runtime.refereed import observe_all, request_of, requests_of
 from tests.runtime.small_job import write_job
 
 STEPS, BATCH, GROUP, MAX_RESPONSE = 4, 16, 4, 12
@@ -90,10 +90,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     """Of every case."""
-    directory = tmp_path_factory.mktemp("job")
-    write_job(directory, num_ranks=1)  # prompts and their tokenizer
-    write_models(directory)
-    return {name: _request(directory, name, case) for name, case in CASES.items()}
+    return requests_of(tmp_path_factory.mktemp("job"), CASES, _request)
 
 
 def _request(directory: Path, name: str, case: Case) -> RunRequest:
@@ -121,13 +118,7 @@ def test_a_run_draws_and_learns_what_the_reference_does(
     run, asked = runs[name], requests[name]
     paths = {role: asked.directory / asked.job.models.source(role).path for role in asked.plan.graph.roles}
     judge = CriticFreeReference(paths[Role.ACTOR], paths.get(Role.REF), paths[Role.REWARD], settings_of(asked))
-    found = Distances()
-    for step in range(STEPS):
-        drawn = drawn_in(run, step, BATCH)
-        are_groups(drawn, GROUP)
-        compared = judge.step(step, drawn)
-        compare_experience(found, run, step, drawn, compared)
-        compare_updates(found, run, step, drawn, compared)
+    found = judged(run, judge, num_steps=STEPS, batch_size=BATCH, group_size=GROUP)
     found.add_all("weights", run.weights("actor"), weights_of(judge.actor))
     assert found.beyond(TOLERANCE) == {}
 

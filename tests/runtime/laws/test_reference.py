@@ -19,7 +19,7 @@ from tests.reference import ppo
 from tests.reference.ppo import Learnt, Reference, Row, Settings
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, observe_all, request_of, write_models
+from tests.runtime.refereed import END_TOKENS, Distances, drawn_in, observe_all, request_of, requests_of
 from tests.runtime.small_job import write_job
 
 STEPS, BATCH, MAX_RESPONSE = 10, 16, 12
@@ -90,10 +90,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     """Of every case; four models that all differ."""
-    directory = tmp_path_factory.mktemp("job")
-    write_job(directory, num_ranks=1)  # prompts and their tokenizer
-    write_models(directory)
-    return {name: _request(directory, name, case) for name, case in CASES.items()}
+    return requests_of(tmp_path_factory.mktemp("job"), CASES, _request)
 
 
 def _request(directory: Path, name: str, case: Case) -> RunRequest:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,14 +22,10 @@ from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
 from tests.runtime.environment.servers import Judged, judge
-from tests.runtime.rewarded import rewarded, write_rewarded
+from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
 
 THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
 APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def ran(path: Path, out: Path, *pins: str, steps: int) -> RunSummary:
@@ -73,13 +66,7 @@ def test_where_scores_are_made_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_resumed_ahead_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
     path = write_rewarded(tmp_path, THIRD, staleness=1)
-    asked = rewarded(path, tmp_path / "whole", *APART, steps=4)
-    run_plan(asked)
-    part = replace(asked, out=tmp_path / "part", checkpoint_every=2)
-    run_plan(part)
-    shutil.rmtree(tmp_path / "part" / "checkpoints" / "step-000004")
-    run_plan(replace(part, resume=True))
-    one, other = (lines(tmp_path / name) for name in ("whole", "part"))
+    one, other = stopped_and_resumed(rewarded(path, tmp_path / "whole", *APART, steps=4))
     for key in ("score", "actor_grad_norm", "reward_third"):
         assert [line[key] for line in one] == [line[key] for line in other]
 

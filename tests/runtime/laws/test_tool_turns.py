@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from meshwright.planner.program.instruction_durations import Planned
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.train import run_plan
-from tests.runtime.rewarded import rewarded, write_rewarded
+from tests.runtime.rewarded import rewarded, stopped_and_resumed, write_rewarded
 
 THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
 APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
@@ -62,16 +60,7 @@ def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(algorithm: st
 def test_a_run_that_is_resumed_ahead_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
     """But for the last bits of sums, which follow when tools answer."""
     path = written(tmp_path, staleness=1)
-    asked = rewarded(path, tmp_path / "whole", *APART, steps=4)
-    run_plan(asked)
-    part = replace(asked, out=tmp_path / "part", checkpoint_every=2)
-    run_plan(part)
-    shutil.rmtree(tmp_path / "part" / "checkpoints" / "step-000004")
-    run_plan(replace(part, resume=True))
-    whole, resumed = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "part")
-    )
+    whole, resumed = stopped_and_resumed(rewarded(path, tmp_path / "whole", *APART, steps=4))
     for key in ("score", "actor_grad_norm", "told_tokens"):
         assert [line[key] for line in whole] == pytest.approx([line[key] for line in resumed], rel=1e-5)
 
