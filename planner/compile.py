@@ -26,15 +26,15 @@ from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, sco
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
 from meshwright.planner.search.deadline import Hurried
-from meshwright.planner.search.first_plan import first_plan, load_solver
+from meshwright.planner.search.first_plan import FirstPlans, load_solver
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.progress import Course, Progress
 from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
-from meshwright.planner.search.searched import Formulated, Searched
+from meshwright.planner.search.searched import Formulated, Searched, likeliest_of
 from meshwright.planner.search.solver_record import solver_record, with_gap, work_of
 from meshwright.planner.search.space import check_pins
-from meshwright.planner.search.stage_costs import StageCosts
+from meshwright.planner.search.stage_costs import StageCosts, first_to_cost
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
@@ -178,18 +178,22 @@ class _Search:
         return Course(self.progress, len(self.scopes))
 
     @cached_property
+    def first_plans(self) -> FirstPlans:
+        return FirstPlans(
+            costs=self.costs,
+            scope=self.scopes[-1],
+            edges=self.edges,
+            limits=self.limits,
+            effort=self.effort,
+            begun=self._begun,
+        )
+
+    @cached_property
     def worth(self) -> Worth | None:
         """How slow choices may be, where a plan is known: the one to start from or the first one."""
         cluster = self.facts.cluster
         if self._looks_for_first:
-            self.first = first_plan(
-                self.costs,
-                scope=self.scopes[-1],
-                edges=self.edges,
-                limits=self.limits,
-                effort=self.effort,
-                begun=self._begun,
-            )
+            self.first = self.first_plans.best()
         if self.start is None and self.first is None:
             return None
         least: dict[Key, Least] = {}
@@ -245,8 +249,9 @@ class _Search:
         Stages work further ahead only where that makes the turn shorter by more than the gap. The likeliest scope is
         searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
         """
+        self.know_better()
         formulated = [self.formulate(scope) for scope in range(len(self.scopes))]
-        likeliest = _likeliest(formulated, self.limits.tolerance)
+        likeliest = likeliest_of(formulated, self.limits.tolerance)
         early = self.search(likeliest, self._shorter(likeliest, ()))
         searched: list[Searched] = []
         for scope in range(likeliest):
@@ -256,6 +261,21 @@ class _Search:
         searched.append(early)
         for scope in range(likeliest + 1, len(formulated)):
             searched.append(self.search(scope, self._shorter(scope, searched)))
+
+    def know_better(self) -> None:
+        """Finds a better first plan among all choices of generation, so that fewer of the others are worth costing."""
+        worth, scope = self.worth, self.scopes[-1]
+        if worth is None or self.first is None:
+            return
+        generates = [stage for stage in self.facts.graph.stages if stage.generates]
+        self._cost(scope, generates)
+        better = self.first_plans.best(*(self.known[stage.name, scope.of(stage)] for stage in generates))
+        if better is not None and better.objective_seconds < self.first.objective_seconds:
+            self.first = better
+            self.course.finds(better.objective_seconds)
+            worth.enough_seconds = list(self._enough_seconds(better.objective_seconds))
+            if worth.is_enough:
+                raise _EnoughError
 
     def search_in_time(self) -> None:
         """One pattern of steps ahead after the other."""
@@ -342,38 +362,28 @@ class _Search:
 
     def _frontiers(self, scope: Scope) -> list[Frontier]:
         """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
-        worth, stages = self.worth, self.facts.graph.stages
+        stages = self.facts.graph.stages
         keys = [(stage.name, scope.of(stage)) for stage in stages]
         new = [stage for stage, key in zip(stages, keys, strict=True) if key not in self.known]
-        for alike in _first_to_cost(new):
-            found = self.costs.side_by_side(
-                partial(self._frontier, scope), alike, prepare=load_solver, begun=self._begun
-            )
-            for one in found:
-                key = scope.of(one.stage)
-                self.known[one.stage.name, key] = one
-                if worth:
-                    worth.learn(one.stage.name, key, one)
-            if worth and worth.is_enough:
-                raise _EnoughError
+        for alike in first_to_cost(new):
+            self._cost(scope, alike)
         return [self.known[key] for key in keys]
+
+    def _cost(self, scope: Scope, stages: Sequence[Stage]) -> None:
+        """Costs some stages side by side, and learns from them what is worth costing of the others."""
+        worth = self.worth
+        found = self.costs.side_by_side(partial(self._frontier, scope), stages, prepare=load_solver, begun=self._begun)
+        for one in found:
+            key = scope.of(one.stage)
+            self.known[one.stage.name, key] = one
+            if worth:
+                worth.learn(one.stage.name, key, one)
+        if worth and worth.is_enough:
+            raise _EnoughError
 
     def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
         most = self.worth.most_seconds(stage.name, scope.of(stage)) if self.worth else None
         return self.costs.frontier(stage, scope, most)
-
-
-def _first_to_cost(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:
-    """Those that take most of a turn: what is known of them leaves out choices of the others, or all."""
-    generates = [stage for stage in stages if stage.generates]
-    trains = [stage for stage in stages if stage.trains]
-    return generates, trains, [stage for stage in stages if stage not in [*generates, *trains]]
-
-
-def _likeliest(formulated: Sequence[Formulated], gap: float) -> int:
-    """The first of those whose bound none is below by more than the gap."""
-    bounds = [one.least_seconds for one in formulated]
-    return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
 
 
 def _record(search: _Search) -> Solver:

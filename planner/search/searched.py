@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.question import CostModel
@@ -58,6 +59,12 @@ class Searched(Formulated):
         assert answer is not None
         picks, order = _picks(self.formulation, answer), _order(self.formulation, answer)
         return assemble(facts, model, handovers=self.edges, picks=picks, order=order, origin=origin, ahead=ahead)
+
+
+def likeliest_of(formulated: Sequence[Formulated], gap: float) -> int:
+    """The first of those whose bound none is below by more than the gap."""
+    bounds = [one.least_seconds for one in formulated]
+    return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
 
 
 def _picks(formulation: Formulation, answer: Answer) -> dict[str, Pick]:

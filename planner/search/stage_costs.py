@@ -73,3 +73,10 @@ class StageCosts:
         found = parallel.side_by_side(work, stages, prepare=prepare, begun=begun)
         self.asked += found
         return [replace(one, pools=pools[one.stage.name]) for one in found]
+
+
+def first_to_cost(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:
+    """Those that take most of a turn: what is known of them leaves out choices of the others, or all."""
+    generates = [stage for stage in stages if stage.generates]
+    trains = [stage for stage in stages if stage.trains]
+    return generates, trains, [stage for stage in stages if stage not in [*generates, *trains]]

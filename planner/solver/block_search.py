@@ -3,8 +3,8 @@
     answer     = the best of a few options per call, where no other is known
     repeat
         aim    = a stride further than the bound; strides grow
-        for each branch of the problem (`branches.py`), with memory and times in coarse parts and fewer layouts, then
-        with all layouts, and last as it is
+        for each branch of the problem (`branches.py`), with memory and times in coarse parts and few layouts, then more
+        and all layouts, and last as it is
             repeat while that makes the answer better
                 target     = the aim, or what is better than the answer by more than the gap asked
                 problem    = without the options that cannot meet the target, the others rounded down to whole parts
@@ -47,8 +47,9 @@ _FIRST_RANGE = 4
 _PARTS = 64
 """Of a device: memory is counted in these at first."""
 
-_APART = 8
-"""Layouts whose transfers differ by less than the gap that is asked, divided by this, are one at first."""
+_APART = (2, 1 / 8)
+"""Layouts whose transfers differ by less than so many times the gap that is asked are one, at first and then: a model's
+size goes with its pairs of layouts, and most transfers are short beside a turn."""
 
 _MANY = 700
 """Options in all: of so many CP-SAT takes longer to prove a bound than of all with fewer layouts and then of these."""
@@ -178,9 +179,10 @@ class _Best:
 
     def _prove(self, problem: Problem) -> None:
         """Looks for better answers until none is left, or no time."""
-        apart = int(self.limits.tolerance * self.bound) // _APART
-        if apart and self._has_many(problem):
-            problem = self._narrow(problem, _PARTS, apart)
+        for gaps in _APART:
+            apart = int(self.limits.tolerance * self.bound * gaps)
+            if apart and self._has_many(problem):
+                problem = self._narrow(problem, _PARTS, apart)
         problem = self._narrow(problem, _PARTS)
         while self.is_open:
             problem = self.left_of(problem)
