@@ -2,11 +2,14 @@
 
 PPO (arXiv:1707.06347) scores with a reward model, values with a critic and keeps to a reference. GRPO
 (arXiv:2402.03300), RLOO (arXiv:2402.14740) and REINFORCE++ (arXiv:2501.03262) compare the samples of a step with each
-other, so that they have no critic; without a reference nothing keeps the actor to one.
+other, so that they have no critic; without a reference nothing keeps the actor to one. On-policy distillation (Lu et
+al., On-Policy Distillation, Thinking Machines Lab, 2025; GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543) draws from a
+student, the actor, and has teachers say how likely what it drew is: nothing else scores it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Literal, TypeAlias
@@ -17,6 +20,8 @@ from meshwright.profiles.stages import (
     REWARD_ERROR,
     REWARD_SECONDS,
     REWARDS,
+    TEACHER_LOGPROBS,
+    TEACHERS,
     HostStage,
     Mode,
     Role,
@@ -24,7 +29,7 @@ from meshwright.profiles.stages import (
     StageGraph,
 )
 
-Algorithm: TypeAlias = Literal["ppo", "grpo", "rloo", "reinforce++"]
+Algorithm: TypeAlias = Literal["ppo", "grpo", "rloo", "reinforce++", "distill"]
 
 COMPARES_GROUPS: tuple[Algorithm, ...] = ("grpo", "rloo")
 """Those whose advantages are a sample's distance to the others of its prompt."""
@@ -72,6 +77,17 @@ _PROXIMAL = Stage(
 )
 
 
+def _teach(role: Role) -> Stage:
+    return Stage(
+        name=f"{role}_logprob",
+        role=role,
+        modes=(Mode.FORWARD,),
+        reads=("tokens",),
+        writes=(TEACHER_LOGPROBS[role],),
+        may_stream=True,
+    )
+
+
 def _train(role: Role, *reads: str) -> Stage:
     return Stage(name=f"{role}_train", role=role, modes=(Mode.TRAIN,), reads=reads, writes=(), is_trained=True)
 
@@ -92,10 +108,14 @@ def graph_of(
     has_environment: bool = False,
     has_turns: bool = False,
     ref_is_base: bool = False,
+    num_teachers: int = 1,
 ) -> StageGraph:
     """The graph of an algorithm for a job that names a reference model or does not, a reward model, and rewards on
     hosts; that of PPO has a reference always. Where rollouts have several turns, a critic too is told which tokens were
-    drawn. The reference may be the actor without its adapter."""
+    drawn. The reference may be the actor without its adapter. What distils has `num_teachers` and nothing else that
+    scores."""
+    if algorithm == "distill":
+        return _distillation(TEACHERS[:num_teachers])
     is_ppo = algorithm == "ppo"
     before = [_SCORE] if has_reward else []
     ref = replace(_REF, base_of=Role.ACTOR) if ref_is_base else _REF
@@ -106,6 +126,12 @@ def graph_of(
     training = [_train(Role.ACTOR, *reads, *_DRAWN)]
     training += [_train(Role.CRITIC, *reads, *(("versions",) if has_turns else ()))] if is_ppo else []
     return StageGraph((_GENERATE, *before, *training), (_HOSTED,) if has_environment else ())
+
+
+def _distillation(teachers: Iterable[Role]) -> StageGraph:
+    before = (*map(_teach, teachers), _PROXIMAL)
+    reads = (*_SAMPLED, *(field for stage in before for field in stage.writes))
+    return StageGraph((_GENERATE, *before, _train(Role.ACTOR, *reads, *_DRAWN)))
 
 
 PPO_GRAPH = graph_of("ppo")

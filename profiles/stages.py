@@ -22,7 +22,7 @@ REWARDS, REWARD_SECONDS, REWARD_ERROR = "environment_scores", "environment_secon
 response each was known, and of one whose reward failed the sentence that says so, as bytes."""
 
 TOTAL_SCORES = "total_scores"
-"""What a response is paid where hosts score too: made of all scores when they are read."""
+"""What a response is paid where hosts or teachers score it: made when all that they say is read."""
 
 
 TOLD = -1
@@ -36,6 +36,18 @@ class Role(StrEnum):
     CRITIC = "critic"
     REF = "ref"
     REWARD = "reward"
+    TEACHER = "teacher"
+    TEACHER_2 = "teacher_2"
+    TEACHER_3 = "teacher_3"
+    TEACHER_4 = "teacher_4"
+
+
+TEACHERS = (Role.TEACHER, Role.TEACHER_2, Role.TEACHER_3, Role.TEACHER_4)
+"""Those whose log-probabilities a student learns, as many of the first as a job names."""
+
+
+TEACHER_LOGPROBS: Mapping[Role, str] = {role: f"{role}_logprobs" for role in TEACHERS}
+"""By teacher, the field of the experience that has its log-probabilities."""
 
 
 class Mode(StrEnum):

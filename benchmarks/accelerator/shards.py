@@ -24,8 +24,8 @@ from benchmarks.fidelity.score import Answer, Bar, Score
 from meshwright.cost_models.measurements.imported import BODIES, imported_table
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster, of_one_kind
-from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Body, Table
 from meshwright.runtime.profiling.profiling import profile_job
 
@@ -81,7 +81,7 @@ def write_job(directory: Path, name: str, device: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(MODELS[name]), encoding="utf-8")
     job = {
-        "models": {role.value: {"path": "."} for role in Role},
+        "models": {role.value: {"path": "."} for role in PPO_GRAPH.roles},
         "cluster": {"device": device, "nodes": 1, "ranks_per_node": 8, "network": "ib-ndr-400"},
         "precision": "bf16",
         "workload": {

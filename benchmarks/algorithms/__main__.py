@@ -1,10 +1,12 @@
-"""How far the held-out reward of the demo's actor rises under each algorithm, over some seeds.
+"""How far the held-out reward of the demo's actor rises under each algorithm, or its divergence falls, over some seeds.
 
     python -m benchmarks.algorithms --out DIR [--seeds 5] [--steps 20] [--rank 8]
 
 Models, prompts, batch and the actor's learning rate are the demo's; algorithms without a critic take `GROUP_SIZE`
-samples of a prompt. With a rank the actor is trained by an adapter, at `ADAPTER_RATE` times the rate. Each is planned
-by analytic costs, which change no result, and run on all cores.
+samples of a prompt. Distillation has the demo's actor as the teacher of a student that is the same model without its
+last layer, and what it rises by is what the divergence to the teacher falls by, in nats a token. With a rank the actor
+is trained by an adapter, at `ADAPTER_RATE` times the rate. Each is planned by analytic costs, which change no result,
+and run on all cores.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.demo import TINY, require_demo
+from benchmarks.algorithms.shortened import write_shortened
+from benchmarks.demo import BUILD, TINY, require_demo
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Job, read_job, resolve
@@ -27,7 +30,7 @@ from meshwright.runtime.execution.train import run_plan
 GROUP_SIZE = 8
 ADAPTER_RATE = 10
 """The best rate of an adapter over that of all weights (Schulman et al., LoRA Without Regret, 2025)."""
-SETTINGS = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
+SETTINGS = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce", "distill": "distill"}
 """By algorithm, the key of its settings."""
 
 
@@ -51,7 +54,7 @@ def main() -> None:
 
 
 def rise_under(algorithm: str, out: Path, seed: int, steps: int, *, rank: int | None = None) -> tuple[float, float]:
-    """What the held-out reward rises by in a run, and the standard error."""
+    """What the held-out reward rises by in a run, or the divergence falls by, and the standard error."""
     out.mkdir(parents=True)
     job = _job(algorithm, seed, out / "job.yaml", rank)
     facts = resolve(job, TINY)
@@ -72,6 +75,10 @@ def _job(algorithm: str, seed: int, path: Path, rank: int | None) -> Job:
         del document["models"]["critic"]
         document["workload"]["group_size"] = GROUP_SIZE
         settings = {"actor_learning_rate": settings["actor_learning_rate"]}
+    if algorithm == "distill":
+        del document["workload"]["group_size"]
+        student = write_shortened(BUILD / "actor", path.parent / "student")
+        document["models"] = {"actor": {"path": str(student)}, "teacher": document["models"]["actor"]}
     if rank is not None:
         document["models"]["actor"]["adapter"] = {"rank": rank, "alpha": 2.0 * rank}
         settings["actor_learning_rate"] *= ADAPTER_RATE

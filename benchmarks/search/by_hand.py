@@ -45,7 +45,7 @@ def synchronous(facts: Facts) -> Facts:
 
 def single_layout(facts: Facts, model: CostModel) -> Plan | None:
     """DeepSpeed-Chat's way: one pool, one tp x pp x dp for all stages, one stage after another."""
-    return _best(facts, model, (_on_all_ranks(facts, dict.fromkeys(Role, one)) for one in _layouts(facts)))
+    return _best(facts, model, (_on_all_ranks(facts, dict.fromkeys(PPO_GRAPH.roles, one)) for one in _layouts(facts)))
 
 
 def split(facts: Facts, model: CostModel) -> Plan | None:
@@ -70,14 +70,14 @@ def heuristic(facts: Facts, model: CostModel) -> Plan | None:
     A model is cut no further than it must be: by tp inside a node first, then by pp; dp takes the rest. While there is
     no room, the role that holds most bytes on a rank is cut once more.
     """
-    cuts = {role: _megatron(facts, role) for role in Role}
-    chosen = dict.fromkeys(Role, 0)
+    cuts = {role: _megatron(facts, role) for role in PPO_GRAPH.roles}
+    chosen = dict.fromkeys(PPO_GRAPH.roles, 0)
     while True:
-        layouts = {role: cuts[role][chosen[role]] for role in Role}
+        layouts = {role: cuts[role][chosen[role]] for role in PPO_GRAPH.roles}
         plan = _best(facts, model, [_on_all_ranks(facts, layouts)])
         if plan is not None:
             return plan
-        left = [role for role in Role if chosen[role] + 1 < len(cuts[role])]
+        left = [role for role in PPO_GRAPH.roles if chosen[role] + 1 < len(cuts[role])]
         if not left:
             return None
         chosen[max(left, key=lambda role: _held_bytes(facts, model, role, layouts[role]))] += 1

@@ -68,15 +68,15 @@ def auto_mapping(facts: Facts, model: CostModel) -> Plan | None:
     facts = synchronous(facts)
     usable = facts.cluster.device.usable_bytes
     sizes_of_sets = pool_sizes(facts.cluster)
-    known = {(role, size): _ways(facts, model, role, size) for role in Role for size in sizes_of_sets}
-    groups = {group for placement in partitions(tuple(Role)) for group in placement}
+    known = {(role, size): _ways(facts, model, role, size) for role in PPO_GRAPH.roles for size in sizes_of_sets}
+    groups = {group for placement in partitions(PPO_GRAPH.roles) for group in placement}
     fastest = {
         (group, size): _fastest(usable, [known[role, size] for role in group])
         for group in groups
         for size in sizes_of_sets
     }
     best: tuple[float, Mapping[str, Pick]] | None = None
-    for placement in partitions(tuple(Role)):
+    for placement in partitions(PPO_GRAPH.roles):
         for sizes in allocations(facts.cluster.num_ranks, len(placement)):
             sets = [fastest[pair] for pair in zip(placement, sizes, strict=True)]
             ways = [way for way in sets if way is not None]

@@ -16,7 +16,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import TEACHERS, Role
 
 Value: TypeAlias = str | int | float | bool | tuple[float, float] | None
 
@@ -94,8 +94,8 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_sayable(self, facts: Facts) -> None:
-        """Raises BadInput for a job with rewards on hosts, with several turns, or with an adapter, with which no
-        trainer's configuration is written."""
+        """Raises BadInput for a job with rewards on hosts, with several turns, with an adapter, or with teachers, with
+        which no trainer's configuration is written."""
         for what in _unsaid(facts):
             raise BadInput(
                 f"{what} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
@@ -126,3 +126,5 @@ def _unsaid(facts: Facts) -> Iterator[str]:
         yield f"rollouts of up to {turns.number.max} turns with a tool (workload.turns) are"
     if adapter := facts.models.actor.adapter:
         yield f"the actor's adapter of rank {adapter.rank} is"
+    if facts.algorithm == "distill":
+        yield f"distillation from teachers ({', '.join(role for role in TEACHERS if role in facts.graph.roles)}) is"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import TEACHERS, Role
 from meshwright.profiles.workload import Workload
 
 
@@ -42,6 +42,16 @@ def require_reference(own: str, settings: LearningSettings, roles: Collection[Ro
         )
 
 
+def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> None:
+    """Raises ValueError unless there is a weight for every teacher among these roles, or none."""
+    teachers = [role for role in roles if role in TEACHERS]
+    if weights and len(weights) != len(teachers):
+        raise ValueError(
+            f"distill.teacher_weights has {len(weights)} weights and models has {len(teachers)} teachers "
+            f"({', '.join(teachers)}); give one weight to each, or none at all"
+        )
+
+
 def require_adapted(roles: Iterable[Role]) -> None:
     """Raises ValueError for the first of these roles, whose models have adapters, that is not the actor."""
     for role in roles:
@@ -65,7 +75,10 @@ def _violations(
     algorithm: Algorithm, roles: Collection[Role], workload: Workload, has_environment: bool
 ) -> Iterator[str]:
     has_reward = Role.REWARD in roles or not has_environment
-    wanted = graph_of(algorithm, has_ref=Role.REF in roles, has_reward=has_reward).roles
+    num_teachers = max(1, sum(role in TEACHERS for role in roles))
+    wanted = graph_of(algorithm, has_ref=Role.REF in roles, has_reward=has_reward, num_teachers=num_teachers).roles
+    if algorithm == "distill" and has_environment:
+        yield "rewards: algorithm=distill learns from its teachers and pays no rewards; remove them"
     for role in Role:
         if role in wanted and role not in roles:
             yield f"missing key 'models.{role}': algorithm={algorithm} has a stage of that role; add it"

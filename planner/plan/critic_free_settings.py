@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from meshwright.planner.plan.learning_settings import LearningSettings
+from meshwright.planner.plan.learning_settings import PaidSettings
 
 LossMean = Literal["token", "sequence", "constant"]
 """What the loss is a mean over; see `runtime.training.ppo.policy_loss`."""
@@ -20,7 +20,7 @@ _OVERLONG_TOKENS = "before the longest response, over which a penalty for length
 _STD = "divide by the deviation of a group's scores; off as in Dr. GRPO, arXiv:2503.20783"
 
 
-class CriticFreeSettings(LearningSettings):
+class CriticFreeSettings(PaidSettings):
     """What these algorithms share; equations and sources in `runtime.training.group_advantages`."""
 
     kl_coefficient: float = Field(default=0.0, ge=0, description="KL penalty against the reference, if there is one")

@@ -23,13 +23,15 @@ from meshwright.planner.plan.algorithm_rules import (
     require_own_settings,
     require_reference,
     require_roles,
+    require_teacher_weights,
 )
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
+from meshwright.planner.plan.distill_settings import Distill
 from meshwright.planner.plan.job_cluster import AnyClusterSpec, ClusterSpec
 from meshwright.planner.plan.job_data import Data
 from meshwright.planner.plan.job_limits import position_violations, require_possible
 from meshwright.planner.plan.learning_settings import LearningSettings
-from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
+from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer, require_one_vocabulary
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.algorithms import Algorithm, graph_of
 from meshwright.profiles.cluster import AnyCluster
@@ -39,10 +41,10 @@ from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.profiles.stages import Role, StageGraph
+from meshwright.profiles.stages import TEACHERS, Role, StageGraph
 from meshwright.profiles.workload import Workload
 
-_SCALAR_HEADS = {Role.ACTOR: False, Role.REF: False, Role.CRITIC: True, Role.REWARD: True}
+_SCALAR_HEADS = (Role.CRITIC, Role.REWARD)
 _CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
 _CACHE = (
     "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
@@ -54,8 +56,13 @@ _ENGINE = (
 )
 _CLUSTER = "local, a device's name, or what the cluster is made of"
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
-_ALGORITHM = "what a step does: PPO trains a critic too; the others compare the samples of a step and have none"
+_ALGORITHM = (
+    "what a step does: PPO trains a critic too; distill learns what teachers say of the actor's draws; the others "
+    "compare the samples of a step and have none"
+)
 _REWARD = "a model with a scalar head; needed where rewards names none"
+_TEACHER = "whose log-probabilities distill learns, with the actor's vocabulary"
+_MORE_TEACHERS = "as the teacher before it; distill learns the weighted mean of all"
 _REWARDS = "functions and judges that score responses, added up with their weights and the reward model's score"
 _REWARD_WEIGHT = "of the reward model's score beside rewards"
 _TOOL = "what answers the turns of a rollout; needed by run where workload.turns is given"
@@ -91,6 +98,10 @@ class Models(Document):
     critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
     ref: ModelSource | None = Field(default=None, description=_ABSENT)
     reward: ModelSource | None = Field(default=None, description=_REWARD)
+    teacher: ModelSource | None = Field(default=None, description=_TEACHER)
+    teacher_2: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
+    teacher_3: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
+    teacher_4: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -115,7 +126,13 @@ class Evaluation(Document):
 
 _WEIGHT = "reward_model_weight"
 
-SETTINGS_KEYS: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce++": "reinforce"}
+SETTINGS_KEYS: Mapping[Algorithm, str] = {
+    "ppo": "ppo",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce",
+    "distill": "distill",
+}
 """The key of a job under which an algorithm has its settings."""
 
 DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
@@ -123,6 +140,7 @@ DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
     "grpo": GRPO(),
     "rloo": RLOO(),
     "reinforce": Reinforce(),
+    "distill": Distill(),
 }
 """By the key of a job."""
 
@@ -150,6 +168,7 @@ class Job(Document):
     grpo: GRPO | None = Field(default=None, description="settings of algorithm grpo")
     rloo: RLOO | None = Field(default=None, description="settings of algorithm rloo")
     reinforce: Reinforce | None = Field(default=None, description="settings of algorithm reinforce++")
+    distill: Distill | None = Field(default=None, description="settings of algorithm distill")
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
     reward_model_weight: float = Field(default=1.0, description=_REWARD_WEIGHT)
     tool: Tool | None = Field(default=None, description=_TOOL)
@@ -180,6 +199,8 @@ class Job(Document):
         ]
         require_own_settings(self.algorithm, SETTINGS_KEYS[self.algorithm], given)
         require_reference(SETTINGS_KEYS[self.algorithm], self.settings, self.models.roles)
+        if isinstance(self.settings, Distill):
+            require_teacher_weights(self.settings.teacher_weights, self.models.roles)
         return self
 
     @property
@@ -202,6 +223,10 @@ class RoleModels(Document):
     critic: ModelSpec | None = None
     ref: ModelSpec | None = None
     reward: ModelSpec | None = None
+    teacher: ModelSpec | None = None
+    teacher_2: ModelSpec | None = None
+    teacher_3: ModelSpec | None = None
+    teacher_4: ModelSpec | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -256,6 +281,7 @@ class Facts(Document):
             has_environment=bool(self.rewards),
             has_turns=self.workload.turns is not None,
             ref_is_base=self.ref_is_base,
+            num_teachers=sum(role in self.models.by_name for role in TEACHERS),
         )
 
     def digests(self) -> dict[str, str]:
@@ -280,11 +306,12 @@ def read_job(path: Path) -> Job:
 def resolve(job: Job, directory: Path) -> Facts:
     """The facts of a job whose relative paths start at `directory`. Raises BadInput for what cannot be looked up."""
     directories = {role: directory / job.models.source(role).path for role in job.models.roles}
-    specs = {role: read_model(directories[role], scalar_head=_SCALAR_HEADS[role]) for role in directories}
+    specs = {role: read_model(directories[role], scalar_head=role in _SCALAR_HEADS) for role in directories}
     adapter = job.models.actor.adapter
     specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
     places = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories)
+    require_one_vocabulary(specs, directories)
     require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
     cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
     by_name = {role.value: spec for role, spec in specs.items()}

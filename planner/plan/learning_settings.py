@@ -1,4 +1,4 @@
-"""The settings that every algorithm has: how a policy is sampled, paid and updated."""
+"""The settings that every algorithm has, how a policy is sampled and updated; and how one is paid by scores."""
 
 from __future__ import annotations
 
@@ -76,10 +76,6 @@ class LearningSettings(Document):
     clip_ratio: float = Field(default=0.2, gt=0)
     target_kl: float | None = Field(default=None, gt=0, description=_TARGET_KL)
     entropy_coefficient: float = Field(default=0.0, ge=0)
-    reward_scale: float = Field(default=1.0, gt=0, description="what scores are multiplied by before they are paid")
-    reward_clip: float | None = Field(default=None, gt=0, description=_REWARD_CLIP)
-    missing_end_score: float | None = Field(default=None, description=_MISSING_END_SCORE)
-    missing_end_penalty: float = Field(default=0.0, ge=0, description=_MISSING_END_PENALTY)
     importance_cap: float = Field(default=2.0, gt=0, description="of the importance weight of a stale token")
     temperature: float = Field(default=1.0, gt=0, description="of the policy that is sampled and trained")
     top_k: int = Field(default=0, ge=0, description="draw one of the k likeliest tokens only; 0 is all")
@@ -87,6 +83,25 @@ class LearningSettings(Document):
     stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
     max_bad_steps: int = Field(default=3, ge=1, description=_MAX_BAD_STEPS)
     seed: int = Field(default=0, ge=0)
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Between which ratios of the policies an advantage counts."""
+        return 1 - self.clip_ratio, 1 + self.clip_ratio
+
+    def learning_rate(self, role: Role, step: int) -> float:
+        """Of a trained role in a step counted from 0."""
+        assert role == Role.ACTOR, role
+        return self.actor_learning_rate * self.actor_schedule.ratio(step)
+
+
+class PaidSettings(LearningSettings):
+    """Of an actor whose responses are paid for by their scores."""
+
+    reward_scale: float = Field(default=1.0, gt=0, description="what scores are multiplied by before they are paid")
+    reward_clip: float | None = Field(default=None, gt=0, description=_REWARD_CLIP)
+    missing_end_score: float | None = Field(default=None, description=_MISSING_END_SCORE)
+    missing_end_penalty: float = Field(default=0.0, ge=0, description=_MISSING_END_PENALTY)
 
     @model_validator(mode="after")
     def _pay_a_cut_response_once(self) -> Self:
@@ -101,13 +116,3 @@ class LearningSettings(Document):
     def pays_cut(self) -> bool:
         """Whether a response that was cut by length is paid for."""
         return True
-
-    @property
-    def clip_range(self) -> tuple[float, float]:
-        """Between which ratios of the policies an advantage counts."""
-        return 1 - self.clip_ratio, 1 + self.clip_ratio
-
-    def learning_rate(self, role: Role, step: int) -> float:
-        """Of a trained role in a step counted from 0."""
-        assert role == Role.ACTOR, role
-        return self.actor_learning_rate * self.actor_schedule.ratio(step)

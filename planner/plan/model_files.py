@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import Role
+from meshwright.profiles.stages import TEACHERS, Role
 from meshwright.profiles.values import read_text
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
@@ -27,7 +27,8 @@ _OF_SCORES = ("ForSequenceClassification", "a model with a scalar head")
 def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
     """Raises BadInput for weights without the head that their role needs. A critic may start from a language model,
     with a head of zeros; a reward model may not, for all its scores would be zero."""
-    for role, wanted in ((Role.ACTOR, _OF_WORDS), (Role.REF, _OF_WORDS), (Role.REWARD, _OF_SCORES)):
+    of_words = dict.fromkeys((Role.ACTOR, Role.REF, *TEACHERS), _OF_WORDS)
+    for role, wanted in {**of_words, Role.REWARD: _OF_SCORES}.items():
         if role not in specs:
             continue
         architecture, directory = specs[role].architecture, directories[role]
@@ -36,6 +37,20 @@ def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Pa
             raise BadInput(
                 f"models.{role.value}: {directory} holds a {architecture}, which has no {missing}; the {role.value} "
                 f"must be {wanted[1]}, one of ...{wanted[0]}."
+            )
+
+
+def require_one_vocabulary(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
+    """Raises BadInput for a teacher whose vocabulary has another size than the actor's, unless both have tokenizers,
+    which say more: sizes are padded differently from model to model."""
+    tells = {role: (directory / _TOKENIZER).is_file() for role, directory in directories.items()}
+    size = specs[Role.ACTOR].vocab_size
+    for role in (teacher for teacher in TEACHERS if teacher in specs):
+        if specs[role].vocab_size != size and not (tells[role] and tells[Role.ACTOR]):
+            raise BadInput(
+                f"models.{role.value}: its vocabulary has {specs[role].vocab_size} tokens and the actor's {size}, and "
+                f"a teacher says how likely the actor's tokens are; give a teacher of the actor's vocabulary, or a "
+                f"{_TOKENIZER} beside both that says that it is."
             )
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from meshwright.planner.plan.learning_settings import LearningRateSchedule, LearningSettings
+from meshwright.planner.plan.learning_settings import LearningRateSchedule, PaidSettings
 from meshwright.profiles.stages import Role
 
 Truncation = Literal["terminal", "bootstrap"]
@@ -15,7 +15,7 @@ Truncation = Literal["terminal", "bootstrap"]
 _TRUNCATION = "terminal: a response cut by length ends there; bootstrap: its score is not paid, the value after it is"
 
 
-class PPO(LearningSettings):
+class PPO(PaidSettings):
     """Equations and sources in `runtime.training.ppo`."""
 
     critic_learning_rate: float = Field(default=5e-6, gt=0)

@@ -17,7 +17,7 @@ from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.words import schedule, search_work, size
 from meshwright.planner.search.refusal import NoPlan
-from meshwright.runtime.records.record import RunSummary
+from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 
 _LEAST_SHARE = 0.01
@@ -101,19 +101,26 @@ def run_summary(summary: RunSummary, out: Path) -> None:
             f"at most {gap.largest:.1e} (on {gap.measured_on})"
         )
     for evaluation in summary.evaluations:
+        what, unit, _ = _told_of(evaluation)
         console.print(
-            f"held-out reward after {evaluation.step} updates: {evaluation.mean_score:.3f} "
-            f"± {evaluation.standard_error:.3f} (standard error over {evaluation.num_prompts} prompts, "
+            f"held-out {what} after {evaluation.step} updates: {evaluation.told_score:.3f} ± "
+            f"{evaluation.standard_error:.3f}{unit} (standard error over {evaluation.num_prompts} prompts, "
             f"{evaluation.mean_response_tokens:.0f} tokens a response)"
         )
     improvement = summary.improvement()
     if improvement:
         rise, error = improvement
         times = f", {rise / error:.1f} standard errors" if error else ""
-        console.print(f"held-out reward rose by {rise:.3f} ± {error:.3f}{times}")
+        what, unit, way = _told_of(summary.evaluations[-1])
+        console.print(f"held-out {what} {way} by {rise:.3f} ± {error:.3f}{unit}{times}")
     for restart in summary.restarts:
         console.print(restart.told, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def _told_of(evaluation: EvaluationRecord) -> tuple[str, str, str]:
+    """What an evaluation measures, in which unit, and which way it is to go."""
+    return ("divergence to the teachers", " nats a token", "fell") if evaluation.by_teachers else ("reward", "", "rose")
 
 
 def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:

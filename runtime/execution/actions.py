@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.planner.plan.distill_settings import Distill
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import in_flight
@@ -32,6 +33,7 @@ from meshwright.runtime.records.outcome import Findings
 from meshwright.runtime.training.bad_steps import BadSteps, SkippedBatch, finite_of, reason_of, reasons_of
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.training.copies import WeightCopy
+from meshwright.runtime.training.distillation import score_by_teachers
 from meshwright.runtime.training.learning import Learning, minibatches, training_loss
 from meshwright.runtime.training.offload import HostMemory
 from meshwright.runtime.training.ppo import final_metrics, within_target
@@ -124,6 +126,8 @@ class Actions:
         if kind.trains and self._job.rewards:
             require_scores(batch.experience)
             batch.add_up(self._job.reward_weights, self._job.reward_model_weight)
+        if kind.trains and isinstance(self._job.settings, Distill):
+            score_by_teachers(batch, self._job.settings)
         if kind.trains:
             return Findings(metrics=self._train(kind, batch))
         if kind.name in self._chunked and not batch.held_out:

@@ -64,6 +64,7 @@ _OF_SETTINGS = {
     "loss_mean": _AT_ONCE,
     "overlong_tokens": _AT_ONCE,
     "overlong_penalty": _AT_ONCE,
+    "teacher_weights": _AT_ONCE,
     "reward_scale": _AT_ONCE,
     "reward_clip": _AT_ONCE,
     "truncation": _AT_ONCE,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from meshwright.planner.plan.job import Job
 from meshwright.planner.program.deadlines import away_seconds
 from meshwright.planner.program.program import MoveWeights, Program, lower, owners
-from meshwright.profiles.stages import GENERATE, REWARDS
+from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import Span
 from meshwright.runtime.device.patience import patience
 from meshwright.runtime.device.used_memory import bytes_in_use
@@ -24,6 +23,7 @@ from meshwright.runtime.environment.tools import Tools
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.executor import Executor
+from meshwright.runtime.execution.held_out import EVALUATED, HeldOutPart, evaluation_of
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.request import RunRequest
@@ -42,7 +42,6 @@ from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Transport
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.record import (
-    EvaluationRecord,
     Recorder,
     RunSummary,
     elapsed_seconds,
@@ -51,16 +50,11 @@ from meshwright.runtime.records.record import (
 )
 from meshwright.runtime.records.run_file import RunFile, read_run_file
 from meshwright.runtime.records.stopped import Stopped
-from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
 from meshwright.runtime.training.offload import HostMemory
 from meshwright.runtime.training.saving import Saver
-from meshwright.runtime.training.versions import generator_gap
 
 T = TypeVar("T")
-
-_EVALUATED = ("tokens", "scores", "proximal_logprobs")
-"""What the stages write that held-out prompts go through."""
 
 
 class RankRun:
@@ -76,7 +70,7 @@ class RankRun:
         bytes_before = bytes_in_use()
         data = read_data(job, request.directory)
         self._request = request
-        evaluated = [plan.graph.writer[field] for field in _EVALUATED if field in plan.graph.writer]
+        evaluated = [plan.graph.writer[field] for field in EVALUATED if field in plan.graph.writer]
         self._program, self._evaluation = lower(plan), lower(plan, evaluated).of_one_step()
         self.copies = build_copies(plan, job, request.directory, data.num_tokens)
         taken_up = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
@@ -310,19 +304,10 @@ class RankRun:
                 self._environment.put_scores(batch)
                 require_scores(batch.experience)
         self._batches = worked_ahead
-        scores = {row: float(batch.experience.get("scores", row)) for row in batch.experience.rows("scores")}
-        weights = torch.tensor(self._request.job.reward_weights)
-        rewards = {row: float(batch.experience.get(REWARDS, row) @ weights) for row in batch.experience.rows(REWARDS)}
-        lengths = {row: batch.length(row) - batch.prompt_length(row) for row in batch.experience.rows("tokens")}
-        gap = generator_gap(batch, batch.experience.rows("proximal_logprobs"), step)
-        gathered: list[tuple[Mapping[int, float], Mapping[int, float], Mapping[int, int], Gap]]
         with self._watch.meeting("the evaluation", step):
-            gathered = self._gather((scores, rewards, lengths, gap))
+            gathered = self._gather(HeldOutPart.of(batch, self._request.job))
         if not gathered:
             return
-        merged_lengths = {row: length for *_, part, _ in gathered for row, length in part.items()}
-        merged_scores = _in_all(gathered, self._request.job)
-        merged_gap = sum((part for *_, part in gathered), start=Gap())
         end = steady_now() - self.began
         span = Span(
             step=step,
@@ -333,7 +318,7 @@ class RankRun:
             end_seconds=end,
             clock="measured",
         )
-        found = EvaluationRecord.of(step, merged_scores, merged_lengths, merged_gap)
+        found = evaluation_of(gathered, step, self._request.job)
         self.recorder.evaluation(replace(found, prompts=self.data.held_out_digest), span)
         self._ended, self._waited = time.perf_counter(), 0.0
 
@@ -348,14 +333,6 @@ def _changes(out: Path, asked: RunFile) -> tuple[str, ...]:
     """What a resumed run changes of its job, one line each."""
     found = changes(read_run_file(out), asked)
     return tuple(f"changed: {one.key} from {one.one} to {one.other}" for one in found)
-
-
-def _in_all(parts: Sequence[tuple[Mapping[int, float], Mapping[int, float], Any, Any]], job: Job) -> dict[int, float]:
-    """What held-out sequences are paid, of which ranks have the reward model's score or the sum of the others."""
-    scores = {row: score for part, *_ in parts for row, score in part.items()}
-    rewards = {row: score for _, part, *_ in parts for row, score in part.items()}
-    weight = job.reward_model_weight if job.rewards else 1.0
-    return {row: weight * scores.get(row, 0.0) + rewards.get(row, 0.0) for row in scores.keys() | rewards.keys()}
 
 
 def _is_due(done: int, every: int) -> bool:

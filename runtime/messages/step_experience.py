@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meshwright.profiles.stages import REWARDS, TOTAL_SCORES
+from meshwright.profiles.stages import REWARDS, TOLD, TOTAL_SCORES
 from meshwright.runtime.messages.experience import Experience
 
 
@@ -35,9 +35,15 @@ class StepExperience:
         return len(self.experience.get("tokens", row))
 
     def score(self, row: int) -> Tensor:
-        """What a sequence is paid [1]: the reward model's score, or with rewards on hosts the sum of all."""
+        """What a sequence is paid [1]: the reward model's score, or what was made of all that scores it."""
         held = self.experience.fields().get(TOTAL_SCORES, {})
         return held[row] if row in held else self.experience.get("scores", row)
+
+    def drawn(self, field: str, row: int) -> Tensor:
+        """Of a field of tokens, the values [N] at the predictions of those that a policy drew."""
+        first = self.prompt_length(row) - 1
+        values, versions = (self.experience.get(name, row)[first:-1] for name in (field, "versions"))
+        return values[versions != TOLD]
 
     def add_up(self, weights: Sequence[float], model_weight: float) -> None:
         """Makes what every sequence is paid of its rewards on hosts, with these weights, and of the reward model's

@@ -35,14 +35,18 @@ from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
 from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
-from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, KL_ERROR, PROB_ERROR, Gap
+from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, KL_ERROR, KL_TO_TEACHERS, PROB_ERROR, Gap
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """Held-out prompts under the policy after `step` updates. The standard error is over prompts."""
+    """Held-out prompts under the policy after `step` updates. The standard error is over prompts.
+
+    `by_teachers` says that a score is how much likelier a token is to the teachers than to the student, in nats: minus
+    the divergence.
+    """
 
     step: int
     num_prompts: int
@@ -55,9 +59,18 @@ class EvaluationRecord:
     max_generator_gap: float | None = None
     token_mult_prob_error: float | None = None  # as Gap.mismatch
     gen_kl_error: float | None = None
+    by_teachers: bool = False
 
     @classmethod
-    def of(cls, step: int, scores: Mapping[int, float], lengths: Mapping[int, int], gap: Gap) -> EvaluationRecord:
+    def of(
+        cls,
+        step: int,
+        scores: Mapping[int, float],
+        lengths: Mapping[int, int],
+        gap: Gap,
+        *,
+        by_teachers: bool = False,
+    ) -> EvaluationRecord:
         """Of scores and lengths of responses by row, of which there is at least one."""
         values = [scores[row] for row in sorted(scores)]
         gaps = gap.metrics("generator_gap") | gap.mismatch()
@@ -73,7 +86,13 @@ class EvaluationRecord:
             max_generator_gap=gaps.get("max_generator_gap"),
             token_mult_prob_error=gaps.get(PROB_ERROR),
             gen_kl_error=gaps.get(KL_ERROR),
+            by_teachers=by_teachers,
         )
+
+    @property
+    def told_score(self) -> float:
+        """The mean score as it is told: the divergence where teachers score."""
+        return -self.mean_score if self.by_teachers else self.mean_score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,14 +194,14 @@ class Recorder:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[reward]}"),
+            TextColumn("{task.fields[learned]}"),
         )
         if self._ends:
             self._progress.console.print(self._ends.sentence, markup=False, highlight=False, soft_wrap=True)
         self._progress.start()
         for note in (*self._notes, *(board.note for board in self._boards)):
             self._progress.console.print(note, markup=False, soft_wrap=True, highlight=False)
-        self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, reward="")
+        self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, learned="")
 
     def _put_aside_another_plans_trace(self, first_step: int) -> None:
         """What is measured from here on is compared with this plan, and corrects what it was made from."""
@@ -217,7 +236,7 @@ class Recorder:
         for board in self._boards:
             board.add("train", line, outcomes[0].turn)
         if self._progress:
-            self._progress.update(self._task, advance=1, reward=f"reward {metrics.get('score', 0.0):.3f}")
+            self._progress.update(self._task, advance=1, learned=_learned(metrics))
         return line
 
     def evaluation(self, evaluation: EvaluationRecord, span: Span) -> None:
@@ -262,6 +281,13 @@ class Recorder:
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary
+
+
+def _learned(metrics: Mapping[str, float]) -> str:
+    """What a step is told by beside the progress of the run."""
+    if KL_TO_TEACHERS in metrics:
+        return f"KL to the teachers {metrics[KL_TO_TEACHERS]:.3f} nats a token"
+    return f"reward {metrics.get('score', 0.0):.3f}"
 
 
 def evaluations(out: Path) -> tuple[EvaluationRecord, ...]:

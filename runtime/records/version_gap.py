@@ -11,6 +11,9 @@ AGE_ROWS, AGE_SCORE = "rows_of_age_", "score_of_age_"
 PROB_ERROR, KL_ERROR = "token_mult_prob_error", "gen_kl_error"
 """Metrics of the gap between generator and trainer: the mean of exp|log p - log q|, and KL of the one and the other."""
 
+KL_TO_TEACHERS = "kl_to_teachers_per_token"
+"""The metric by which a distillation is told."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:

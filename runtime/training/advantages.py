@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.learning_settings import LearningSettings
+from meshwright.planner.plan.learning_settings import PaidSettings
 
 _VARIANCE_FLOOR = 1e-8
 """Keeps whitening finite when every advantage is the same."""
@@ -31,7 +31,7 @@ def ends_response(mask: Tensor) -> Tensor:
     return mask & ~_shift_left(mask)
 
 
-def paid_scores(scores: Tensor, truncated: Tensor, settings: LearningSettings) -> Tensor:
+def paid_scores(scores: Tensor, truncated: Tensor, settings: PaidSettings) -> Tensor:
     """What each row is paid at its last token [B], from what the reward model said [B] and which rows were cut [B].
 
     A response that ended is paid its score, times `reward_scale` and then held within `reward_clip` of zero. So is one

@@ -15,15 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings
-from meshwright.planner.plan.learning_settings import LearningSettings
+from meshwright.planner.plan.distill_settings import Distill
+from meshwright.planner.plan.learning_settings import LearningSettings, PaidSettings
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import TEACHER_LOGPROBS
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.bodies import MicroBatch
+from meshwright.runtime.training.distillation import advantages_of_teachers, distillation_metrics
 from meshwright.runtime.training.group_advantages import critic_free_advantages, share_with_signal
 from meshwright.runtime.training.ppo import (
     LossShare,
@@ -37,7 +40,7 @@ from meshwright.runtime.training.ppo import (
 )
 from meshwright.runtime.training.told_tokens import ClosedColumns, drawn_mask
 
-_READ = ("ref_logprobs", "values")
+_READ = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
 """Fields of tokens that a batch has under some algorithms."""
 
 
@@ -87,6 +90,9 @@ class Learning:
     def _targets(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the losses aim at."""
         settings = self._settings
+        if isinstance(settings, Distill):
+            of_teachers = list(_of_teachers(fields).values())
+            return {"advantages": advantages_of_teachers(of_teachers, fields["old_logprobs"], fields["mask"], settings)}
         if isinstance(settings, CriticFreeSettings):
             advantages = critic_free_advantages(
                 scores=self._scores,
@@ -113,21 +119,24 @@ class Learning:
 
     def metrics(self) -> dict[str, float]:
         """What is reported of the batch, before any update."""
-        fields = self._fields
-        reported = experience_metrics(
-            self._scores,
-            fields["old_logprobs"],
-            fields.get("ref_logprobs"),
-            fields["mask"],
-            self._truncated,
-            settings=self._settings,
-        )
-        if self._workload.group_size > 1:
-            reported["groups_with_signal"] = share_with_signal(self._scores, self._workload.group_size)
+        fields, reported = self._fields, self._reported()
         if self._workload.turns:
             reported["told_tokens"] = self._num_behind_prompts / len(self._scores) - reported["response_tokens"]
         if "weights" in fields:
             reported["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
+        return reported
+
+    def _reported(self) -> dict[str, float]:
+        """What the scores and the divergences of the batch are."""
+        fields, settings = self._fields, self._settings
+        logprobs, mask = fields["old_logprobs"], fields["mask"]
+        if isinstance(settings, Distill):
+            return distillation_metrics(fields["advantages"], _of_teachers(fields), logprobs, mask, self._truncated)
+        assert isinstance(settings, PaidSettings)
+        ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
+        reported = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, settings=settings)
+        if group_size > 1:
+            reported["groups_with_signal"] = share_with_signal(self._scores, group_size)
         return reported
 
     def num_tokens(self, rows: Sequence[int]) -> int:
@@ -147,6 +156,11 @@ class Learning:
         ends = [(row, self._lengths[row]) for row in rows]
         fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
         return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
+
+
+def _of_teachers(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that the teachers wrote, in their order."""
+    return {name: fields[name] for name in TEACHER_LOGPROBS.values() if name in fields}
 
 
 def _loss_weights(mask: Tensor, settings: CriticFreeSettings) -> dict[str, Tensor]:

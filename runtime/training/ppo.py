@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.learning_settings import LearningSettings
+from meshwright.planner.plan.learning_settings import LearningSettings, PaidSettings
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.advantages import generalized_advantages, paid_scores, token_rewards, whiten
 
@@ -204,7 +204,7 @@ def experience_metrics(
     mask: Tensor,
     truncated: Tensor,
     *,
-    settings: LearningSettings,
+    settings: PaidSettings,
 ) -> dict[str, float]:
     """What is reported of a whole batch of experience: means over its rows [B], the divergence also per token.
 

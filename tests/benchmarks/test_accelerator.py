@@ -54,7 +54,7 @@ def points_of_shards(directory: Path, name: str) -> tuple[tuple[Point, ...], Clu
     facts = resolve(read_job(write_job_of_shards(directory, name, "h200")), directory)
     cluster = of_one_kind(facts.cluster, "profile")
     return imported_points(
-        PPO_GRAPH, [{role: facts.models.spec(role) for role in Role}], [facts.workload], cluster
+        PPO_GRAPH, [{role: facts.models.spec(role) for role in PPO_GRAPH.roles}], [facts.workload], cluster
     ), cluster
 
 

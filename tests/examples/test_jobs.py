@@ -20,6 +20,7 @@ JOBS = {
     "7b-8xa100-40gb": (8, (6.74, 6.61)),
     "7b-8xa100-80gb": (8, (6.74, 6.61)),
     "agents-397b-256": (256, (390.85, None)),
+    "distill-8b": (8, (8.19, None)),
     "grpo-7b-8xh100": (8, (7.62, 7.07)),
     "grpo-judge-8xh100": (8, (7.62, None)),
     "grpo-lora-7b-4xh100": (4, (7.62, 7.07)),
@@ -28,7 +29,7 @@ JOBS = {
     "moe-16384": (16384, (235.09, 31.98)),
 }
 """Ranks, and billions of parameters of actor and reward model as their publishers count them (with a scalar head); None
-where rewards are on hosts alone."""
+where there is none."""
 
 MADE_LOCALLY = "tiny"
 
@@ -51,6 +52,14 @@ def test_a_reference_job_resolves_to_its_ranks_and_sizes(name: str) -> None:
     size = facts.models.reward and facts.models.reward.num_params / 1e9
     assert size == (reward and pytest.approx(reward, rel=2e-3))
     base = replace(facts.models.actor, adapter=None)
-    assert facts.models.ref in (base, None if facts.workload.turns else base)
-    assert facts.models.critic in ((None,) if facts.algorithm == "grpo" else (facts.models.reward,))
+    needs_ref = not facts.workload.turns and facts.algorithm != "distill"
+    assert facts.models.ref in (base, base if needs_ref else None)
+    assert facts.models.critic in ((facts.models.reward,) if facts.algorithm == "ppo" else (None,))
     assert workload_violations(facts) == ()
+
+
+def test_the_teacher_is_as_large_as_its_publisher_counts_it_and_reads_the_students_tokens() -> None:
+    models = facts_of("distill-8b").models
+    assert models.teacher
+    assert models.teacher.num_params / 1e9 == pytest.approx(32.76, rel=2e-3)
+    assert models.teacher.vocab_size == models.actor.vocab_size

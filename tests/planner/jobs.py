@@ -15,7 +15,7 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
-from meshwright.profiles.stages import Stage
+from meshwright.profiles.stages import TEACHERS, Stage
 from meshwright.profiles.workload import Workload
 
 
@@ -101,6 +101,17 @@ def critic_free_facts(
     models = facts.models.model_copy(update={"critic": None} | ({} if has_ref else {"ref": None}))
     workload = facts.workload.model_copy(update={"group_size": group_size})
     return facts.model_copy(update={"algorithm": algorithm, "models": models, "workload": workload})
+
+
+def distill_facts(num_teachers: int = 1, facts: Facts | None = None) -> Facts:
+    """The same as a distillation from teachers that have two layers more each, and no other model but the student."""
+    facts = facts or small_facts()
+    deeper = {
+        role.value: replace(facts.models.actor, name=role.value, num_layers=facts.models.actor.num_layers + 2 * (1 + k))
+        for k, role in enumerate(TEACHERS[:num_teachers])
+    }
+    models = RoleModels(actor=facts.models.actor, **deeper)
+    return facts.model_copy(update={"algorithm": "distill", "models": models})
 
 
 def mixture_facts(facts: Facts) -> Facts:

@@ -50,18 +50,19 @@ class CriticFreeSettings:
     weight_decay: float
     max_grad_norm: float
     clip_ratio: float
-    clip_ratio_high: float | None
-    loss_mean: str
-    overlong_tokens: int
-    overlong_penalty: float
-    kl_coefficient: float
     entropy_coefficient: float
     importance_cap: float
-    missing_end_penalty: float
     temperature: float
     top_k: int
     top_p: float
     seed: int
+    clip_ratio_high: float | None = None
+    loss_mean: str = "token"
+    overlong_tokens: int = 0
+    overlong_penalty: float = 0.0
+    kl_coefficient: float = 0.0
+    missing_end_penalty: float = 0.0
+    teacher_weights: tuple[float, ...] = ()
     normalise_by_std: bool = False
     group_baseline: bool = False
 
@@ -79,16 +80,17 @@ class Compared:
     weights: list[Tensor]
     draws_explained: float
     minibatches: list[list[int]]
+    teachers: list[list[Tensor]] = field(default_factory=list)
     actor_updates: list[dict[str, float]] = field(default_factory=list)
 
 
 class CriticFreeReference:
     """A run from two or three Hugging Face directories."""
 
-    def __init__(self, actor: Path, ref: Path | None, reward: Path, settings: CriticFreeSettings) -> None:
+    def __init__(self, actor: Path, ref: Path | None, reward: Path | None, settings: CriticFreeSettings) -> None:
         self.settings, self.actor = settings, language_model(actor)
         self.ref = None if ref is None else language_model(ref)
-        self.reward = scalar_model(reward)
+        self.reward = None if reward is None else scalar_model(reward)
         self._adam = adamw(self.actor, settings.actor_learning_rate, settings)
         self._policies = [copy.deepcopy(self.actor)]
 
@@ -117,10 +119,10 @@ class CriticFreeReference:
         ref = None
         if self.ref is not None:
             ref = [of_tokens(of_row, row, s) for of_row, row in zip(response_logits(self.ref, rows), rows, strict=True)]
-        scores = [said[-1] for said in scalars(self.reward, rows)]
+        scores = [] if self.reward is None else [said[-1] for said in scalars(self.reward, rows)]
         ratios = [(pi - mu).exp().clamp(max=s.importance_cap) for pi, mu in zip(proximal, behaviour, strict=True)]
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
-        paid = [self._paid(*one) for one in zip(scores, cut, rows, strict=True)]
+        paid = [self._paid(score, cut[index], rows[index]) for index, score in enumerate(scores)]
         return Compared(
             cut=cut,
             scores=scores,

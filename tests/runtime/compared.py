@@ -26,12 +26,15 @@ def compare_experience(found: Distances, run: Observed, step: int, drawn: Sequen
     held = run.steps[step]
     assert [bool(held["truncated"][row]) for row in range(len(drawn))] == compared.cut
     assert compared.draws_explained > 0.99
-    found.add("scores", torch.cat([held["scores"][row] for row in range(len(drawn))]), torch.stack(compared.scores))
+    if compared.scores:
+        found.add("scores", torch.cat([held["scores"][row] for row in range(len(drawn))]), torch.stack(compared.scores))
     known = {
         "behaviour_logprobs": compared.behaviour,
         "proximal_logprobs": compared.proximal,
         "ref_logprobs": compared.ref,
+        **dict(zip(("teacher_logprobs", "teacher_2_logprobs"), compared.teachers, strict=False)),
     }
+    assert len([name for name in held if "teacher" in name]) == len(compared.teachers)
     assert ("ref_logprobs" in held) == (compared.ref is not None)
     for name, expected in known.items():
         if expected is not None:

@@ -8,7 +8,6 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import of_one_kind
 from meshwright.profiles.harness import Sample, points, record
-from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Provenance, Table, write_table
 
 
@@ -28,7 +27,7 @@ def measured_table(job: Path, path: Path) -> Path:
         num_ranks=2,
         repeats=3,
     )
-    wanted = points(PPO_GRAPH, {role: facts.models.spec(role) for role in Role}, facts.workload, cluster)
+    wanted = points(PPO_GRAPH, {role: facts.models.spec(role) for role in PPO_GRAPH.roles}, facts.workload, cluster)
     sample = Sample(median_seconds=1.0, spread_seconds=0.0, repeats=3)
     write_table(path, Table(provenance=provenance, measurements=tuple(record(point, sample) for point in wanted)))
     return path

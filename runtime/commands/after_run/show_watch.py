@@ -11,10 +11,12 @@ from rich.text import Text
 
 from meshwright.planner.report.words import count, difference, percent, seconds
 from meshwright.runtime.records.run_standing import RunStanding
-from meshwright.runtime.records.version_gap import KL_ERROR, PROB_ERROR
+from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PROB_ERROR
 
 _SIGNALS = (
     ("score", "reward"),
+    ("kl_to_teachers", "KL to the teachers, k1 of a response"),
+    (KL_TO_TEACHERS, "the same of a token"),
     ("kl_to_ref", "KL to the reference, k1 of a response"),
     ("kl_to_ref_per_token", "the same of a token"),
     ("entropy", "entropy"),
@@ -105,8 +107,9 @@ def _fault(name: str, learned: Mapping[str, float]) -> str:
 
 def _held_out(found: RunStanding) -> Iterator[Text]:
     if found.held_out:
-        last = found.held_out[-1]
+        first, last, by_teachers = found.held_out[0], found.held_out[-1], KL_TO_TEACHERS in found.learned
+        what, sign = ("KL to the teachers of a token", -1) if by_teachers else ("reward", 1)
         yield Text(
-            f"held-out reward after {last['step']:.0f} updates: {last['mean_score']:.3f} ± "
-            f"{last['standard_error']:.3f}, {found.held_out[0]['mean_score']:.3f} at the first evaluation"
+            f"held-out {what} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
+            f"{last['standard_error']:.3f}, {sign * first['mean_score']:.3f} at the first evaluation"
         )

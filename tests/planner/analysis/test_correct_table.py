@@ -49,7 +49,8 @@ def profiled() -> Table:
         repeats=3,
     )
     rows = []
-    for point in points(PPO_GRAPH, {role: FACTS.models.spec(role) for role in Role}, FACTS.workload, FACTS.cluster):
+    specs = {role: FACTS.models.spec(role) for role in PPO_GRAPH.roles}
+    for point in points(PPO_GRAPH, specs, FACTS.workload, FACTS.cluster):
         seconds = 1e-3 * (1 + point.num_layers) * (1 + point.rows) * (1 + (point.tokens + point.context) / 100)
         rows.append(record(point, Sample(median_seconds=seconds, spread_seconds=0.0, repeats=3)))
     return Table(provenance=provenance, measurements=tuple(rows))

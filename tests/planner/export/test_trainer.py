@@ -15,7 +15,7 @@ from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import Role
-from tests.planner.jobs import adapted_facts
+from tests.planner.jobs import adapted_facts, distill_facts
 from tests.planner.plans import random_plan
 
 JOB = Path(__file__).parents[3] / "examples/7b-8xa100-80gb/job.yaml"
@@ -64,6 +64,14 @@ def test_rollouts_of_several_turns_are_not_written_for_any_trainer() -> None:
     for trainer in TRAINERS.values():
         with pytest.raises(BadInput, match=rf"up to 30 turns with a tool .* are not written for {trainer.name}"):
             trainer.require_written(told)
+
+
+def test_a_distillation_is_not_written_for_any_trainer() -> None:
+    facts = distill_facts(2)
+    for trainer in TRAINERS.values():
+        sentence = rf"from teachers \(teacher, teacher_2\) is not written for {trainer.name}; plan and run the job"
+        with pytest.raises(BadInput, match=sentence):
+            trainer.require_sayable(facts)
 
 
 def test_an_adapter_is_not_written_for_any_trainer() -> None:

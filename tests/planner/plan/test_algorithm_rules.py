@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.algorithm_rules import require_roles
+from meshwright.planner.plan.algorithm_rules import require_roles, require_teacher_weights
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import small_facts
 
-ALL = tuple(Role)
+ALL = (Role.ACTOR, Role.CRITIC, Role.REF, Role.REWARD)
 NO_CRITIC = (Role.ACTOR, Role.REF, Role.REWARD)
 
 
@@ -26,6 +26,8 @@ def workload(group_size: int) -> Workload:
         ("grpo", NO_CRITIC, 4),
         ("rloo", (Role.ACTOR, Role.REWARD), 2),
         ("reinforce++", NO_CRITIC, 1),
+        ("distill", (Role.ACTOR, Role.TEACHER), 1),
+        ("distill", (Role.ACTOR, Role.TEACHER, Role.TEACHER_2), 4),
     ],
 )
 def test_models_and_groups_that_an_algorithm_has_stages_for_are_taken(
@@ -40,6 +42,21 @@ def test_models_and_groups_that_an_algorithm_has_stages_for_are_taken(
         ("ppo", NO_CRITIC, 1, "missing key 'models.critic': algorithm=ppo has a stage of that role; add it"),
         ("ppo", (Role.ACTOR, Role.CRITIC, Role.REWARD), 1, "missing key 'models.ref': algorithm=ppo"),
         ("rloo", ALL, 4, r"models\.critic: algorithm=rloo has no stage of that role; remove it"),
+        (
+            "grpo",
+            (*NO_CRITIC, Role.TEACHER),
+            4,
+            r"models\.teacher: algorithm=grpo has no stage of that role; remove it",
+        ),
+        (
+            "distill",
+            (Role.ACTOR,),
+            1,
+            "missing key 'models.teacher': algorithm=distill has a stage of that role; add it",
+        ),
+        ("distill", (Role.ACTOR, Role.TEACHER_2), 1, "missing key 'models.teacher': algorithm=distill"),
+        ("distill", (Role.ACTOR, Role.TEACHER, Role.REWARD), 1, r"models\.reward: algorithm=distill has no stage"),
+        ("distill", (Role.ACTOR, Role.TEACHER, Role.REF), 1, r"models\.ref: algorithm=distill has no stage"),
         ("rloo", NO_CRITIC, 1, r"workload\.group_size=1: algorithm=rloo compares the samples of a prompt"),
     ],
 )
@@ -48,3 +65,17 @@ def test_others_are_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         require_roles(algorithm, roles, workload(group_size))
+
+
+def test_a_distillation_with_rewards_on_hosts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^rewards: algorithm=distill learns from its teachers and pays no rewards"):
+        require_roles("distill", (Role.ACTOR, Role.TEACHER), workload(1), has_environment=True)
+
+
+def test_every_teacher_has_a_weight_or_none_has() -> None:
+    roles = (Role.ACTOR, Role.TEACHER, Role.TEACHER_2)
+    require_teacher_weights((), roles)
+    require_teacher_weights((1.0, 3.0), roles)
+    sentence = r"^distill\.teacher_weights has 1 weights and models has 2 teachers \(teacher, teacher_2\); give one"
+    with pytest.raises(ValueError, match=sentence):
+        require_teacher_weights((1.0,), roles)

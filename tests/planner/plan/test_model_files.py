@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer
+from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer, require_one_vocabulary
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
@@ -125,3 +125,17 @@ def test_weights_without_the_head_of_their_role_are_refused(
     require_heads({**specs, Role.REWARD: classifier[Role.REWARD], Role.CRITIC: classifier[Role.CRITIC]}, directories)
     with pytest.raises(BadInput, match=r"models.ref: .* which has no vocabulary head"):
         require_heads({**specs, Role.REWARD: classifier[Role.REWARD], Role.REF: classifier[Role.REF]}, directories)
+
+
+def test_a_teacher_has_the_actors_vocabulary_by_its_size_or_by_its_tokenizer(
+    specs: dict[Role, ModelSpec], directories: dict[Role, Path]
+) -> None:
+    taught = {Role.ACTOR: specs[Role.ACTOR], Role.TEACHER_2: replace(specs[Role.ACTOR], num_layers=9)}
+    require_one_vocabulary(taught, directories)
+    padded = {**taught, Role.TEACHER_2: replace(specs[Role.ACTOR], vocab_size=16)}
+    sentence = r"^models\.teacher_2: its vocabulary has 16 tokens and the actor's 8, .*; give a teacher of the actor's"
+    with pytest.raises(BadInput, match=sentence):
+        require_one_vocabulary(padded, directories)
+    for role in (Role.ACTOR, Role.TEACHER_2):
+        write(directories[role])
+    require_one_vocabulary(padded, directories)

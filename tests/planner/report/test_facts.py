@@ -8,7 +8,6 @@ from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.report.facts import facts, proof
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.stages import Role
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, plan_of
@@ -17,7 +16,7 @@ from tests.planner.report.pages import Outline, plan_of
 def test_every_model_and_every_digest_is_told() -> None:
     plan = plan_of()
     text = Outline(facts(plan)).text
-    for role in Role:
+    for role in PPO_GRAPH.roles:
         assert plan.facts.models.spec(role).name in text
     assert set(plan.digests.values()) <= set(text)
     assert any(plan.facts.cluster.device.source in part for part in text)

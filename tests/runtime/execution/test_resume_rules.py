@@ -12,6 +12,7 @@ import pytest
 
 from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.environment.tool import Tool
+from meshwright.planner.plan.distill_settings import Distill
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
@@ -19,6 +20,7 @@ from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.stages import TEACHERS
 from meshwright.runtime.execution.resume_rules import RULES, Effect, changes, draws_by, rule_of
 from meshwright.runtime.records.run_file import RunFile
 from tests.runtime.small_job import request as request_of
@@ -83,7 +85,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 @pytest.fixture
 def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     """Of a job of the algorithm that has settings under the key that is asked about; of PPO for all others, with an
-    adapter of the actor where models are asked about, and with turns where they or their tool are."""
+    adapter of the actor where its models are asked about, and with turns where they or their tool are."""
     job, called = read_job(write_job(tmp_path, num_ranks=1)), getattr(request.node, "callspec", None)
     own = called.params["key"].partition(".")[0] if called else ""
     if own in ("grpo", "rloo", "reinforce"):
@@ -92,7 +94,12 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
         written["workload"]["group_size"] = 4
         settings = DEFAULT_SETTINGS[own].model_dump(mode="json")
         job = parse(Job, json.dumps({**written, "algorithm": algorithm, own: settings}), "job")
-    if own == "models":
+    if called and called.params["key"].startswith(("distill.", "models.teacher")):
+        models = {role: {"path": "actor"} for role in ("actor", *TEACHERS)}
+        written = job.model_dump(mode="json", exclude={"ppo": True})
+        settings = Distill().model_dump(mode="json")
+        job = parse(Job, json.dumps({**written, "algorithm": "distill", "models": models, "distill": settings}), "job")
+    elif own == "models":
         actor = job.models.actor.model_copy(update={"adapter": Adapter(rank=2, alpha=2.0)})
         job = job.model_copy(update={"models": job.models.model_copy(update={"actor": actor})})
     if called and called.params["key"].startswith(("tool.", "workload.turns.")):

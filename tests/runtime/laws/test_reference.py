@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference import ppo
 from tests.reference.ppo import Learnt, Reference, Row, Settings
@@ -113,7 +112,7 @@ def test_a_run_draws_and_learns_what_the_reference_does(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:
     run, asked = runs[name], requests[name]
-    models = (asked.directory / asked.job.models.source(role).path for role in Role)
+    models = (asked.directory / asked.job.models.source(role).path for role in asked.job.models.roles)
     judge = Reference(*models, _settings(asked))
     found = Distances()
     for step in range(STEPS):

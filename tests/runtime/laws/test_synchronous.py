@@ -65,7 +65,7 @@ def loop(path: Path) -> tuple[list[dict[str, float]], dict[str, str]]:
     """The metrics of each step of a plain loop on one rank, and the digests of what it has trained."""
     job = read_job(path)
     data, mesh = read_data(job, path.parent), build_mesh(Layout(), 0)
-    models = {role: _model(job, path.parent, role) for role in Role}
+    models = {role: _model(job, path.parent, role) for role in PPO_GRAPH.roles}
     trainers = {
         stage: Trainer(
             models[role],

@@ -17,7 +17,6 @@ from meshwright.profiles.harness import exchanges, points
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import partial_path
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Table, read_table, write_table
 from meshwright.runtime.profiling import profiling
 from meshwright.runtime.profiling.profiling import profile_job, require_device
@@ -48,7 +47,11 @@ def table(facts: Facts, output: Path) -> Table:
 @pytest.mark.slow
 def test_every_point_and_every_collective_is_measured(facts: Facts, table: Table) -> None:
     wanted = points(
-        PPO_GRAPH, {role: facts.models.spec(role) for role in Role}, facts.workload, facts.cluster, staleness=1
+        PPO_GRAPH,
+        {role: facts.models.spec(role) for role in PPO_GRAPH.roles},
+        facts.workload,
+        facts.cluster,
+        staleness=1,
     )
     assert {m.point for m in table.measurements} == set(wanted)
     assert {c.exchange for c in table.collectives} == set(exchanges(facts.cluster))

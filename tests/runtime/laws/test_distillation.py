@@ -1,0 +1,110 @@
+"""A student comes nearer to its teacher, on any ranks alike, and a run that was stopped goes on as if it was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.instruction_durations import Planned
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.execution.rehearse import rehearse
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.records.record import RunSummary
+from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.rewarded import lines, stopped_and_resumed
+from tests.runtime.small_job import VOCAB_SIZE, request, write_job
+
+APART = ("actor_generate.pool=0:1", "teacher_logprob.pool=1:1", "actor_train.pool=0:2")
+
+
+def write_distilled(directory: Path, *, num_ranks: int = 2, teachers: int = 1, **changes: Any) -> Path:
+    """A job whose teachers have a layer more each than the student; `changes` are other keys of the job."""
+    path = write_job(directory, num_ranks=num_ranks)
+    job = yaml.safe_load(path.read_text())
+    roles = ("teacher", "teacher_2")[:teachers]
+    for seed, role in enumerate(roles, start=5):
+        write_checkpoint(directory / role, vocab_size=VOCAB_SIZE, num_hidden_layers=seed, seed=seed)
+    del job["ppo"]
+    job["models"] = {role: {"path": role} for role in ("actor", *roles)}
+    job |= {"algorithm": "distill", "distill": {"actor_learning_rate": 3e-3}, **changes}
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def ran(asked: RunRequest) -> RunSummary:
+    found = run_plan(asked)
+    assert isinstance(found, RunSummary)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teachers", [1, 2])
+def test_the_divergence_to_the_teachers_falls(teachers: int, tmp_path: Path) -> None:
+    found = ran(request(write_distilled(tmp_path, teachers=teachers), tmp_path / "run", steps=12))
+    rise, error = found.improvement() or (0.0, 1.0)
+    assert rise > 3 * error
+    assert all(one.by_teachers and one.told_score > 0 for one in found.evaluations)
+    told = lines(tmp_path / "run")
+    assert told[-1]["kl_to_teachers_per_token"] < told[0]["kl_to_teachers_per_token"]
+    assert not [name for name in told[0] if "score" in name or "ref" in name or "critic" in name]
+
+
+@pytest.mark.slow
+def test_where_the_teacher_runs_changes_nothing(tmp_path: Path) -> None:
+    path = write_distilled(tmp_path)
+    together, apart = (
+        ran(request(path, tmp_path / "one", steps=3)),
+        ran(request(path, tmp_path / "two", *APART, steps=3)),
+    )
+    for name in ("kl_to_teachers", "policy_loss", "actor_grad_norm"):
+        values = [[line[name] for line in lines(tmp_path / out)] for out in ("one", "two")]
+        assert values[0] == pytest.approx(values[1], abs=1e-4), name
+    for one, other in zip(together.evaluations, apart.evaluations, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    path = write_distilled(tmp_path, staleness=1)
+    whole, resumed = stopped_and_resumed(request(path, tmp_path / "whole", "actor_generate.pool=0:1", steps=4))
+    for one, other in zip(whole, resumed, strict=True):
+        for name in ("kl_to_teachers", "policy_loss", "actor_grad_norm", "max_staleness"):
+            assert one[name] == other[name], name
+
+
+@pytest.mark.slow
+def test_a_student_may_be_an_adapter(tmp_path: Path) -> None:
+    path = write_distilled(tmp_path)
+    job = yaml.safe_load(path.read_text())
+    job["models"]["actor"]["adapter"] = {"rank": 4, "alpha": 8}
+    job["distill"]["actor_learning_rate"] = 3e-2
+    path.write_text(yaml.safe_dump(job))
+    rise, error = ran(request(path, tmp_path / "run", steps=12)).improvement() or (0.0, 1.0)
+    assert rise > 3 * error
+
+
+@pytest.mark.slow
+def test_a_rehearsal_takes_the_time_of_the_plan(tmp_path: Path) -> None:
+    plan = request(write_distilled(tmp_path), tmp_path / "run").plan
+    assert isinstance(plan, Plan)
+    found = rehearse(plan, Planned(plan), steps=2, speed=2 / plan.period_seconds)
+    assert found.steps.mean == pytest.approx(plan.period_seconds, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rewards": [{"name": "exact", "function": "exact_match"}]}, "rewards: algorithm=distill learns from its"),
+        ({"distill": {"teacher_weights": [1, 2]}}, r"distill\.teacher_weights has 2 weights and models has 1 teachers"),
+        ({"distill": {"reward_clip": 1.0}}, "reward_clip"),
+        ({"ppo": {"seed": 1}}, "ppo: algorithm=distill has its settings under distill; move them there"),
+    ],
+)
+def test_a_job_that_pays_or_weighs_otherwise_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        request(write_distilled(tmp_path, **change), tmp_path / "run")
