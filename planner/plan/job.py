@@ -35,6 +35,7 @@ from meshwright.profiles.algorithms import Algorithm, graph_of
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, read_yaml
+from meshwright.profiles.environment.seen_lengths import as_seen, with_lengths
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.model_parts.adapter import Adapter
@@ -306,10 +307,13 @@ def resolve(job: Job, directory: Path) -> Facts:
     )
 
 
-def require_job(planned: Facts, job: Job, directory: Path) -> None:
+def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: bool = False) -> None:
     """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
-    or lowered included. The cluster may be another of its kind, for the plan says what it runs on."""
+    or lowered included. The cluster may be another of its kind, for the plan says what it runs on. Where lengths were
+    seen in a trace only the greatest are the job's."""
     facts = resolve(job, directory)
+    if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
+        facts = facts.model_copy(update={"workload": with_lengths(facts.workload, as_seen(planned.workload))})
     if facts.cluster.kind != planned.cluster.kind:
         raise BadInput(
             f"the plan was made for another job: it is for a {planned.cluster.kind} cluster and the job's cluster is "

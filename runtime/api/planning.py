@@ -34,6 +34,7 @@ from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
+from meshwright.profiles.environment.seen_lengths import SeenLengths, with_lengths
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import limits_of, remodel, require_number
 
@@ -52,6 +53,7 @@ def plan(
     limits: Limits | None = None,
     job: Job | None = None,
     start: Plan | None = None,
+    seen: SeenLengths | None = None,
     progress: Course | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that fits, and how near it is proven to be to the best; or why there is none.
@@ -60,6 +62,7 @@ def plan(
     `stage.key=value`. The search ends at the gap that `limits` give, by default 1 % up to 1,024 ranks and 3 % above.
     The plan keeps digests of what it was made from, of the `job` too where it is given. `start` is a plan of a job that
     differs little: where these facts allow its placements, only what is better by more than the gap is searched for.
+    `seen` are the lengths of a trace, which take the place of those that the facts expect, up to the facts' greatest.
     `progress` is told how the search stands, whenever that changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
@@ -67,11 +70,11 @@ def plan(
     >>> str(found.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
-    model_of = remodel(table)
+    facts, model_of = facts if seen is None else as_seen(facts, seen), remodel(table)
     asked = (*pins, *map(forbidden, forbid))
     kept = start_from(start, facts, model_of(facts), parse_pins(asked, facts.graph)) if start else None
     begun = kept if isinstance(kept, Plan) else None
-    origins = {"job": job, "profile": table, "start": start if begun else None}
+    origins = {"job": job, "profile": table, "start": start if begun else None, "trace": seen}
     with _without_collections():
         return compile_plan(
             facts,
@@ -83,6 +86,14 @@ def plan(
             progress=progress,
             start=begun,
         )
+
+
+def as_seen(facts: Facts, seen: SeenLengths) -> Facts:
+    """The facts with the lengths of a trace, up to their own greatest.
+
+    Raises BadInput where one of both has rollouts of several turns and the other has not.
+    """
+    return facts.model_copy(update={"workload": with_lengths(facts.workload, seen)})
 
 
 def fit(

@@ -78,7 +78,7 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
         )
     require_valid(plan)
     require_sound(lower(plan), plan.graph)
-    require_job(plan.facts, request.job, request.directory)
+    require_job(plan.facts, request.job, request.directory, lengths_are_seen=plan.lengths_are_seen)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
         raise BadInput(
             f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
