@@ -20,6 +20,7 @@ from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.algorithm_rules import (
     require_adapted,
     require_base,
+    require_no_work_ahead,
     require_own_settings,
     require_reference,
     require_roles,
@@ -172,6 +173,7 @@ class Job(Document):
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
+        require_no_work_ahead(self.workload, self.staleness)
         require_names_once(self.rewards)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: rollouts of one turn call none; give workload.turns, or remove it")
@@ -242,6 +244,7 @@ class Facts(Document):
     def _of_one_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
+        require_no_work_ahead(self.workload, self.staleness)
         require_possible_engine(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
         require_base(self.models.by_name, ref_is_base=self.ref_is_base)
         return self
@@ -257,6 +260,7 @@ class Facts(Document):
             has_environment=bool(self.rewards),
             has_turns=self.workload.turns is not None,
             ref_is_base=self.ref_is_base,
+            has_waves=self.workload.dynamic_sampling is not None,
         )
 
     def digests(self) -> dict[str, str]:

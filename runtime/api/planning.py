@@ -15,6 +15,7 @@ from meshwright.planner.analysis.explain import explain as explanation
 from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.fit import fit as fitted
 from meshwright.planner.analysis.leading import leading
+from meshwright.planner.analysis.oversampling import best_wave, is_open, with_first_wave
 from meshwright.planner.analysis.pareto import pareto
 from meshwright.planner.analysis.runners_up import runners_up
 from meshwright.planner.analysis.sensitivity import sensitivities
@@ -71,12 +72,14 @@ def plan(
     'tp2,pp1,dp4'
     """
     facts, model_of = facts if seen is None else as_seen(facts, seen), remodel(table)
+    chooses_wave = is_open(facts)
+    facts = with_first_wave(facts) if chooses_wave else facts
     asked = (*pins, *map(forbidden, forbid))
     kept = start_from(start, facts, model_of(facts), parse_pins(asked, facts.graph)) if start else None
     begun = kept if isinstance(kept, Plan) else None
     origins = {"job": job, "profile": table, "start": start if begun else None, "trace": seen}
     with _without_collections():
-        return compile_plan(
+        found = compile_plan(
             facts,
             model_of(facts),
             pins=asked,
@@ -86,6 +89,9 @@ def plan(
             progress=progress,
             start=begun,
         )
+        if isinstance(found, Plan) and chooses_wave:
+            return best_wave(found, model_of, pins=asked, limits=limits_of(limits))
+        return found
 
 
 def as_seen(facts: Facts, seen: SeenLengths) -> Facts:

@@ -72,6 +72,11 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
     require_own_engine(plan.facts.engine)
+    if plan.facts.workload.dynamic_sampling:
+        raise BadInput(
+            "the plan is for dynamic sampling (workload.dynamic_sampling), which is planned and simulated and not run "
+            "yet; remove it from the job and plan that."
+        )
     for placement in plan.placements:
         require_none(
             expert_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"
