@@ -32,6 +32,9 @@ FIELDS = MappingProxyType(
 )
 """What is read of a line, and the key that it has unless another is named."""
 
+_SIGNAL = "groups_with_signal"
+"""The metric of a run that tells it."""
+
 _OPTIONAL = ("result", "latency")
 _MOST_TOKENS = 2**40
 
@@ -63,7 +66,18 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> SeenLengths:
     seen = observe(read_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
     if seen.response_tokens is None:
         raise BadInput(f"the trace of {trace} tells no tokens; give the directory of a `meshwright run`.")
-    return as_seen(met(plan.facts.workload, seen))
+    found = as_seen(met(plan.facts.workload, seen))
+    return found.model_copy(update={"groups_with_signal": _groups_with_signal(trace / "metrics.jsonl")})
+
+
+def _groups_with_signal(path: Path) -> tuple[float, ...]:
+    """Of each step that a run tells them of."""
+    if not path.exists():
+        return ()
+    lines = read_text(path, "metrics").splitlines()
+    read = (json_value(line, f"metrics {path}, line {number}") for number, line in enumerate(lines, start=1))
+    told = (line.get(_SIGNAL) for line in read if isinstance(line, dict))
+    return tuple(float(share) for share in told if share is not None and _is_quantity(share) and share <= 1)
 
 
 def _of_lines(path: Path, keys: Mapping[str, str]) -> SeenLengths:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from meshwright.profiles.documents import Document
+from meshwright.profiles.environment.dynamic_sampling import LEAST_ACCEPTANCE
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
@@ -12,15 +13,18 @@ from meshwright.profiles.workload import Workload
 
 
 class SeenLengths(Document):
-    """How long prompts and responses were and, where a rollout had several turns, how many those were."""
+    """How long prompts and responses were and, where a rollout had several turns, how many those were; and how many
+    groups were not all scored alike."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens; with turns, of each")
     turns: ToolTurns | None = Field(default=None, description="of generation and a tool, where a rollout had several")
+    groups_with_signal: tuple[float, ...] = Field(default=(), description="share of a step's groups, where it is told")
 
 
 def with_lengths(workload: Workload, seen: SeenLengths) -> Workload:
-    """The workload with lengths as likely as they were seen; longer ones than its own greatest are cut there.
+    """The workload with lengths as likely as they were seen; longer ones than its own greatest are cut there. Its
+    dynamic sampling keeps as many groups as had a signal.
 
     Raises BadInput where one of both has rollouts of several turns and the other has not.
     """
@@ -45,6 +49,10 @@ def with_lengths(workload: Workload, seen: SeenLengths) -> Workload:
             "latency_seconds": seen.turns.latency_seconds,
         }
         update["turns"] = workload.turns.model_copy(update=turns)
+    if workload.dynamic_sampling and seen.groups_with_signal:
+        shares = tuple((max(LEAST_ACCEPTANCE, share), 1.0) for share in seen.groups_with_signal)
+        sampling = workload.dynamic_sampling.model_copy(update={"acceptance": None, "histogram": shares})
+        update["dynamic_sampling"] = sampling
     return workload.model_copy(update=update)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.profiles.environment.dynamic_sampling import LEAST_ACCEPTANCE, DynamicSampling
 from meshwright.profiles.environment.seen_lengths import SeenLengths, as_seen, with_lengths
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
@@ -33,6 +34,16 @@ def test_turns_keep_their_greatest_number_and_the_most_tokens_of_a_rollout(workl
     assert found.turns is not None
     assert found.turns.mean_calls == 3.0
     assert found.turns.max_tokens == 400
+
+
+def test_groups_with_a_signal_are_those_that_dynamic_sampling_keeps(workload: Workload) -> None:
+    seen = SEEN.model_copy(update={"groups_with_signal": (0.5, 0.9, 0.0)})
+    assert with_lengths(workload, seen).dynamic_sampling is None
+    sampled = workload.model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.2, num_prompts=7)})
+    found = with_lengths(sampled, seen).dynamic_sampling
+    assert found is not None
+    assert [share for share, _ in found.shares] == [0.5, 0.9, LEAST_ACCEPTANCE]
+    assert found.num_prompts == 7
 
 
 def test_turns_on_one_side_alone_are_refused(workload: Workload) -> None:

@@ -10,6 +10,7 @@ from meshwright.planner.plan.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import read_spans, write_spans
+from meshwright.runtime.api.starting import seen_lengths
 from tests.runtime.command import Call
 from tests.runtime.commands.test_calibrate_command import run_of
 
@@ -36,6 +37,8 @@ def test_a_run_tells_its_lengths_and_the_job_their_greatest(call: Call, job: Pat
     assert found.facts.workload.prompt_lengths.mean == pytest.approx(4.0)
     assert found.facts.workload.max_tokens == known.workload.max_tokens
     assert call("verify", output).code == 0
+    (run / "metrics.jsonl").write_text('{"step": 1, "groups_with_signal": 0.75}\n{"step": 2}\n')
+    assert seen_lengths(run).groups_with_signal == (0.75,)
     require_job(found.facts, known, job.parent, lengths_are_seen=found.lengths_are_seen)
     with pytest.raises(BadInput, match=r"the plan was made for another job: workload\.prompt"):
         require_job(found.facts, known, job.parent)
