@@ -13,8 +13,7 @@ from meshwright.profiles.workload import Workload
 
 
 class SeenLengths(Document):
-    """How long prompts and responses were and, where a rollout had several turns, how many those were; and how many
-    groups were not all scored alike."""
+    """How long prompts and responses were, how many turns a rollout had, and how many groups had a signal."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens; with turns, of each")
