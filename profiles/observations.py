@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from meshwright.profiles.environment.turns_observation import TurnsObservation, observe_turns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -53,6 +54,7 @@ class RunObservation:
     sequence_tokens: float | None  # prompt and response together
     truncated_share: float | None  # of responses that were cut at the longest length, over all steps
     longest_tokens: float | None  # mean over steps of the longest response
+    turns: TurnsObservation | None = None  # where rollouts have several
 
 
 def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGraph, batch_size: int) -> RunObservation:
@@ -88,18 +90,30 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGr
         sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(graph.by_name[s])]),
         truncated_share=_truncated_share(steps, layouts, batch_size),
         longest_tokens=_longest_tokens(steps),
+        turns=observe_turns(
+            [span for step in steps for span in step[GENERATE]],
+            layouts[GENERATE].num_ranks // layouts[GENERATE].dp,
+            batch_size * len(steps),
+        ),
     )
 
 
 def met(workload: Workload, observation: RunObservation) -> Workload:
     """The workload that the run met: prompts and responses scaled to the means that the trace tells, with the longest
-    response and the share of those that were cut."""
+    response and the share of those that were cut; of several turns their number, answers and latencies by their means.
+    """
     responses, sequences = observation.response_tokens, observation.sequence_tokens
     if responses is None:
         return workload
-    update = {"response": _responses(workload, responses, observation)}
+    told, update = 0.0, dict[str, object]()
+    if workload.turns and observation.turns:
+        told = observation.turns.told_tokens
+        update["turns"] = observation.turns.met(workload.turns)
+        update["response"] = workload.response.with_mean(responses / observation.turns.num_turns)
+    else:
+        update["response"] = _responses(workload, responses, observation)
     if sequences is not None:
-        update["prompt"] = workload.prompt.with_mean(sequences - responses)
+        update["prompt"] = workload.prompt.with_mean(sequences - responses - told)
     return workload.model_copy(update=update)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document
+from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import CacheNeed, Histogram, LengthSpec, LiveTokens
 from meshwright.profiles.packing import rows_per_prompt
@@ -22,6 +23,9 @@ class Workload(Document):
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens, the end token included; with turns, of each")
     turns: ToolTurns | None = Field(default=None, description="of generation and a tool, where a rollout has several")
+    dynamic_sampling: DynamicSampling | None = Field(
+        default=None, description="of prompts until as many groups are not all scored alike (DAPO)"
+    )
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
     num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")
 
@@ -31,8 +35,9 @@ class Workload(Document):
         found: dict[str, Any] = written(self)
         if self.group_size == 1:
             del found["group_size"]
-        if self.turns is None:
-            del found["turns"]
+        for name in ("turns", "dynamic_sampling"):
+            if getattr(self, name) is None:
+                del found[name]
         return found
 
     @model_validator(mode="after")
@@ -54,6 +59,25 @@ class Workload(Document):
                 "that one turn draws; raise it"
             )
         return self
+
+    @model_validator(mode="after")
+    def _samples_groups(self) -> Self:
+        if self.dynamic_sampling and self.group_size == 1:
+            raise ValueError(
+                "dynamic_sampling keeps groups whose samples are scored differently, and group_size=1 has none; use "
+                "2 or more"
+            )
+        if self.dynamic_sampling and self.turns:
+            raise ValueError("dynamic_sampling and turns are not known together yet; remove one")
+        return self
+
+    @property
+    def wave(self) -> Workload:
+        """What is drawn at once for a step: the batch, or with dynamic sampling a wave of prompts."""
+        if not self.dynamic_sampling:
+            return self
+        drawn = self.dynamic_sampling.wave(self.num_prompts) * self.group_size
+        return self.model_copy(update={"batch_size": drawn, "dynamic_sampling": None, "num_minibatches": 1})
 
     @property
     def num_prompts(self) -> int:

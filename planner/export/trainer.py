@@ -94,7 +94,7 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_sayable(self, facts: Facts) -> None:
-        """Raises BadInput for a job with rewards on hosts, with several turns, with an adapter, or with teachers, with
+        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, an adapter or teachers, with
         which no trainer's configuration is written."""
         for what in _unsaid(facts):
             raise BadInput(
@@ -124,6 +124,8 @@ def _unsaid(facts: Facts) -> Iterator[str]:
         yield f"rewards on hosts ({', '.join(reward.name for reward in facts.rewards)}) are"
     if turns := facts.workload.turns:
         yield f"rollouts of up to {turns.number.max} turns with a tool (workload.turns) are"
+    if facts.workload.dynamic_sampling:
+        yield "waves of prompts until a batch has a signal (workload.dynamic_sampling) are"
     if adapter := facts.models.actor.adapter:
         yield f"the actor's adapter of rank {adapter.rank} is"
     if facts.algorithm == "distill":

@@ -52,6 +52,16 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
         )
 
 
+def require_no_work_ahead(workload: Workload, staleness: int) -> None:
+    """Raises ValueError for dynamic sampling under a bound on staleness: a wave waits for the scores of the last one,
+    which belong to the same step."""
+    if workload.dynamic_sampling and staleness:
+        raise ValueError(
+            f"workload.dynamic_sampling with staleness={staleness} is not known yet: a wave waits for the "
+            "scores of the one before; use staleness 0"
+        )
+
+
 def require_adapted(roles: Iterable[Role]) -> None:
     """Raises ValueError for the first of these roles, whose models have adapters, that is not the actor."""
     for role in roles:
@@ -84,6 +94,11 @@ def _violations(
             yield f"missing key 'models.{role}': algorithm={algorithm} has a stage of that role; add it"
         if role in roles and role not in wanted:
             yield f"models.{role}: algorithm={algorithm} has no stage of that role; remove it"
+    if workload.dynamic_sampling and algorithm not in COMPARES_GROUPS:
+        yield (
+            f"workload.dynamic_sampling: algorithm={algorithm} does not compare the samples of a group; use "
+            f"{' or '.join(COMPARES_GROUPS)}, or remove it"
+        )
     if algorithm in COMPARES_GROUPS and workload.group_size == 1:
         yield (
             f"workload.group_size=1: algorithm={algorithm} compares the samples of a prompt with each other; use 2 or "

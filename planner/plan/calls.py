@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call, CostModel
+from meshwright.cost_models.waves import InWaves, slowest_seconds
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.profiles.layout import Layout
@@ -21,7 +22,17 @@ Remodel: TypeAlias = Callable[[Facts], CostModel]
 
 def model_of(facts: Facts, table: Table | None = None) -> CostModel:
     """The cost model of these facts, measured where there is a table."""
-    return cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
+    batch = cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
+    if not (sampling := facts.workload.dynamic_sampling):
+        return batch
+    workload = facts.workload.wave
+    latencies = [reward.latency_seconds.resolve() for reward in facts.rewards]
+    return InWaves(
+        batch,
+        wave=cost_model(facts.cluster, workload, facts.precision, table, facts.engine),
+        num_waves=sampling.expected_waves(facts.workload.num_prompts),
+        reward_seconds=slowest_seconds(latencies, workload.batch_size) if latencies else 0.0,
+    )
 
 
 @dataclass(frozen=True)

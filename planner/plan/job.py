@@ -20,6 +20,7 @@ from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.algorithm_rules import (
     require_adapted,
     require_base,
+    require_no_work_ahead,
     require_own_settings,
     require_reference,
     require_roles,
@@ -37,6 +38,7 @@ from meshwright.profiles.algorithms import Algorithm, graph_of
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, read_yaml
+from meshwright.profiles.environment.seen_lengths import as_seen, with_lengths
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.model_parts.adapter import Adapter
@@ -190,6 +192,7 @@ class Job(Document):
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
+        require_no_work_ahead(self.workload, self.staleness)
         require_names_once(self.rewards)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: rollouts of one turn call none; give workload.turns, or remove it")
@@ -266,6 +269,7 @@ class Facts(Document):
     def _of_one_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
+        require_no_work_ahead(self.workload, self.staleness)
         require_possible_engine(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
         require_base(self.models.by_name, ref_is_base=self.ref_is_base)
         return self
@@ -282,6 +286,7 @@ class Facts(Document):
             has_turns=self.workload.turns is not None,
             ref_is_base=self.ref_is_base,
             num_teachers=sum(role in self.models.by_name for role in TEACHERS),
+            has_waves=self.workload.dynamic_sampling is not None,
         )
 
     def digests(self) -> dict[str, str]:
@@ -333,10 +338,13 @@ def resolve(job: Job, directory: Path) -> Facts:
     )
 
 
-def require_job(planned: Facts, job: Job, directory: Path) -> None:
+def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: bool = False) -> None:
     """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
-    or lowered included. The cluster may be another of its kind, for the plan says what it runs on."""
+    or lowered included. The cluster may be another of its kind, for the plan says what it runs on. Where lengths were
+    seen in a trace only the greatest are the job's."""
     facts = resolve(job, directory)
+    if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
+        facts = facts.model_copy(update={"workload": with_lengths(facts.workload, as_seen(planned.workload))})
     if facts.cluster.kind != planned.cluster.kind:
         raise BadInput(
             f"the plan was made for another job: it is for a {planned.cluster.kind} cluster and the job's cluster is "

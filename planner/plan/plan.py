@@ -132,6 +132,11 @@ class Plan(Document):
         return {key: value for key, value in written(self).items() if key != "workers" or value}
 
     @property
+    def lengths_are_seen(self) -> bool:
+        """Whether its workload's lengths are those of a trace, rather than what the job expects."""
+        return "trace" in self.digests
+
+    @property
     def graph(self) -> StageGraph:
         """The stages of a step of the plan's job."""
         return self.facts.graph

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
@@ -26,8 +27,9 @@ MIN_CONTEXT_TOKENS = 2048
 
 
 def rows_per_update(facts: Facts, stage: Stage) -> int:
-    """The sequences that all replicas together take at once: a minibatch when training, else the batch."""
-    workload = facts.workload
+    """The sequences that all replicas together take at once: a minibatch when training, else the batch, or a wave of
+    dynamic sampling where all that is drawn is seen."""
+    workload = facts.workload.wave if sees_waves(stage) else facts.workload
     return workload.batch_size // workload.num_minibatches if stage.trains else workload.batch_size
 
 
@@ -152,7 +154,13 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         names = ", ".join(facts.graph.streaming)
         found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
     generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
-    return (*found, *streaming_rules(facts, layout, schedule), *generation, *_turn_rules(facts, schedule))
+    return (
+        *found,
+        *streaming_rules(facts, layout, schedule),
+        *generation,
+        *_turn_rules(facts, schedule),
+        *_wave_rules(facts, schedule),
+    )
 
 
 def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
@@ -198,10 +206,25 @@ def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
         if schedule.while_waiting is not WhileWaiting.KEEP:
             yield f"while_waiting={schedule.while_waiting} where rollouts have one turn; use {WhileWaiting.KEEP}."
         return
+    yield from _not_plain(schedule, "rollouts of several turns")
+
+
+def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
+    """Rules about dynamic sampling, whose groups are scored whole and wave by wave."""
+    if facts.workload.dynamic_sampling:
+        yield from _not_plain(schedule, "dynamic sampling")
+
+
+def _not_plain(schedule: Schedule, what: str) -> Iterator[str]:
     plain = Schedule()
     for name in ("chunk_tokens", "batches_in_flight", "overcommit"):
         if getattr(schedule, name) != getattr(plain, name):
-            yield f"{name}={getattr(schedule, name)} with rollouts of several turns; use {getattr(plain, name)}."
+            yield f"{name}={getattr(schedule, name)} with {what}; use {getattr(plain, name)}."
+
+
+def _delivers_at_once(facts: Facts) -> bool:
+    """Whether what is drawn may be read while the rest is."""
+    return not facts.workload.turns and not facts.workload.dynamic_sampling
 
 
 def _no_generation(schedule: Schedule) -> Iterator[str]:
@@ -245,7 +268,7 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = 
             for waiting in (WhileWaiting if facts.workload.turns else (WhileWaiting.KEEP,))
         )
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
-    streams = scope.streams(stage) and layout.cp == 1 and not facts.workload.turns
+    streams = scope.streams(stage) and layout.cp == 1 and _delivers_at_once(facts)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
     if layout.vpp > 1:  # a multiple of pp micro-batches

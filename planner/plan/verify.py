@@ -31,9 +31,9 @@ _TOLERANCE = 1e-9
 _MOST_AMOUNT = 1e24
 """Of a term, in seconds or bytes: beyond any, and sums of such still end."""
 
-ORIGINS = ("job", "profile", "start")
-"""Of a plan's digests those of documents that it does not hold: the job, the measured table, and the plan that its
-search started from."""
+ORIGINS = ("job", "profile", "start", "trace")
+"""Of a plan's digests those of documents that it does not hold: the job, the measured table, the plan that its search
+started from, and the lengths of a trace."""
 
 Check = Callable[[Plan], Iterator[str]]
 

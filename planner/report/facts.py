@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.analysis.oversampling import drawn_waves
 from meshwright.planner.analysis.trained_share import adapted
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
@@ -51,6 +52,7 @@ def facts(plan: Plan) -> Html:
         table(("", ""), _workload(plan)),
         *_adapter(plan),
         *_rewards(plan),
+        *_waves(plan),
         tag("h3", "Inputs"),
         table(("", "SHA-256"), sorted(plan.digests.items())),
         *(note(f"{part.device.name}: {part.device.source}") for part in found.cluster.parts),
@@ -115,6 +117,12 @@ def _rewards(plan: Plan) -> Iterable[Html]:
     """What is scored on hosts, where anything is."""
     found = host_rewards(plan)
     return (tag("h3", "Rewards on hosts"), *map(note, found.sentences)) if found else ()
+
+
+def _waves(plan: Plan) -> Iterable[Html]:
+    """How a batch is filled, where by dynamic sampling."""
+    found = drawn_waves(plan)
+    return (tag("h3", "Dynamic sampling"), *map(note, found.sentences)) if found else ()
 
 
 def _responses(workload: Workload) -> str:

@@ -11,6 +11,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.environment.reward_tail import drawn_tail_seconds, response_ends
 from meshwright.planner.plan.calls import Remodel, call_in
 from meshwright.planner.plan.host_workers import served
@@ -18,6 +19,7 @@ from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.program.controllers import Controllers
 from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
 from meshwright.planner.simulation.controlled import Controlled
+from meshwright.planner.simulation.drawn_waves import DrawnInWaves
 from meshwright.planner.simulation.generated import Alone, CarriedOver, Generated, Lengths
 from meshwright.planner.simulation.rollouts import DrawnTurns, RollingOut, draw_turns
 from meshwright.planner.simulation.round_times import round_times
@@ -42,9 +44,13 @@ class Sampled:
         call = call_in(plan, placement)
         level = placement.cost.total / remodel(plan.facts).seconds(call).total
         self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
-        draws, times = _Draws(self._workload, seed), round_times(plan.facts, call, remodel)
-        self._generation: Alone | CarriedOver | RollingOut
-        if self._workload.turns:
+        drawn = self._workload.wave
+        batch = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": drawn})})
+        draws, times = _Draws(drawn, seed), round_times(batch.facts, call, remodel)
+        self._generation: Alone | CarriedOver | RollingOut | DrawnInWaves
+        if self._workload.dynamic_sampling:
+            self._generation = DrawnInWaves(plan, Alone(batch, draws, times, level).of_step, seed=seed)
+        elif self._workload.turns:
             turns = functools.partial(turns_of_step, self._workload, seed)
             self._generation = RollingOut(plan, turns, times, level)
         elif placement.schedule.runs_on:
@@ -65,6 +71,8 @@ class Sampled:
                 seconds[stage.name] = self._streaming(placement, lengths)
             elif not stage.generates:
                 seconds[stage.name] = self._forward(placement, lengths)
+                if isinstance(self._generation, DrawnInWaves) and sees_waves(stage):
+                    seconds[stage.name] = (placement.cost.total * self._generation.relative(step),)
         return StepWork(
             seconds=seconds,
             num_tokens=float(sum(drawn.tokens_by_staleness.values())),

@@ -21,9 +21,11 @@ from meshwright.planner.search.refusal import Limit, NoPlan
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest, write_atomically
+from meshwright.profiles.environment.seen_lengths import SeenLengths
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import Pathname, limits_of, remodel
+from meshwright.runtime.api.planning import as_seen
 from meshwright.runtime.records.outputs import require_directory
 
 
@@ -36,20 +38,22 @@ def plan_for(
     pins: Iterable[str] = (),
     forbid: Iterable[str] = (),
     limits: Limits | None = None,
+    seen: SeenLengths | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that another trainer can say, with what that generates with: verl, nemo-rl, openrlhf or slime.
 
     `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
+    `seen` are the lengths of a trace, in place of those that the facts expect.
     `progress` is told how many of the trainer's ways are done, and of how many. Raises BadInput for a trainer that is
     not known, a pin that is not legal, and what no trainer is told (rewards on hosts, turns, adapters).
     """
     known = _trainer(trainer)
     known.require_sayable(facts)
-    facts = known.generating(facts)
+    facts = known.generating(facts if seen is None else as_seen(facts, seen))
     asked = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
     check_pins(facts, asked)
-    origins = {"job": job, "profile": table}
+    origins = {"job": job, "profile": table, "trace": seen}
     found = within(
         known,
         facts,

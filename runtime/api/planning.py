@@ -15,6 +15,7 @@ from meshwright.planner.analysis.explain import explain as explanation
 from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.fit import fit as fitted
 from meshwright.planner.analysis.leading import leading
+from meshwright.planner.analysis.oversampling import best_wave, is_open, with_first_wave
 from meshwright.planner.analysis.pareto import pareto
 from meshwright.planner.analysis.runners_up import runners_up
 from meshwright.planner.analysis.sensitivity import sensitivities
@@ -34,6 +35,7 @@ from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
+from meshwright.profiles.environment.seen_lengths import SeenLengths, with_lengths
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import limits_of, remodel, require_number
 
@@ -52,6 +54,7 @@ def plan(
     limits: Limits | None = None,
     job: Job | None = None,
     start: Plan | None = None,
+    seen: SeenLengths | None = None,
     progress: Course | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that fits, and how near it is proven to be to the best; or why there is none.
@@ -60,6 +63,7 @@ def plan(
     `stage.key=value`. The search ends at the gap that `limits` give, by default 1 % up to 1,024 ranks and 3 % above.
     The plan keeps digests of what it was made from, of the `job` too where it is given. `start` is a plan of a job that
     differs little: where these facts allow its placements, only what is better by more than the gap is searched for.
+    `seen` are the lengths of a trace, which take the place of those that the facts expect, up to the facts' greatest.
     `progress` is told how the search stands, whenever that changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
@@ -67,13 +71,15 @@ def plan(
     >>> str(found.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
-    model_of = remodel(table)
+    facts, model_of = facts if seen is None else as_seen(facts, seen), remodel(table)
+    chooses_wave = is_open(facts)
+    facts = with_first_wave(facts) if chooses_wave else facts
     asked = (*pins, *map(forbidden, forbid))
     kept = start_from(start, facts, model_of(facts), parse_pins(asked, facts.graph)) if start else None
     begun = kept if isinstance(kept, Plan) else None
-    origins = {"job": job, "profile": table, "start": start if begun else None}
+    origins = {"job": job, "profile": table, "start": start if begun else None, "trace": seen}
     with _without_collections():
-        return compile_plan(
+        found = compile_plan(
             facts,
             model_of(facts),
             pins=asked,
@@ -83,6 +89,17 @@ def plan(
             progress=progress,
             start=begun,
         )
+        if isinstance(found, Plan) and chooses_wave:
+            return best_wave(found, model_of, pins=asked, limits=limits_of(limits))
+        return found
+
+
+def as_seen(facts: Facts, seen: SeenLengths) -> Facts:
+    """The facts with the lengths of a trace, up to their own greatest.
+
+    Raises BadInput where one of both has rollouts of several turns and the other has not.
+    """
+    return facts.model_copy(update={"workload": with_lengths(facts.workload, seen)})
 
 
 def fit(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from meshwright.planner.imports.agent_traces import read_agent_trace
+from meshwright.planner.imports.length_traces import read_lengths
 from meshwright.planner.plan.first_job import FirstJob
 from meshwright.profiles.devices import device_named, device_names, network_named, network_names, network_source
+from meshwright.profiles.environment.seen_lengths import SeenLengths
 from meshwright.runtime.api.given import Pathname, require_number
 
 
@@ -85,3 +89,20 @@ def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
 
     counts = read_tokenizer(Path(tokenizer))
     return read_agent_trace(Path(trace), lambda text: len(counts.encode(text, add_special_tokens=False).ids)).workload()
+
+
+def seen_lengths(trace: Pathname, keys: Mapping[str, str] = MappingProxyType({})) -> SeenLengths:
+    """The lengths that sequences had in a run of this program, or in one of any trainer.
+
+    `trace` is the directory of a run, or a file of JSON lines with the tokens of a rollout each; `keys` name those of
+    its `prompt`, `response`, `result` (what a tool told) and `latency` where they are called otherwise than in
+    `planner/imports/length_traces.py`. Raises BadInput for a run without a whole step, and naming the line for one that
+    does not tell its lengths.
+
+    >>> import pathlib, tempfile
+    >>> trace = pathlib.Path(tempfile.mkdtemp()) / "rollouts.jsonl"
+    >>> _ = trace.write_text('{"prompt_tokens": 8, "n": 96}\\n{"prompt_tokens": 8, "n": 32}\\n')
+    >>> api.seen_lengths(trace, {"response": "n"}).response.resolve().mean
+    64.0
+    """
+    return read_lengths(Path(trace), keys)

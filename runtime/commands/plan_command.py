@@ -43,6 +43,7 @@ from meshwright.runtime.commands.options import (
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.search_shown import search_shown
+from meshwright.runtime.commands.starting.trace_options import FromTrace, TraceFields, lengths_in
 from meshwright.runtime.commands.trainers.plan_for_trainer import Kept, plan_for_trainer, require_alone
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
@@ -77,6 +78,10 @@ meshwright plan job.yaml --pins pins.txt -o plan.json
 
 meshwright plan other-job.yaml --from plan.json -o other-plan.json
 
+meshwright plan job.yaml --from-trace run -o plan.json
+
+meshwright plan job.yaml --from-trace rollouts.jsonl --trace-field response=completion_length -o plan.json
+
 meshwright plan job.yaml --proof proof.json -o plan.json
 
 meshwright plan job.yaml --for verl -o plan.json
@@ -98,6 +103,8 @@ def plan(
     time_limit: TimeLimit = None,
     gap: Gap = None,
     start: Start = None,
+    from_trace: FromTrace = None,
+    trace_field: TraceFields = None,
     proof: ProofOut = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,15 +114,15 @@ def plan(
     sensitive to.
     """
     began = time.monotonic()
-    require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins))
+    require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins, from_trace))
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
-    kept = Kept(pin or (), pins, forbid or ())
+    kept, seen = Kept(pin or (), pins, forbid or ()), lengths_in(from_trace, trace_field)
     if trainer:
         require_alone(trainer, top=top > 1, proof=proof, **{"from": start})
-        plan_for_trainer(job, output, trainer, kept, profile=profile, limits=limits, as_json=as_json)
+        plan_for_trainer(job, output, trainer, kept, seen=seen, profile=profile, limits=limits, as_json=as_json)
         return
-    document = read_job(job)
-    facts, table, first = resolve(document, job.parent), table_in(profile), read_plan(start) if start else None
+    document, first = read_job(job), read_plan(start) if start else None
+    facts, table = resolve(document, job.parent), table_in(profile)
     with within_memory(), asked_to_stop() as stop, search_shown(began, as_json=as_json) as told:
         best = fastest(
             facts,
@@ -125,6 +132,7 @@ def plan(
             limits=replace(limits, stop=stop),
             job=document,
             start=first,
+            seen=seen,
             progress=told,
         )
     if isinstance(best, NoPlan):
@@ -134,17 +142,18 @@ def plan(
     if top == 1 or stop.is_set():
         _write(output, best, as_json)
     else:
-        with progress_bars() as progress:
-            rows = structures(best, table, count=top, limits=limits, progress=progress)
-        _write_all(output, rows, as_json)
+        _write_all(output, _ranked(best, table, top, limits), as_json)
     if first and "start" not in best.digests:
         show.tell(f"the job does not allow the placements of {start}: the search began anew.")
-    _tell_what_leads(best, table, as_json)
-    if not as_json:
-        _tell_of_costs(facts, job, table)
+    _tell_what_leads(best, table, job, as_json)
     if stop.is_set():
         show.search_stopped(best, output)
         raise typer.Exit(STOPPED)
+
+
+def _ranked(best: Plan, table: Table | None, top: int, limits: Limits) -> tuple[Ranked, ...]:
+    with progress_bars() as progress:
+        return structures(best, table, count=top, limits=limits, progress=progress)
 
 
 def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:
@@ -155,14 +164,16 @@ def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:
     raise typer.Exit(3)
 
 
-def _tell_what_leads(best: Plan, table: Table | None, as_json: bool) -> None:
-    """What the plan is most sensitive to; beside the plan where that is printed as JSON."""
+def _tell_what_leads(best: Plan, table: Table | None, job: Path, as_json: bool) -> None:
+    """What the plan is most sensitive to, and what would make its costs better; only the former, beside the plan, where
+    that is printed as JSON."""
     found = leading(best, remodel(table), measured=table is not None)
     if as_json:
         typer.echo(json.dumps({"leading": asdict(found)}), err=True)
         return
     for sentence in found.sentences:
         typer.echo(sentence)
+    _tell_of_costs(best.facts, job, table)
 
 
 def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.analysis.oversampling import drawn_waves
 from meshwright.planner.analysis.trained_share import adapted
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
@@ -45,7 +46,7 @@ def plan(found: Plan, path: Path) -> None:
     console.print(table)
     console.print(_proof(found))
     console.print(search_work(found.solver.work))
-    for known in (adapted(found), host_rewards(found)):
+    for known in (adapted(found), host_rewards(found), drawn_waves(found)):
         for sentence in known.sentences if known else ():
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     rank = fullest_rank(cluster, found.peak_bytes_per_rank)

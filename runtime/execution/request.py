@@ -72,13 +72,18 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
     require_own_engine(plan.facts.engine)
+    if plan.facts.workload.dynamic_sampling:
+        raise BadInput(
+            "the plan is for dynamic sampling (workload.dynamic_sampling), which is planned and simulated and not run "
+            "yet; remove it from the job and plan that."
+        )
     for placement in plan.placements:
         require_none(
             expert_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"
         )
     require_valid(plan)
     require_sound(lower(plan), plan.graph)
-    require_job(plan.facts, request.job, request.directory)
+    require_job(plan.facts, request.job, request.directory, lengths_are_seen=plan.lengths_are_seen)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
         raise BadInput(
             f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."

@@ -91,6 +91,7 @@ RULES = MappingProxyType(
         "workload.prompt": _SAME_PROMPTS,
         "workload.response": _AT_ONCE,
         "workload.turns": _AT_ONCE,
+        "workload.dynamic_sampling": Rule(Effect.NONE, "the prompts of a step are found by it"),
         "workload.num_minibatches": _AT_ONCE,
         "workload.num_epochs": _AT_ONCE,
         "staleness": _AT_ONCE,

@@ -13,6 +13,7 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.runtime.api.drawing import fit_plot
+from meshwright.runtime.api.planning import as_seen
 from meshwright.runtime.api.planning import fit as fitted
 from meshwright.runtime.commands import show_plans
 from meshwright.runtime.commands.given_table import table_in
@@ -20,11 +21,14 @@ from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Price, Pro
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.sizes_option import parse_sizes
+from meshwright.runtime.commands.starting.trace_options import FromTrace, TraceFields, lengths_in
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = """Example: meshwright fit job.yaml
 
 meshwright fit job.yaml --sizes 8,16,32,64 --price 2.5 --plot sizes.html
+
+meshwright fit job.yaml --from-trace run
 """
 
 
@@ -38,12 +42,15 @@ def fit(
     price: Price = None,
     gap: Gap = None,
     profile: Profile = None,
+    from_trace: FromTrace = None,
+    trace_field: TraceFields = None,
     plot: Annotated[Path | None, typer.Option(help="An HTML page of step time against the number of devices.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how many devices a job needs at least, and what the best plan gives on several numbers of them."""
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(job, profile))
-    facts, asked = resolve(read_job(job), job.parent), parse_sizes(sizes)
+    facts, asked, seen = resolve(read_job(job), job.parent), parse_sizes(sizes), lengths_in(from_trace, trace_field)
+    facts = as_seen(facts, seen) if seen else facts
     with within_memory(), progress_bars() as progress:
         found = fitted(facts, table_in(profile), sizes=asked, price=price, limits=Limits(gap=gap), progress=progress)
     if plot and found.answers:

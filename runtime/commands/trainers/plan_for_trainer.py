@@ -16,6 +16,7 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
+from meshwright.profiles.environment.seen_lengths import SeenLengths
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import StageGraph
 from meshwright.runtime.api.elsewhere import plan_for
@@ -48,7 +49,15 @@ class Kept(NamedTuple):
 
 
 def plan_for_trainer(
-    job: Path, output: Path, trainer: str, kept: Kept, *, profile: Path | None, limits: Limits, as_json: bool
+    job: Path,
+    output: Path,
+    trainer: str,
+    kept: Kept,
+    *,
+    seen: SeenLengths | None,
+    profile: Path | None,
+    limits: Limits,
+    as_json: bool,
 ) -> None:
     """Writes and shows the best plan that the trainer can say and that keeps the pins. Raises typer.Exit where none
     fits, and when stopped."""
@@ -63,6 +72,7 @@ def plan_for_trainer(
             forbid=kept.forbid,
             limits=replace(limits, stop=stop),
             job=document,
+            seen=seen,
             progress=lambda done, total: progress(f"searching what {trainer} can say", done, total),
         )
     if isinstance(found, NoPlan):

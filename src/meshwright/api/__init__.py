@@ -54,6 +54,7 @@ from meshwright.planner.proof.document import Proof
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.environment.seen_lengths import SeenLengths
 from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
@@ -63,7 +64,7 @@ from meshwright.runtime.api.drawing import fit_plot, plot, report, timeline
 from meshwright.runtime.api.elsewhere import export_plan, import_configuration, plan_for
 from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
-from meshwright.runtime.api.planning import compare, explain, fit, plan, structures, whatif
+from meshwright.runtime.api.planning import as_seen, compare, explain, fit, plan, structures, whatif
 from meshwright.runtime.api.reading import (
     read_job,
     read_plan,
@@ -78,7 +79,7 @@ from meshwright.runtime.api.reading import (
 from meshwright.runtime.api.replanning import replan
 from meshwright.runtime.api.replaying import replay
 from meshwright.runtime.api.running import export_models, export_scripts, run
-from meshwright.runtime.api.starting import agent_workload, first_job, known_hardware
+from meshwright.runtime.api.starting import agent_workload, first_job, known_hardware, seen_lengths
 from meshwright.runtime.api.watching import watch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
@@ -110,6 +111,7 @@ __all__ = [
     "RunFailed",
     "RunStanding",
     "RunSummary",
+    "SeenLengths",
     "Simulation",
     "Stopped",
     "Table",
@@ -117,6 +119,7 @@ __all__ = [
     "WhatIf",
     "Why",
     "agent_workload",
+    "as_seen",
     "calibrate",
     "compare",
     "explain",
@@ -146,6 +149,7 @@ __all__ = [
     "report",
     "resolve",
     "run",
+    "seen_lengths",
     "simulate",
     "structures",
     "timeline",

@@ -16,6 +16,7 @@ from meshwright.planner.plan.distill_settings import Distill
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
+from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
@@ -85,16 +86,18 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 @pytest.fixture
 def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     """Of a job of the algorithm that has settings under the key that is asked about; of PPO for all others, with an
-    adapter of the actor where its models are asked about, and with turns where they or their tool are."""
+    adapter of the actor where its models are asked about, with turns where they or their tool are, and with dynamic
+    sampling where that is."""
     job, called = read_job(write_job(tmp_path, num_ranks=1)), getattr(request.node, "callspec", None)
-    own = called.params["key"].partition(".")[0] if called else ""
+    key = called.params["key"] if called else ""
+    own = "grpo" if key.startswith("workload.dynamic_sampling.") else key.partition(".")[0]
     if own in ("grpo", "rloo", "reinforce"):
         algorithm = "reinforce++" if own == "reinforce" else own
         written = job.model_dump(mode="json", exclude={"ppo": True, "models": {"critic"}})
         written["workload"]["group_size"] = 4
         settings = DEFAULT_SETTINGS[own].model_dump(mode="json")
         job = parse(Job, json.dumps({**written, "algorithm": algorithm, own: settings}), "job")
-    if called and called.params["key"].startswith(("distill.", "models.teacher")):
+    if key.startswith(("distill.", "models.teacher")):
         models = {role: {"path": "actor"} for role in ("actor", *TEACHERS)}
         written = job.model_dump(mode="json", exclude={"ppo": True})
         settings = Distill().model_dump(mode="json")
@@ -102,9 +105,12 @@ def asked(tmp_path: Path, request: pytest.FixtureRequest) -> RunFile:
     elif own == "models":
         actor = job.models.actor.model_copy(update={"adapter": Adapter(rank=2, alpha=2.0)})
         job = job.model_copy(update={"models": job.models.model_copy(update={"actor": actor})})
-    if called and called.params["key"].startswith(("tool.", "workload.turns.")):
+    if key.startswith(("tool.", "workload.turns.")):
         workload = job.workload.model_copy(update={"turns": TURNS})
         job = job.model_copy(update={"tool": Tool(function="calculator"), "workload": workload})
+    if key.startswith("workload.dynamic_sampling."):
+        workload = job.workload.model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.5)})
+        job = job.model_copy(update={"workload": workload})
     return RunFile(job=job, directory=str(tmp_path), prompts="as they were")
 
 

@@ -1,0 +1,102 @@
+"""A plan chooses how many prompts a wave has, and says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.planner.analysis.oversampling import (
+    best_wave,
+    drawn_waves,
+    is_open,
+    waves,
+    with_first_wave,
+    with_wave,
+)
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import schedule_rules
+from meshwright.planner.plan.verify import verify
+from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
+from tests.planner.jobs import critic_free_facts, small_facts
+
+
+def sampled_facts(acceptance: float = 0.5, batch_size: int = 64) -> Facts:
+    facts = critic_free_facts(facts=small_facts(memory_bytes=2**40, batch_size=batch_size))
+    sampling = DynamicSampling(acceptance=acceptance)
+    workload = facts.workload.model_copy(update={"dynamic_sampling": sampling})
+    return facts.model_copy(update={"workload": workload})
+
+
+def planned(facts: Facts) -> Plan:
+    found = compile_plan(facts, model_of(facts))
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned(with_first_wave(sampled_facts()))
+
+
+def test_waves_that_fill_a_batch_on_average_are_the_first_that_are_planned() -> None:
+    assert is_open(sampled_facts())
+    first = with_first_wave(sampled_facts())
+    assert not is_open(first)
+    assert first.workload.wave.batch_size == 128
+
+
+def test_the_chosen_wave_is_as_quick_as_any_that_is_weighed(plan: Plan) -> None:
+    best = best_wave(plan, model_of)
+    assert verify(best) == ()
+    assert best.period_seconds < plan.period_seconds
+    others = [planned(with_wave(plan.facts, size)).period_seconds for size in waves(plan.facts)]
+    assert best.period_seconds <= min(others) * 1.02
+    found = drawn_waves(best)
+    assert found is not None
+    assert found.num_waves < 1.5
+    assert f"waves of {found.num_prompts} prompts" in found.sentences[0]
+
+
+def test_what_is_scored_says_what_the_other_stages_are_given(plan: Plan) -> None:
+    edges = {(producer, consumer) for producer, consumer, _ in plan.graph.edges}
+    assert {("reward_score", "ref_logprob"), ("reward_score", "actor_logprob")} <= edges
+    scored = plan.placement("reward_score").end_seconds
+    assert plan.placement("actor_logprob").start_seconds >= scored - 1e-9
+
+
+def test_groups_that_are_dropped_cost_a_step_its_time(plan: Plan) -> None:
+    facts = plan.facts
+    workload = facts.workload.model_copy(update={"dynamic_sampling": None})
+    plain = planned(facts.model_copy(update={"workload": workload}))
+    assert plan.placement(GENERATE).cost.total > plain.placement(GENERATE).cost.total
+    assert plan.period_seconds > plain.period_seconds
+    assert drawn_waves(plain) is None
+
+
+def test_chunks_and_batches_in_flight_do_not_go_with_waves() -> None:
+    facts = with_first_wave(sampled_facts())
+    generate = facts.graph.by_name[GENERATE]
+    broken = schedule_rules(facts, generate, Layout(dp=4), Schedule(generation_slots=32, batches_in_flight=2))
+    assert "batches_in_flight=2 with dynamic sampling; use 1." in broken
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"staleness": 1}, "dynamic_sampling with staleness=1 is not known yet"),
+        ({"algorithm": "reinforce++"}, r"algorithm=reinforce\+\+ does not compare the samples of a group"),
+    ],
+)
+def test_what_cannot_be_said_yet_is_refused(changes: dict[str, object], sentence: str) -> None:
+    document = {**json.loads(canonical_json(sampled_facts())), **changes}
+    with pytest.raises(BadInput, match=sentence):
+        parse(Facts, json.dumps(document), "facts")
