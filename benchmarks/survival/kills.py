@@ -84,10 +84,14 @@ def report(found: list[Survived]) -> str:
         lost = [steps for one in of for steps in one.lost]
         rows.append(
             f"| {case.name} | {sum(one.num_kills for one in of)} | {len(of)} | {sum(one.code == 0 for one in of)} | "
-            f"{sum(one.is_equal for one in of)} | {len(lost)} | {max(lost, default=0)} |"
+            f"{sum(one.is_equal for one in of)} | {len(lost)} | {sum(steps > INTERVAL for steps in lost)} | "
+            f"{max(lost, default=0)} |"
         )
-    head = "| case | kills | runs | ended by themselves | learned the same, bit for bit | restarts | most steps lost |"
-    return "\n".join((head, "|---|---|---|---|---|---|---|", *rows))
+    head = (
+        "| case | kills | runs | ended by themselves | learned the same, bit for bit | restarts | "
+        f"that lost more than {INTERVAL} steps | most steps lost |"
+    )
+    return "\n".join((head, "|---|---|---|---|---|---|---|---|", *rows))
 
 
 def _killed(

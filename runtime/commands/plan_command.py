@@ -45,7 +45,7 @@ from meshwright.runtime.commands.options import (
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.search_shown import search_shown
-from meshwright.runtime.commands.trainers.plan_for_trainer import Asked, best_for, structures_of
+from meshwright.runtime.commands.trainers.plan_for_trainer import Wanted, best_for, structures_of
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 _NOISY = 0.5
@@ -114,18 +114,20 @@ def plan(
     began = time.monotonic()
     require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins, start))
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
-    document = read_job(job)
-    facts, table = resolve(document, job.parent), table_in(profile)
-    asked = Asked(
+    document, table = read_job(job), table_in(profile)
+    facts = resolve(document, job.parent)
+    wanted = Wanted(
         job=document,
-        facts=facts,
-        table=table,
         pins=(*(pin or ()), *(read_pins(pins, facts.graph) if pins else ())),
         forbid=forbid or (),
         start=read_plan(start) if start else None,
     )
     with within_memory(), asked_to_stop() as stop:
-        best = _best(trainer, asked, replace(limits, stop=stop), began, as_json=as_json)
+        if trainer:
+            best = best_for(trainer, facts, table, wanted, replace(limits, stop=stop))
+        else:
+            with search_shown(began, as_json=as_json) as told:
+                best = fastest(facts, table, **wanted, limits=replace(limits, stop=stop), progress=told)
     if isinstance(best, NoPlan):
         _refuse(best, as_json)
     if proof and not stop.is_set():
@@ -133,7 +135,7 @@ def plan(
     if top == 1 or stop.is_set():
         _write(output, best, as_json)
     else:
-        _write_all(output, _structures(trainer, best, asked, top, limits), as_json)
+        _write_all(output, _structures(trainer, best, table, wanted, count=top, limits=limits), as_json)
     if start and "start" not in best.digests:
         allows = f"the job, or {trainer}, does" if trainer else "the job does"
         show.tell(f"{allows} not allow the placements of {start}: the search began anew.")
@@ -147,30 +149,13 @@ def plan(
         raise typer.Exit(STOPPED)
 
 
-def _best(trainer: TrainerName | None, asked: Asked, limits: Limits, began: float, *, as_json: bool) -> Plan | NoPlan:
-    """Of all plans, or of those that a trainer can say."""
-    if trainer:
-        return best_for(trainer, asked, limits)
-    with search_shown(began, as_json=as_json) as told:
-        return fastest(
-            asked.facts,
-            asked.table,
-            pins=asked.pins,
-            forbid=asked.forbid,
-            limits=limits,
-            job=asked.job,
-            start=asked.start,
-            progress=told,
-        )
-
-
 def _structures(
-    trainer: TrainerName | None, best: Plan, asked: Asked, count: int, limits: Limits
+    trainer: TrainerName | None, best: Plan, table: Table | None, wanted: Wanted, *, count: int, limits: Limits
 ) -> tuple[Ranked, ...]:
     if trainer:
-        return structures_of(trainer, best, asked, count, limits)
+        return structures_of(trainer, best, table, wanted, count=count, limits=limits)
     with progress_bars() as progress:
-        return structures(best, asked.table, count=count, limits=limits, progress=progress)
+        return structures(best, table, count=count, limits=limits, progress=progress)
 
 
 def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypedDict
 
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.plan.job import Facts, Job
@@ -15,45 +15,29 @@ from meshwright.runtime.api.elsewhere import plan_for, structures_for
 from meshwright.runtime.commands.progress_bars import progress_bars
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is searched for: a job and its facts, by a table's costs, with choices that are fixed or forbidden, from a
-    plan that is known."""
+class Wanted(TypedDict):
+    """What a search has to keep to: choices that are fixed or forbidden, and the plan that it starts from; and the job,
+    which the plan names."""
 
     job: Job
-    facts: Facts
-    table: Table | None
     pins: Sequence[str]
     forbid: Sequence[str]
     start: Plan | None
 
 
-def best_for(trainer: str, asked: Asked, limits: Limits) -> Plan | NoPlan:
+def best_for(trainer: str, facts: Facts, table: Table | None, wanted: Wanted, limits: Limits) -> Plan | NoPlan:
     """The best plan that the trainer can say; shows its ways as they are done."""
+    what = f"searching what {trainer} can say"
     with progress_bars() as progress:
-        return plan_for(
-            trainer,
-            asked.facts,
-            asked.table,
-            pins=asked.pins,
-            forbid=asked.forbid,
-            limits=limits,
-            job=asked.job,
-            start=asked.start,
-            progress=lambda done, total: progress(f"searching what {trainer} can say", done, total),
-        )
+        return plan_for(trainer, facts, table, **wanted, limits=limits, progress=lambda *done: progress(what, *done))
 
 
-def structures_of(trainer: str, best: Plan, asked: Asked, count: int, limits: Limits) -> tuple[Ranked, ...]:
+def structures_of(
+    trainer: str, best: Plan, table: Table | None, wanted: Wanted, *, count: int, limits: Limits
+) -> tuple[Ranked, ...]:
     """The best few plans that the trainer can say and that differ in structure; shows how the searches stand."""
+    pins, forbid = wanted["pins"], wanted["forbid"]
     with progress_bars() as progress:
         return structures_for(
-            trainer,
-            best,
-            asked.table,
-            count=count,
-            pins=asked.pins,
-            forbid=asked.forbid,
-            limits=limits,
-            progress=progress,
+            trainer, best, table, count=count, pins=pins, forbid=forbid, limits=limits, progress=progress
         )
