@@ -7,17 +7,21 @@ has another. The parts overlap nowhere and leave nothing out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.compile import best_plan
+from meshwright.planner.compile import Missing, best_plan
 from meshwright.planner.plan.calls import Remodel
-from meshwright.planner.plan.pins import Pin, parse_pin
+from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
+
+Search: TypeAlias = Callable[[tuple[Pin, ...]], Plan | Missing | None]
+"""The best plan under some pins, where there is one."""
 
 _STEPS = 20
 """Simulated for each plan, so that drawn lengths hardly decide which is first."""
@@ -32,18 +36,23 @@ class Ranked:
 
 
 def best_structures(
-    best: Plan, model: CostModel, *, count: int, limits: Limits, progress: Callable[[], None] | None = None
+    best: Plan,
+    asked: Sequence[Pin],
+    search: Search,
+    *,
+    count: int,
+    progress: Callable[[], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """The `count` best plans of different structure under the pins of `best`, which is the first of them.
+    """The `count` best plans of different structure under the pins that were asked for; `best` is the first of them.
 
-    Each is the best of all structures that are left, to within the limits; its bound and gap are those of the whole
-    space. Fewer when there are no more. `progress` is called after each new search.
+    Each is the best of all structures that are left, as far as `search` finds it; its bound and gap are those of the
+    whole space. Fewer when there are no more. `progress` is called after each new search.
     """
-    asked, found, left = tuple(parse_pin(text, best.graph) for text in best.pins), [best], []
-    parts = _parts(best, asked)
+    found, left = [best], []
+    parts = _parts(best, tuple(asked))
     while len(found) < count:
         for part in parts:
-            plan = best_plan(best.facts, model, pins=part, digests=_others(best), limits=limits)
+            plan = search(part)
             if isinstance(plan, Plan):
                 left.append((part, plan))
             if progress:
@@ -52,9 +61,15 @@ def best_structures(
             break
         pins, following = min(left, key=lambda one: one[1].period_seconds)
         left = [one for one in left if one[1] is not following]
-        found.append(_of_the_whole_space(following, best))
+        found.append(_of_the_whole_space(following, best, {*map(str, pins)} - {*map(str, asked)}))
         parts = _parts(following, pins)
     return tuple(found)
+
+
+def every_plan(best: Plan, model: CostModel, limits: Limits) -> Search:
+    """A search of all plans of the facts of `best`, each with the same origins."""
+    digests = {name: digest for name, digest in best.digests.items() if name not in best.facts.digests()}
+    return lambda part: best_plan(best.facts, model, pins=part, digests=digests, limits=limits)
 
 
 def ranked(plans: Sequence[Plan], model_of: Remodel, *, seed: int = 0) -> tuple[Ranked, ...]:
@@ -79,13 +94,10 @@ def _parts(plan: Plan, pins: tuple[Pin, ...]) -> list[tuple[Pin, ...]]:
     ]
 
 
-def _of_the_whole_space(plan: Plan, best: Plan) -> Plan:
-    """The plan of a part as one of the space under the pins of `best`: with that bound, and no proof of its own."""
+def _of_the_whole_space(plan: Plan, best: Plan, of_its_part: Container[str]) -> Plan:
+    """The plan of a part as one of the space that `best` is of: with that bound, no proof of its own, and without the
+    pins of its part."""
     period, bound = plan.period_seconds, min(best.solver.bound_seconds, plan.period_seconds)
     update = {"status": "feasible", "bound_seconds": bound, "gap": (period - bound) / period}
-    return plan.model_copy(update={"pins": best.pins, "solver": plan.solver.model_copy(update=update)})
-
-
-def _others(plan: Plan) -> Mapping[str, str]:
-    """Digests of inputs that are not in the facts."""
-    return {name: digest for name, digest in plan.digests.items() if name not in plan.facts.digests()}
+    pins = tuple(pin for pin in plan.pins if pin not in of_its_part)
+    return plan.model_copy(update={"pins": pins, "solver": plan.solver.model_copy(update=update)})

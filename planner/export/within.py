@@ -9,7 +9,7 @@ all ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from meshwright.cost_models.question import CostModel
@@ -19,7 +19,10 @@ from meshwright.planner.export.ways import Way, fixed
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Value, parse_pins
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.solver_record import with_gap
+from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import digest
 from meshwright.profiles.layout import Layout
 
 
@@ -39,25 +42,35 @@ def within(
     pins: Sequence[Pin] = (),
     limits: Limits | None = None,
     digests: Mapping[str, str] | None = None,
+    start: Plan | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Within | None:
     """The best plan of a job that a trainer can say and that keeps the pins, with a bound on all of them; None where
     none fits.
 
-    Stages may work ahead as far as the job's staleness allows. `progress` is told the ways that are done, and of how
-    many.
+    Stages may work ahead as far as the job's staleness allows. `start` is a plan of a job that differs little: where
+    a way allows its placements, what is searched for in every way is better by more than the gap, and the digests
+    name it. `progress` is told the ways that are done, and of how many.
     """
-    ways = [way for way in trainer.ways_of(facts) if way.steps_ahead <= facts.staleness]
     search = _WaySearch(facts=facts, model=model, pins=tuple(pins), limits=limits or Limits(), digests=digests)
+    ways = [way for way in trainer.ways_of(facts) if way.steps_ahead <= facts.staleness]
+    begun = search.begun(start, ways) if start else None
+    if start and begun:
+        search = replace(search, digests={**(digests or {}), "start": digest(start)}, start=begun.plan)
+        ways = [begun.way, *(way for way in ways if way != begun.way)]
     best, bound = None, float("inf")
     for done, way in enumerate(ways):
         if progress:
             progress(done, len(ways))
-        relaxed = search.best(way)
+        relaxed = search.relaxed(way)
         if not isinstance(relaxed, Plan):
             bound = 0.0 if relaxed == "out_of_limit" else bound
             continue
         bound = min(bound, relaxed.solver.bound_seconds)
+        if begun and best is None:
+            best = Within(plan=_searched_like(relaxed, begun.plan), way=begun.way)
+        if begun and relaxed.placements == begun.plan.placements:
+            continue
         if best and relaxed.solver.bound_seconds >= best.plan.period_seconds:
             continue
         plan = search.made_alike(way, relaxed)
@@ -75,18 +88,35 @@ class _WaySearch:
     pins: tuple[Pin, ...]
     limits: Limits
     digests: Mapping[str, str] | None
+    start: Plan | None = None
 
-    def best(self, way: Way, chosen: Iterable[str] = ()) -> Plan | Missing:
-        """The best plan under the pins of a way, those that were chosen beside them and the user's own."""
-        pins = tuple(dict.fromkeys((*parse_pins({*way.pins, *chosen}, self.facts.graph), *self.pins)))
+    def begun(self, start: Plan, ways: Iterable[Way]) -> Within | None:
+        """A plan's placements under these facts, in the first of the ways that allows them; None where none does."""
+        for way in ways:
+            plan = start_from(start, self.facts, self.model, self._pins(way))
+            if isinstance(plan, Plan) and not any(way.broken(plan)):
+                return Within(plan=plan, way=way)
+        return None
+
+    def relaxed(self, way: Way) -> Plan | Missing:
+        """The best plan under the pins of a way and the user's own, or the one that was begun with, where none is
+        better by more than the gap."""
+        return self._search(way, (), self.start)
+
+    def _search(self, way: Way, chosen: Iterable[str], start: Plan | None = None) -> Plan | Missing:
         return best_plan(
             self.facts,
             self.model,
-            pins=pins,
+            pins=self._pins(way, chosen),
             ahead=(way.ahead(self.facts.graph),),
             limits=self.limits,
             digests=self.digests,
+            start=start,
         )
+
+    def _pins(self, way: Way, chosen: Iterable[str] = ()) -> tuple[Pin, ...]:
+        """Those of a way, those that were chosen beside them and the user's own."""
+        return tuple(dict.fromkeys((*parse_pins({*way.pins, *chosen}, self.facts.graph), *self.pins)))
 
     def made_alike(self, way: Way, plan: Plan) -> Plan | None:
         """The best plan that was found with one choice after the other made alike; None where none was."""
@@ -106,7 +136,7 @@ class _WaySearch:
         self, way: Way, chosen: tuple[str, ...], stages: Sequence[str], key: str, values: Iterable[Value]
     ) -> Plan | None:
         """The fastest of the best plans with each value for all of some stages."""
-        found = (self.best(way, (*chosen, *fixed(key, value, stages))) for value in values)
+        found = (self._search(way, (*chosen, *fixed(key, value, stages))) for value in values)
         plans = [plan for plan in found if isinstance(plan, Plan)]
         return min(plans, key=lambda plan: plan.period_seconds, default=None)
 
@@ -131,6 +161,11 @@ def _others(plan: Plan, leader: str, key: str, tried: Sequence[Value]) -> Iterat
                 layout = Layout(tp=tp, pp=pp, dp=num_ranks // (tp * pp), sp=tp > 1)
                 if layout not in tried:
                     yield layout
+
+
+def _searched_like(searched: Plan, begun: Plan) -> Plan:
+    """The plan that was begun with, as what a search has found."""
+    return with_gap(begun.model_copy(update={"digests": searched.digests, "solver": searched.solver}))
 
 
 def _with_bound(plan: Plan, bound: float) -> Plan:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.export.exported import Exported, exported
 from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.trainers import TRAINERS
@@ -25,7 +26,7 @@ from meshwright.profiles.environment.seen_lengths import SeenLengths
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import Pathname, limits_of, remodel
-from meshwright.runtime.api.planning import as_seen
+from meshwright.runtime.api.planning import as_seen, structures_by
 from meshwright.runtime.records.outputs import require_directory
 
 
@@ -38,15 +39,18 @@ def plan_for(
     pins: Iterable[str] = (),
     forbid: Iterable[str] = (),
     limits: Limits | None = None,
+    start: Plan | None = None,
     seen: SeenLengths | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that another trainer can say, with what that generates with: verl, nemo-rl, openrlhf or slime.
 
     `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
-    `seen` are the lengths of a trace, in place of those that the facts expect.
-    `progress` is told how many of the trainer's ways are done, and of how many. Raises BadInput for a trainer that is
-    not known, a pin that is not legal, and what no trainer is told (rewards on hosts, turns, adapters).
+    `start` is a plan of a job that differs little: where the trainer can say its placements under these facts, only
+    what is better by more than the gap is searched for, and the plan's digests name it. `seen` are the
+    lengths of a trace, in place of those that the facts expect. `progress` is told how many of
+    the trainer's ways are done, and of how many. Raises BadInput for a trainer that is not known, a pin that is not
+    legal, and what no trainer is told (rewards on hosts, turns, adapters).
     """
     known = _trainer(trainer)
     known.require_sayable(facts)
@@ -61,9 +65,38 @@ def plan_for(
         pins=asked,
         limits=limits_of(limits),
         digests={name: digest(document) for name, document in origins.items() if document is not None},
+        start=start,
         progress=progress,
     )
     return found.plan if found else _no_plan(known, asked)
+
+
+def structures_for(
+    trainer: str,
+    best: Plan,
+    table: Table | None = None,
+    *,
+    count: int,
+    pins: Iterable[str] = (),
+    forbid: Iterable[str] = (),
+    limits: Limits | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[Ranked, ...]:
+    """As `structures`, of the plans that a trainer can say: `best` is what `plan_for` answered with the same pins.
+
+    Each takes a search of all the trainer's ways for every stage. Raises BadInput for a trainer that is not known and
+    a plan that breaks a rule.
+    """
+    known, model_of = _trainer(trainer), remodel(table)
+    origins = {name: one for name, one in best.digests.items() if name not in best.facts.digests()}
+    model, limited = model_of(best.facts), limits_of(limits)
+
+    def search(part: tuple[Pin, ...]) -> Plan | None:
+        found = within(known, best.facts, model, pins=part, limits=limited, digests=origins)
+        return found.plan if found else None
+
+    asked = parse_pins((*pins, *map(forbidden, forbid)), best.graph)
+    return structures_by(search, best, model_of, asked=asked, count=count, progress=progress)
 
 
 def export_plan(

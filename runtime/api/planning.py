@@ -19,14 +19,15 @@ from meshwright.planner.analysis.oversampling import best_wave, is_open, with_fi
 from meshwright.planner.analysis.pareto import pareto
 from meshwright.planner.analysis.runners_up import runners_up
 from meshwright.planner.analysis.sensitivity import sensitivities
-from meshwright.planner.analysis.structures import Ranked, best_structures, ranked
+from meshwright.planner.analysis.structures import Ranked, Search, best_structures, every_plan, ranked
 from meshwright.planner.analysis.two_plans import TwoPlans, two_plans
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.whatif import whatif as answers
 from meshwright.planner.analysis.why import Why
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import Facts, Job
-from meshwright.planner.plan.pins import forbidden, parse_pins
+from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting
 from meshwright.planner.plan.verify import require_valid
@@ -147,12 +148,22 @@ def structures(
     Each takes several searches under the pins of `best` and has the bound of the whole space; there may be fewer.
     Raises BadInput for a plan that breaks a rule.
     """
+    model_of = remodel(table)
+    search = every_plan(best, model_of(best.facts), limits_of(limits))
+    return structures_by(
+        search, best, model_of, asked=parse_pins(best.pins, best.graph), count=count, progress=progress
+    )
+
+
+def structures_by(
+    search: Search, best: Plan, model_of: Remodel, *, asked: Sequence[Pin], count: int, progress: Progress | None
+) -> tuple[Ranked, ...]:
+    """As `structures`, with what searches and the pins that it has to keep."""
     require_valid(best)
     require_number("count", count, least=1, most=_MOST_STRUCTURES)
-    model_of = remodel(table)
     told = _counted(progress, "searching other structures", (count - 1) * len(best.graph.stages))
     with _without_collections():
-        plans = best_structures(best, model_of(best.facts), count=count, limits=limits_of(limits), progress=told)
+        plans = best_structures(best, asked, search, count=count, progress=told)
     return ranked(plans, model_of)
 
 

@@ -26,7 +26,7 @@ def reset_peak() -> int:
     if host.on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    _libc().malloc_trim(0)
+    return_freed()
     _CLEAR.write_text(_RESET_PEAK)
     return bytes_in_use()
 
@@ -43,13 +43,18 @@ def peak_bytes() -> int:
     return _resident("VmHWM") - _resident("RssFile")
 
 
+def return_freed() -> None:
+    """Gives back to the host what its allocator keeps in pages that hold nothing any more."""
+    _libc().malloc_trim(0)
+
+
 def release() -> None:
     """Gives back to the device what the allocator keeps; after a failure for want of memory."""
     gc.collect()
     if host.on_cuda():
         torch.cuda.empty_cache()
     else:
-        _libc().malloc_trim(0)
+        return_freed()
 
 
 @cache

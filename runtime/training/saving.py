@@ -25,7 +25,7 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from torch.distributed.checkpoint.metadata import Metadata
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.runtime.device import host
+from meshwright.runtime.device import host, used_memory
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import ANY_ERROR, reason_of, state_of
 from meshwright.runtime.training.manifest import seal, sync
@@ -101,11 +101,18 @@ def publish(
 
 
 class Saver:
-    """Publishes one rank's snapshots in a thread of its own, one after another."""
+    """Publishes one rank's snapshots, one after another, in one thread of its own: the allocator has a heap for every
+    thread that is started and keeps what is free in it, so that a thread for each would cost more memory each time.
+
+    Behind a checkpoint what has been freed on the host goes back to it: the copies, and what steps have left between
+    what stays, a few KiB each."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """`group` is of all ranks, over gloo, and carries nothing else."""
         self._group = group
+        self._asked: queue.SimpleQueue[tuple[Snapshot, Callable[[], None]]] = queue.SimpleQueue()
+        self._published = threading.Event()
+        self._published.set()
         self._thread: threading.Thread | None = None
         self._error: MeshwrightError | None = None
 
@@ -113,8 +120,12 @@ class Saver:
         """Takes a snapshot when the one before is published, and has it published. Raises what `publish` has raised of
         the one before."""
         self.wait()
-        self._thread = threading.Thread(target=self._publish, args=(snapshot(), behind), name="checkpoint", daemon=True)
-        self._thread.start()
+        taken = snapshot()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._publish, name="checkpoint", daemon=True)
+            self._thread.start()
+        self._published.clear()
+        self._asked.put((taken, behind))
 
     def check(self) -> None:
         """Raises what `publish` has raised, if it has."""
@@ -123,15 +134,20 @@ class Saver:
 
     def wait(self) -> None:
         """Until nothing is on its way any more. Raises as `check`."""
-        if self._thread is not None:
-            self._thread.join()
+        self._published.wait()
         self.check()
 
-    def _publish(self, snapshot: Snapshot, behind: Callable[[], None]) -> None:
-        try:
-            publish(snapshot, self._group, behind)
-        except MeshwrightError as error:
-            self._error = error
+    def _publish(self) -> None:
+        """One snapshot after another; the thread ends with the process."""
+        while True:
+            snapshot, behind = self._asked.get()
+            try:
+                publish(snapshot, self._group, behind)
+            except MeshwrightError as error:
+                self._error = error
+            del snapshot, behind  # the next one is waited for without them
+            used_memory.return_freed()
+            self._published.set()
 
 
 class _Planned(TorchDistSaveShardedStrategy):

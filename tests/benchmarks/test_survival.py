@@ -50,7 +50,7 @@ def test_a_run_holds_that_ends_equal_and_loses_no_more_than_an_interval() -> Non
     assert survived().holds
     for change in ({"code": 4}, {"is_equal": False}, {"lost": (2 * INTERVAL,)}):
         assert not survived(**change).holds
-    assert "| synchronous | 10 | 2 | 2 | 2 | 4 | 2 |" in kills.report([survived(), survived()])
+    assert "| synchronous | 10 | 2 | 2 | 2 | 4 | 0 | 2 |" in kills.report([survived(), survived()])
 
 
 def test_a_pair_holds_within_the_tolerance_and_a_run_that_failed_does_not() -> None:

@@ -61,7 +61,7 @@ from meshwright.profiles.trace import Run
 from meshwright.runtime.api.checking import prove, verify
 from meshwright.runtime.api.clocks import rehearse, simulate
 from meshwright.runtime.api.drawing import fit_plot, plot, report, timeline
-from meshwright.runtime.api.elsewhere import export_plan, import_configuration, plan_for
+from meshwright.runtime.api.elsewhere import export_plan, import_configuration, plan_for, structures_for
 from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
 from meshwright.runtime.api.planning import as_seen, compare, explain, fit, plan, structures, whatif
@@ -152,6 +152,7 @@ __all__ = [
     "seen_lengths",
     "simulate",
     "structures",
+    "structures_for",
     "timeline",
     "verify",
     "watch",

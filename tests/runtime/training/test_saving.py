@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,24 @@ def test_what_is_saved_is_what_there_was_when_the_save_began(tmp_path: Path) -> 
         assert losses[:2] == losses[2:]
         assert losses[0] != losses[1]
     assert [path.name for path in tmp_path.iterdir() if "saved" in path.name] == ["saved"]
+
+
+def _writes_in(directory: Path) -> list[int]:
+    """The threads in which three checkpoints are written."""
+    saver, threads = Saver(dist.new_group(backend="gloo")), list[int]()
+    for number in range(3):
+        taken = functools.partial(
+            take_snapshot, directory / str(number), {}, lambda _: threads.append(threading.get_native_id())
+        )
+        saver.save(taken, lambda: None)
+    saver.wait()
+    return threads
+
+
+def test_every_checkpoint_is_written_in_one_thread(tmp_path: Path) -> None:
+    for threads in run_on_ranks(2, _writes_in, tmp_path):
+        assert len(threads) == 3
+        assert len({*threads, os.getpid()}) == 2
 
 
 def _fails_on_rank_one(directory: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""plan --for: a plan that the trainer can say and that keeps pins, and no other option that says how to search."""
+"""plan --for: plans that the trainer can say and that keep pins, the best few or from another one, with a proof."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.proof.document import read_proof
 from tests.runtime.command import Call
 from tests.runtime.small_job import TINY, edited_job
 
@@ -23,16 +25,39 @@ def test_the_plan_is_one_that_the_trainer_can_say(call: Call, job: Path, tmp_pat
     assert "job" in plan.digests
 
 
-@pytest.mark.parametrize(
-    "option",
-    [("--top", "2"), ("--proof", "proof.json"), ("--from", "plan.json")],
-)
-def test_the_trainer_alone_says_what_is_searched(
-    call: Call, job: Path, tmp_path: Path, option: tuple[str, str]
-) -> None:
-    outcome = call("plan", job, "--for", "verl", *option, "-o", tmp_path / "plan.json")
-    assert outcome.code == 2
-    assert f"{option[0]} with --for verl" in outcome.err
+def test_the_best_few_differ_and_the_trainer_can_say_each_of_them(call: Call, job: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    pin = ("--pin", "actor_train.micro_batch_size=2")
+    outcome = call("plan", job, "--for", "verl", "--gap", 0.5, "--top", 3, *pin, "-o", path, "--json")
+    assert outcome.code == 0
+    plans = [read_plan(Path(row["path"])) for row in json.loads(outcome.out)]
+    assert len({tuple(placement.layout for placement in plan.placements) for plan in plans}) == 3
+    assert len({plan.solver.bound_seconds for plan in plans}) == 1
+    for plan in plans:
+        assert any(not list(way.broken(plan)) for way in TRAINERS["verl"].ways(plan.facts))
+        assert plan.placement("actor_train").schedule.micro_batch_size == 2
+        assert verify(plan) == ()
+
+
+def test_a_search_starts_from_a_plan_that_the_trainer_can_say(call: Call, job: Path, tmp_path: Path) -> None:
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    assert call("plan", job, "--for", "verl", "--gap", 0.2, "-o", first).code == 0
+    longer = edited_job(job, "workload", batch_size=32)
+    assert call("plan", longer, "--for", "verl", "--gap", 0.2, "--from", first, "-o", again).code == 0
+    found = read_plan(again)
+    assert "start" in found.digests
+    assert verify(found) == ()
+    assert any(not list(way.broken(found)) for way in TRAINERS["verl"].ways(found.facts))
+    anew = call("plan", longer, "--for", "slime", "--gap", 0.5, "--from", first, "-o", again)
+    assert "slime, does not allow the placements" in anew.err
+    assert "start" not in read_plan(again).digests
+
+
+def test_a_proof_of_all_plans_is_one_of_what_the_trainer_can_say(call: Call, job: Path, tmp_path: Path) -> None:
+    path, proof = tmp_path / "plan.json", tmp_path / "proof.json"
+    assert call("plan", job, "--for", "openrlhf", "--gap", 0.5, "--proof", proof, "-o", path).code == 0
+    assert read_proof(proof).bound_seconds <= read_plan(path).period_seconds
+    assert call("verify", path, "--proof", proof).code == 0
 
 
 def test_pins_are_kept_as_well(call: Call, job: Path, tmp_path: Path) -> None:
