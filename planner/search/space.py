@@ -25,10 +25,16 @@ PINNED = "excluded by a pin"
 
 
 def choices(
-    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], *, scope: Scope | None = None
+    facts: Facts,
+    stage: Stage,
+    num_ranks: int,
+    pins: Sequence[Pin],
+    *,
+    scope: Scope | None = None,
+    caps: Sequence[int] = (),
 ) -> Iterator[Choice]:
     """The legal choices that agree with the pins, in a fixed order, as `choices_by_layout` has them."""
-    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), scope=scope)
+    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), scope=scope, caps=caps)
     return (Choice(layout, schedule) for layout, schedules in every for schedule in schedules)
 
 
@@ -41,14 +47,15 @@ def choices_by_layout(
     *,
     scope: Scope | None = None,
     plain_only: bool = False,
+    caps: Sequence[int] = (),
 ) -> Iterator[tuple[Layout, list[Schedule]]]:
     """The legal layouts, each with its legal schedules that agree with the pins, in a fixed order; the other choices
     are counted in `rejected`.
 
     Those that are not plain are left out, uncounted, where only plain ones are asked for. The scope is the plainest
-    where none is given.
+    where none is given. Caps of tokens that are pinned are offered beside the usual ones, and so are `caps`.
     """
-    scope = scope or plain(facts.graph)
+    scope, caps = scope or plain(facts.graph), (*caps, *_pinned_caps(pins))
     spreads_experts = facts.models.spec(stage.role).experts is not None
     for whole in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
         if plain_only and not _is_plain_layout(whole, facts.cluster.ranks_per_node):
@@ -59,7 +66,7 @@ def choices_by_layout(
                 rejected[broken[0]] += 1
                 break  # what one number of chunks breaks, the others do
             legal = []
-            for schedule in schedules(facts, stage, layout, scope):
+            for schedule in schedules(facts, stage, layout, scope, caps):
                 if plain_only and not _is_plain_schedule(schedule):
                     continue
                 broken = streaming_rules(facts, layout, schedule) if schedule.chunk_tokens else ()
@@ -69,6 +76,11 @@ def choices_by_layout(
                     rejected[broken[0] if broken else PINNED] += 1
             if legal:
                 yield layout, legal
+
+
+def _pinned_caps(pins: Iterable[Pin]) -> tuple[int, ...]:
+    found = (pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids)
+    return tuple(cap for cap in found if isinstance(cap, int) and cap)
 
 
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
@@ -117,12 +129,13 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     sizes = sorted({ranks.num_ranks for ranks in pools(facts, stage, pins)})
     if not sizes:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
+    caps = _pinned_caps(pins)
     every = left = [
         choice
         for ahead in patterns(facts.graph, facts.staleness)
         for scope in scopes(ahead, facts.staleness)
         for size in sizes
-        for choice in choices(facts, stage, size, (), scope=scope)
+        for choice in choices(facts, stage, size, (), scope=scope, caps=caps)
     ]
     for pin in pins:
         if pin.key == "pool":
