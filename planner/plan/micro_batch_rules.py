@@ -16,17 +16,47 @@ from meshwright.profiles.stages import Stage
 from meshwright.profiles.workload import Workload
 
 
+class Wanted(NamedTuple):
+    """What is to be offered beside the usual: every number of rows, and these caps of tokens."""
+
+    by_rows: bool = False
+    caps: tuple[int, ...] = ()
+
+
+USUAL = Wanted()
+"""Nothing beside it."""
+
+
 class Cuts(NamedTuple):
-    """Ways to cut the sequences of a replica, none of which is longer than `longest`: by these rows or caps."""
+    """Ways to cut the sequences of a replica, none of which is longer than `longest`: by these rows or caps; and by
+    which rows where they are read in chunks."""
 
     sizes: tuple[int, ...]
     caps: tuple[int, ...]
+    sizes_in_chunks: tuple[int, ...]
     longest: int
 
-    def schedules(self) -> list[Schedule]:
+    def schedules(self, chunk_tokens: int) -> list[Schedule]:
         """Otherwise plain, those that may take less memory first."""
+        if chunk_tokens:
+            return [Schedule(micro_batch_size=size, chunk_tokens=chunk_tokens) for size in self.sizes_in_chunks]
         every = (*(Schedule(micro_batch_size=size) for size in self.sizes), *map(capped, self.caps))
         return sorted(every, key=lambda cut: cut.most_tokens(self.longest))
+
+
+def cuts_of(workload: Workload, stage: Stage, layout: Layout, rows: int, *, is_even: bool, wanted: Wanted) -> Cuts:
+    """Those that are offered to a replica of `rows` rows.
+
+    Without a pipeline, which may want its micro-batches smaller than memory does, a cap takes the place of the rows
+    that need as much memory: it makes no more micro-batches of them.
+    """
+    usual, longest = token_caps(workload, stage, layout, rows), workload.max_tokens
+    legal = (cap for cap in wanted.caps if not any(token_rules(stage, layout, capped(cap), rows, longest)))
+    if layout.vpp > 1:  # a multiple of pp micro-batches
+        rows //= layout.pp
+    sizes = micro_batch_sizes(rows, is_even=is_even) if layout.cp == 1 else (1,)
+    is_capped = usual and layout.pp == 1 and not wanted.by_rows
+    return Cuts(sizes[-1:] if is_capped else sizes, tuple(sorted({*usual, *legal})), sizes, longest)
 
 
 def capped(most_tokens: int) -> Schedule:

@@ -6,19 +6,12 @@ enumerates by these rules and the verifier checks by them; neither knows of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.micro_batch_rules import (
-    Cuts,
-    capped,
-    micro_batch_sizes,
-    row_rules,
-    token_caps,
-    token_rules,
-)
+from meshwright.planner.plan.micro_batch_rules import USUAL, Cuts, Wanted, cuts_of, row_rules, token_rules
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
@@ -212,10 +205,10 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
 
 
 def schedules(
-    facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None, caps: Sequence[int] = ()
+    facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None, wanted: Wanted = USUAL
 ) -> tuple[Schedule, ...]:
-    """Every schedule of a stage on a legal layout, in the plainest scope where none is given; `caps` of tokens are
-    offered beside the usual ones. Generation admits what slots are free: no micro-batches.
+    """Every schedule of a stage on a legal layout, in the plainest scope where none is given; what is
+    `wanted` of micro-batches is offered beside the usual. Generation admits what slots are free: no micro-batches.
 
     Sequences are cut one at a time: of two at a time, each of twice as many replicas takes one, which is as much work
     in as much memory and exchanges less.
@@ -232,12 +225,8 @@ def schedules(
     streams = scope.streams(stage) and layout.cp == 1 and not facts.workload.turns
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
-    usual = token_caps(facts.workload, stage, layout, rows)
-    legal = (cap for cap in caps if not any(token_rules(stage, layout, capped(cap), rows, facts.workload.max_tokens)))
-    if layout.vpp > 1:  # a multiple of pp micro-batches
-        rows //= layout.pp
-    sizes = micro_batch_sizes(rows, is_even=has_even_rows(facts, stage, layout)) if layout.cp == 1 else (1,)
-    cuts = Cuts(sizes, tuple(sorted({*usual, *legal})), facts.workload.max_tokens)
+    is_even = has_even_rows(facts, stage, layout)
+    cuts = cuts_of(facts.workload, stage, layout, rows, is_even=is_even, wanted=wanted)
     return _schedules(cuts, kinds, chunks, states)
 
 
@@ -246,11 +235,10 @@ def _schedules(
     cuts: Cuts, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
 ) -> tuple[Schedule, ...]:
     return tuple(
-        replace(cut, recompute=kind, chunk_tokens=chunk, offload=state)
+        replace(cut, recompute=kind, offload=state)
         for chunk in chunks
         for state in states
-        for cut in cuts.schedules()
-        if not (chunk and cut.micro_batch_tokens)
+        for cut in cuts.schedules(chunk)
         for kind in kinds
     )
 
