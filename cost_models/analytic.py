@@ -15,10 +15,11 @@ from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.context import ContextShard, parts
 from meshwright.cost_models.cost import Addend, Cost, Memory, addends_of, cost_of
+from meshwright.cost_models.dealing import MicroBatches, capped_micro_batches, micro_batches
 from meshwright.cost_models.generation_cost import Generation, Work, work_of
 from meshwright.cost_models.layout_costs import PipelineCosts
 from meshwright.cost_models.memory_cost import LayoutMemory
-from meshwright.cost_models.pipeline import MicroBatches, Pipeline, micro_batches
+from meshwright.cost_models.pipeline import Pipeline
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summed
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
@@ -95,7 +96,7 @@ class AnalyticModel:
         self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
         self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, bool], tuple[Shard, AnalyticShard]] = Once()
-        self._batches: Once[tuple[int, int, int], tuple[MicroBatches, ...]] = Once()
+        self._batches: Once[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Once()
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         """By its arithmetic, where all times are equations; some devices reach more than their datasheet's peak."""
@@ -162,7 +163,7 @@ class AnalyticModel:
             num_rows=rows,
             num_updates=workload.num_minibatches * workload.num_epochs if call.stage.trains else 0,
             pipeline_of=pipeline_of,
-            batches_of=lambda size: self._micro_batches(rows, size, layout.cp),
+            batches_of=lambda schedule: self._micro_batches(rows, schedule, layout.cp),
             update=lambda: self._updates.of((call.model, layout), lambda: pipeline_of(Recompute.NONE).update_addends()),
             away=lambda offload: addends_of(self._offload_seconds(_with(call, Schedule(offload=offload)))),
             memory=self._layout_memory(call),
@@ -308,16 +309,18 @@ class AnalyticModel:
         )
         return (self._shard_of(model, tp, analytic, apart) if self._shard_of else analytic), analytic
 
-    def _micro_batches(self, num_rows: int, micro_batch_size: int, cp: int) -> tuple[MicroBatches, ...]:
+    def _micro_batches(self, num_rows: int, schedule: Schedule, cp: int) -> tuple[MicroBatches, ...]:
+        size, cap = schedule.micro_batch_size, schedule.micro_batch_tokens
         if cp > 1:
             return self._batches.of(
-                (num_rows, micro_batch_size, cp),
-                lambda: parts(self._micro_batches(num_rows, micro_batch_size, 1), cp),
+                (num_rows, size, cap, cp), lambda: parts(self._micro_batches(num_rows, schedule, 1), cp)
             )
-        return self._batches.of(
-            (num_rows, micro_batch_size, 1),
-            lambda: micro_batches(self._workload.sequence_lengths, num_rows, micro_batch_size),
-        )
+
+        def dealt() -> tuple[MicroBatches, ...]:
+            lengths = self._workload.sequence_lengths
+            return capped_micro_batches(lengths, num_rows, cap) if cap else micro_batches(lengths, num_rows, size)
+
+        return self._batches.of((num_rows, size, cap, 1), dealt)
 
 
 def _with(call: Call, schedule: Schedule) -> Call:

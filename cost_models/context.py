@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import Source, least_trusted
-from meshwright.cost_models.pipeline import MicroBatches
+from meshwright.cost_models.dealing import MicroBatches
 from meshwright.profiles.table import Body
 
 

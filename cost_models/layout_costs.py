@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.cost_models.cost import Addend
+from meshwright.cost_models.dealing import MicroBatches
 from meshwright.cost_models.memory_cost import LayoutMemory
-from meshwright.cost_models.pipeline import MicroBatches, Pipeline, interleaved
+from meshwright.cost_models.pipeline import Pipeline, interleaved
 from meshwright.cost_models.question import Bytes, Summed
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -33,13 +34,13 @@ class PipelineCosts:
     num_rows: int
     num_updates: int
     pipeline_of: Callable[[Recompute], Pipeline]
-    batches_of: Callable[[int], tuple[MicroBatches, ...]]
+    batches_of: Callable[[Schedule], tuple[MicroBatches, ...]]
     update: Callable[[], Sequence[Addend]]
     away: Callable[[Offload], Sequence[Addend]]
     memory: LayoutMemory
     chunked: Summed
     plain: PipelineCosts | None = None
-    _known: dict[tuple[int, Recompute], Sequence[Addend]] = field(default_factory=dict)
+    _known: dict[tuple[int, int, Recompute], Sequence[Addend]] = field(default_factory=dict)
     _known_away: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
 
     def addends(self, schedule: Schedule) -> list[Addend]:
@@ -67,13 +68,13 @@ class PipelineCosts:
 
     def _staying(self, schedule: Schedule) -> Sequence[Addend]:
         """Of a pipeline without chunks, all of whose state stays on the device."""
-        key = schedule.micro_batch_size, schedule.recompute
+        key = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.recompute
         if key not in self._known:
-            self._known[key] = self._make(*key)
+            self._known[key] = self._make(schedule)
         return self._known[key]
 
-    def _make(self, micro_batch_size: int, recompute: Recompute) -> Sequence[Addend]:
-        once = self.pipeline_of(recompute).addends(self.batches_of(micro_batch_size))
+    def _make(self, schedule: Schedule) -> Sequence[Addend]:
+        once = self.pipeline_of(schedule.recompute).addends(self.batches_of(schedule))
         if not self.num_updates:
             return once
         return [(name, amount * self.num_updates, source) for name, amount, source in (*once, *self.update())]

@@ -207,12 +207,13 @@ class _RankMemory:
     def _training(self, schedule: Schedule) -> Tally:
         """Activations of every micro-batch in flight, and the logits of one.
 
-        A stage holds those of `micro_batches_in_flight`. Full recomputation keeps the input of each layer and works on
-        one layer.
+        A stage holds those of `micro_batches_in_flight`, of as many as rows that are all the longest would make: a cap
+        may make more, of fewer tokens together. Full recomputation keeps the input of each layer and works on one
+        layer.
         """
-        tokens, layout = self._micro_batch_tokens(schedule), self._layout
+        tokens, layout, longest = self._micro_batch_tokens(schedule), self._layout, self._workload.max_tokens
         rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
-        num_batches = -(-rows // schedule.micro_batch_size)
+        num_batches = -(-rows * longest // schedule.most_tokens(longest))
         in_flight = micro_batches_in_flight(layout, self._part.num_behind, num_batches)
         layer_bytes = self._layer_bytes[schedule.recompute]
         tally = Tally()
@@ -263,7 +264,7 @@ class _RankMemory:
         workload = self._workload
         chunk = min(schedule.chunk_tokens, workload.response.max)
         longest = max(chunk, workload.prompt.max) if chunk else longest_part(workload.max_tokens, self._layout.cp)
-        return schedule.micro_batch_size * longest
+        return schedule.most_tokens(longest)
 
     def _add_gathered(self, tally: Tally, tokens: int, *, trains: bool) -> None:
         """Keys and values of one layer from all context-parallel ranks; nothing of them is kept for the backward pass,

@@ -24,67 +24,20 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard
 from meshwright.cost_models.cost import Addend, Cost, Source, Tally, cost_of
+from meshwright.cost_models.dealing import MicroBatches
 from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
 from meshwright.cost_models.question import Call
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.model_parts.adapter import Adapter
-from meshwright.profiles.packing import deal
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.table import Body
-
-_MAX_KINDS, _ALIKE = 8, 1.1
-"""Micro-batches are costed together in at most this many kinds, and those of one kind always whose tokens differ by no
-more than this factor."""
-
-_MOST_DEALT = 2048
-"""Rows that are dealt one by one; of more, so many or one micro-batch stand for all."""
 
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
 """The terms that a pipeline of several stages has beside others."""
 
 _LOGPROB_BYTES = (4, 12)
 """Bytes per token of the two reductions of vocabulary-parallel log-probabilities: the maximum, then three sums."""
-
-
-class MicroBatches(NamedTuple):
-    """`number` micro-batches, each of which costs what `rows` rows of `tokens` tokens would; none need be whole."""
-
-    number: float
-    rows: float
-    tokens: float
-
-
-def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
-    """The micro-batches of a typical batch, dealt and packed as the runtime does it; those alike are costed together.
-
-    Rows of lengths l are sum(l) tokens with scores in proportion to sum(l^2). Equal rows that have as many of both are
-    sum(l)^2 / sum(l^2) rows of sum(l^2) / sum(l) tokens.
-    """
-    num_batches = -(-num_rows // micro_batch_size)
-    few = -(-num_batches * min(num_rows, _MOST_DEALT) // num_rows)
-    ordered = lengths.strata(round(num_rows * few / num_batches)).tolist()
-    if ordered[0] == ordered[-1] and num_rows % micro_batch_size == 0:  # of many rows that are alike none is dealt
-        return (MicroBatches(num_batches, float(micro_batch_size), float(ordered[0])),)
-    if few == 1:
-        return (_kind([ordered])._replace(number=num_batches),)
-    dealt = sorted(([ordered[i] for i in indices] for indices in deal(ordered, micro_batch_size)), key=sum)
-    factor = max(_ALIKE, (sum(dealt[-1]) / sum(dealt[0])) ** (1 / _MAX_KINDS))
-    kinds: list[list[list[int]]] = []
-    for micro_batch in dealt:
-        if not kinds or sum(micro_batch) > factor * sum(kinds[-1][0]):
-            kinds.append([])
-        kinds[-1].append(micro_batch)
-    return tuple(kind._replace(number=kind.number * num_batches / few) for kind in map(_kind, kinds))
-
-
-def _kind(alike: list[list[int]]) -> MicroBatches:
-    """Micro-batches of these lengths; one row at least, where rows of different micro-batches are costed together."""
-    num_tokens = sum(map(sum, alike))
-    num_squares = sum(length * length for lengths in alike for length in lengths)
-    rows = max(1.0, num_tokens**2 / (len(alike) * num_squares))
-    return MicroBatches(len(alike), rows, num_tokens / (len(alike) * rows))
 
 
 class _Compute(NamedTuple):

@@ -50,6 +50,7 @@ class Call:
                 self.layout,
                 self.max_deferral,
                 schedule.micro_batch_size,
+                schedule.micro_batch_tokens,
                 str.__hash__(schedule.recompute),
                 str.__hash__(schedule.offload),
                 schedule.chunk_tokens,

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import least_trusted
-from meshwright.cost_models.pipeline import MicroBatches
+from meshwright.cost_models.dealing import MicroBatches
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from itertools import count
 
 BLOCK_TOKENS = 32
 """Tokens of a block. Fewer waste less at the end of a row, and attention takes longer: of 16, a third on a CPU core."""
@@ -43,6 +44,22 @@ def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...]
     next. Even ones keep the stages of a pipeline equally busy.
     """
     return _deal(lengths, [micro_batch_size] * -(-len(lengths) // micro_batch_size))
+
+
+def deal_by_tokens(lengths: Sequence[int], most_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Indices into `lengths`, none of which is above `most_tokens`, in micro-batches of at most so many tokens each.
+
+    They are as few as give every one nearly as many tokens as the next: of the numbers from a lower bound on, the first
+    for which the longest row first, to the one with the fewest tokens, keeps the cap. No two rows of more than half
+    the cap may meet.
+    """
+    num_long = sum(1 for length in lengths if 2 * length > most_tokens)
+    least = max(num_long, -(-sum(lengths) // most_tokens), min(1, len(lengths)))
+    for number in count(least):
+        dealt = _deal(lengths, [len(lengths)] * number)
+        if all(sum(lengths[index] for index in indices) <= most_tokens for indices in dealt):
+            return dealt
+    raise AssertionError("each row alone keeps the cap")
 
 
 def deal_to_replicas(lengths: Sequence[int], num_replicas: int) -> tuple[tuple[int, ...], ...]:

@@ -38,7 +38,8 @@ class WhileWaiting(StrEnum):
 class Schedule:
     """How a stage runs. A setting that does not concern the stage has its default.
 
-    `micro_batch_size` counts sequences per data-parallel replica that go through the model together, at most.
+    `micro_batch_size` counts sequences per data-parallel replica that go through the model together, at most; it is 0
+    where `micro_batch_tokens` says instead how many tokens they have at most.
     `generation_slots` counts sequences in flight per data-parallel replica; it is 0 for stages that do not generate.
     `batches_in_flight` counts the prompt batches whose sequences may fill slots; batches are delivered in order.
     `overcommit` counts sequences in flight, over all replicas, beyond one batch: the first `batch_size` to end are
@@ -55,23 +56,39 @@ class Schedule:
     chunk_tokens: int = 0
     offload: Offload = Offload.NONE
     while_waiting: WhileWaiting = WhileWaiting.KEEP
+    micro_batch_tokens: int = 0
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Schedules are written as they were before there were rollouts of several turns."""
+        """Schedules are written as they were before there were rollouts of several turns, and caps of tokens."""
         found: dict[str, Any] = written(self)
         if self.while_waiting is WhileWaiting.KEEP:
             del found["while_waiting"]
+        if not self.micro_batch_tokens:
+            del found["micro_batch_tokens"]
         return found
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
+            if getattr(self, name) < least and not (name == "micro_batch_size" and self._is_capped):
                 raise BadInput(f"{name}={getattr(self, name)} must be {least} or more.")
+        if self.micro_batch_tokens and self.micro_batch_size:
+            raise BadInput(
+                f"micro_batch_tokens={self.micro_batch_tokens} with micro_batch_size={self.micro_batch_size}; set one "
+                "of them, and the other to 0."
+            )
         if self.overcommit and self.batches_in_flight > 1:
             raise BadInput(
                 f"overcommit={self.overcommit} with batches_in_flight={self.batches_in_flight}; set one of them."
             )
+
+    @property
+    def _is_capped(self) -> bool:
+        return self.micro_batch_size == 0 and self.micro_batch_tokens > 0
+
+    def most_tokens(self, longest: int) -> int:
+        """Tokens of a micro-batch at most, of sequences of at most `longest`: what memory is proven for."""
+        return self.micro_batch_tokens or self.micro_batch_size * longest
 
     @property
     def runs_on(self) -> bool:
@@ -85,5 +102,6 @@ _LEAST = {
     "batches_in_flight": 1,
     "overcommit": 0,
     "chunk_tokens": 0,
+    "micro_batch_tokens": 0,
 }
 """The least value of each count."""

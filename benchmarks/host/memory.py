@@ -70,15 +70,17 @@ def _calls(plan: Plan) -> dict[Point, Call]:
         stage, spec = plan.stage(p.stage), plan.facts.models.spec(plan.stage(p.stage).role)
         if stage.generates:
             continue
+        longest = plan.facts.workload.max_tokens
+        rows = max(1, p.schedule.most_tokens(longest) // longest)
         point = Point(
             shape=shape_of(spec, p.layout.tp),
             num_layers=spec.num_layers,
             body=Body.TRAIN if stage.trains else Body.FORWARD,
-            rows=p.schedule.micro_batch_size,
-            tokens=plan.facts.workload.max_tokens,
+            rows=rows,
+            tokens=longest,
             context=0,
         )
-        schedule = Schedule(micro_batch_size=p.schedule.micro_batch_size, recompute=Recompute.NONE)
+        schedule = Schedule(micro_batch_size=rows, recompute=Recompute.NONE)
         found.setdefault(point, Call(stage=stage, model=spec, layout=Layout(tp=p.layout.tp), schedule=schedule))
     return found
 

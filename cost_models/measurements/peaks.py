@@ -7,6 +7,7 @@ sequences.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from meshwright.cost_models.cost import Cost, Memory, Source, Term
@@ -46,11 +47,13 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     stage, schedule, layout = call.stage, call.schedule, call.layout
     if stage.generates or schedule.chunk_tokens or schedule.recompute is Recompute.FULL or layout.sp or layout.cp > 1:
         return counted
-    num_batches = -(-_rows(call, workload) // schedule.micro_batch_size)
+    longest = workload.max_tokens
+    most_rows = schedule.most_tokens(longest) / longest
+    num_batches = math.ceil(_rows(call, workload) / most_rows)
     in_flight = micro_batches_in_flight(layout, layout.pp, num_batches) if stage.trains else 1
     body = Body.TRAIN if stage.trains else Body.FORWARD
     num_layers = in_flight * max(layers_of_stages(call.model, layout.pp))
-    found = peaks.at(body, schedule.micro_batch_size, workload.max_tokens, num_layers)
+    found = peaks.at(body, most_rows, longest, num_layers)
     terms = counted.transient.terms
     if found is None or not found[0]:
         return counted

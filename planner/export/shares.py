@@ -25,10 +25,19 @@ def machines(plan: Plan, stage: str) -> tuple[int, int]:
 
 
 def token_budget(plan: Plan, stage: str) -> int:
-    """Tokens of a micro-batch on one rank: its rows of mean length, and no less than one row of the longest."""
+    """Tokens of a micro-batch on one rank: its cap; or its rows of mean length, and no less than one row of the
+    longest."""
     placement, workload = plan.placement(stage), plan.facts.workload
     rows = placement.schedule.micro_batch_size
+    if cap := placement.schedule.micro_batch_tokens:
+        return cap
     return math.ceil(max(workload.max_tokens, rows * workload.mean_tokens) / placement.layout.cp)
+
+
+def token_budget_origin(plan: Plan, stage: str) -> str:
+    """The field of the plan that decides it."""
+    field = "micro_batch_tokens" if plan.placement(stage).schedule.micro_batch_tokens else "micro_batch_size"
+    return f"placements.{stage}.schedule.{field}"
 
 
 def engine_share(plan: Plan) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshwright.planner.export.shares import engine_share, machines, megatron_degrees, mini_batch, uneven_ends
 from meshwright.planner.export.texts import nested, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, names, no_overlap, on, parts
+from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, fixed, names, no_overlap, on, parts
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.ppo_settings import PPO
@@ -42,6 +42,7 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
             *placed,
             *no_overlap(),
             f"{GENERATE}.cp=1",
+            *fixed("micro_batch_tokens", 0, names()),
             "reward_score.pp=1",
             "reward_score.cp=1",
             *(f"{stage}.{key}" for stage in names(trains=True) for key in ("vpp=1", "recompute!=selective")),

@@ -90,6 +90,7 @@ def _way(
             *on(engines, (GENERATE,)),
             *(f"{stage}.layout={layout}" for stage, layout in layouts.items()),
             *no_overlap(),
+            *fixed("micro_batch_tokens", 0, names()),
             *fixed("pp", 1, (GENERATE,)),
             *fixed("cp", 1, (GENERATE,)),
             *fixed("ep", 1, (GENERATE,)),

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
+from meshwright.planner.export.shares import (
+    engine_share,
+    machines,
+    mini_batch,
+    token_budget,
+    token_budget_origin,
+    uneven_ends,
+)
 from meshwright.planner.export.texts import flags, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, names, on, parts, served_in_parts_of_tp
@@ -57,7 +64,9 @@ def _way(name: str, placed: tuple[str, ...], trained: tuple[str, ...], *, steps_
         alike=(
             *alike("layout", "actor_train", followers),
             *alike("micro_batch_size", "actor_logprob", forward),
+            *alike("micro_batch_tokens", "actor_logprob", forward),
             *alike("micro_batch_size", "actor_train", ("critic_train",)),
+            *alike("micro_batch_tokens", "actor_train", ("critic_train",)),
             *alike("recompute", "actor_train", ("critic_train",)),
         ),
         steps_ahead=steps_ahead,
@@ -121,7 +130,7 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("rollout-max-response-len", workload.response.max, "facts.workload.response.max")
     yield KeyValue("use-dynamic-batch-size", True, "rule: micro-batches are packed")
     for key, stage in (("max-tokens-per-gpu", "actor_train"), ("log-probs-max-tokens-per-gpu", "actor_logprob")):
-        yield KeyValue(key, token_budget(plan, stage), f"placements.{stage}.schedule.micro_batch_size")
+        yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
 
 def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:

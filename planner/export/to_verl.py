@@ -16,6 +16,7 @@ from meshwright.planner.export.shares import (
     megatron_degrees,
     prompts_of_mini_batch,
     token_budget,
+    token_budget_origin,
     uneven_ends,
 )
 from meshwright.planner.export.texts import overrides, script
@@ -81,6 +82,7 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
             *alike("layout", "actor_train", ("actor_logprob",)),
             *alike("layout", "critic_train", ("critic_value",)),
             *alike("micro_batch_size", "critic_train", ("critic_value",)),
+            *alike("micro_batch_tokens", "critic_train", ("critic_value",)),
         ),
         steps_ahead=steps_ahead,
     )
@@ -166,7 +168,7 @@ def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
     if "critic_train" in plan.graph.by_name:
         yield KeyValue("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
     for key, stage in present(plan, budgets).items():
-        yield KeyValue(key, token_budget(plan, stage), f"placements.{stage}.schedule.micro_batch_size")
+        yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
 
 def _generation(plan: Plan) -> Iterator[KeyValue]:

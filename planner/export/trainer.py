@@ -94,8 +94,8 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_sayable(self, facts: Facts) -> None:
-        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, an adapter or teachers: with
-        these no trainer's configuration is written."""
+        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, an adapter or teachers:
+        with these no trainer's configuration is written."""
         for what in _unsaid(facts):
             raise BadInput(
                 f"{what} not written for {self.name}; plan and run the job here, or take pools and layouts over by "

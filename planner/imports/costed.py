@@ -133,25 +133,39 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
 def _first_legal(facts: Facts, kept: list[Pin], one: Said) -> tuple[Pin | None, str]:
     """The pin of what is said, or of the next smaller number that is legal; and what is wrong with the first."""
     problem = ""
-    for value in _read_as(one):
+    for pinned in _read_as(one, facts.workload.max_tokens):
         try:
-            pin = parse_pin(f"{one.what}={value}", facts.graph)
+            pin = parse_pin(pinned, facts.graph)
             check_pins(facts, (*kept, pin))
         except BadInput as error:
             problem = problem or str(error)
             continue
-        return pin, f"{one.what}={one.value} is read as {value}" if problem else ""
+        return pin, f"{one.what}={one.value} is read as {pinned.removeprefix(f'{one.what}=')}" if problem else ""
     return None, f"{problem} It is left free."
 
 
-def _read_as(one: Said) -> Iterator[object]:
-    """The value, and for a count the powers of two below it."""
-    yield one.value
-    if one.what.partition(".")[2] in _COUNTS:
-        number = 1 << (int(one.value).bit_length() - 1)
-        while number:
-            yield number
-            number //= 2
+def _read_as(one: Said, longest: int) -> Iterator[str]:
+    """The pin of what is said, and for a count those of the powers of two below it.
+
+    For a cap of tokens it is those of caps for so many of the longest sequences, and where tokens may not decide of so
+    many rows.
+    """
+    yield f"{one.what}={one.value}"
+    stage, _, key = one.what.partition(".")
+    if key in _COUNTS:
+        yield from (f"{one.what}={number}" for number in _halved(int(one.value)))
+    if key == "micro_batch_tokens":
+        rows = max(1, int(one.value) // longest)
+        yield from (f"{one.what}={number * longest}" for number in _halved(rows))
+        yield from (f"{stage}.micro_batch_size={number}" for number in (rows, *_halved(rows)))
+
+
+def _halved(number: int) -> Iterator[int]:
+    """The powers of two up to a number, the largest first."""
+    power = 1 << (number.bit_length() - 1)
+    while power:
+        yield power
+        power //= 2
 
 
 def _silent(_what: str, _done: int, _total: int) -> None: ...

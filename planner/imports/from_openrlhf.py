@@ -19,7 +19,7 @@ from meshwright.planner.imports.estimators import (
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
 from meshwright.planner.imports.openrlhf_flags import PRESENT, with_present_flags
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row
 from meshwright.profiles.stages import Role
 
 _STAGES = {
@@ -192,8 +192,7 @@ def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
     if given.value("train.dynamic_batch_enable"):
         key = f"{group}.max_tokens_per_gpu"
         budget = given.whole_or(key, given.whole("train.max_tokens_per_gpu"))
-        rows = rows_of(budget, cp, given.whole("data.max_len"))
-        return Said(f"{stage}.micro_batch_size", rows, (key,))
+        return Said(f"{stage}.micro_batch_tokens", budget * cp, (key,))
     key = f"{group}.micro_batch_size"
     return Said(f"{stage}.micro_batch_size", given.whole(key), (key,))
 

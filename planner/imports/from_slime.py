@@ -17,7 +17,7 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import Role
@@ -174,6 +174,4 @@ def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
     key = "max-tokens-per-gpu"
     if not stage.endswith("train") and given.value("log-probs-max-tokens-per-gpu"):
         key = "log-probs-max-tokens-per-gpu"
-    response = given.whole("rollout-max-response-len")
-    longest = given.whole_or("rollout-max-prompt-len", response) + response
-    return Said(f"{stage}.micro_batch_size", rows_of(given.whole(key), cp, longest), (key,))
+    return Said(f"{stage}.micro_batch_tokens", given.whole(key) * cp, (key,))

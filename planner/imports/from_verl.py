@@ -19,7 +19,7 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -246,9 +246,10 @@ def _rows(given: GivenKeys, stage: str, key: str, cp: int) -> Iterator[Said]:
     """Nothing where the key has no value: verl then has another key for it, of all ranks together."""
     if given.value(key) is None:
         return
-    longest = given.whole("data.max_prompt_length") + given.whole("data.max_response_length")
-    rows = rows_of(given.whole(key), cp, longest) if "token" in key else given.whole(key)
-    yield Said(f"{stage}.micro_batch_size", rows, (key,))
+    if "token" in key:
+        yield Said(f"{stage}.micro_batch_tokens", given.whole(key) * cp, (key,))
+    else:
+        yield Said(f"{stage}.micro_batch_size", given.whole(key), (key,))
 
 
 def _free_rows(configuration: Configuration, said: Iterable[Said]) -> Iterator[str]:
@@ -256,5 +257,5 @@ def _free_rows(configuration: Configuration, said: Iterable[Said]) -> Iterator[s
     told = {one.what for one in said}
     for stages in (*_ENGINES.values(), ("ref_logprob",)):
         for stage in configuration.stages(*stages):
-            if f"{stage}.micro_batch_size" not in told:
+            if not {f"{stage}.micro_batch_size", f"{stage}.micro_batch_tokens"} & told:
                 yield f"{stage}: no key gives the rows or tokens of its micro-batch on a rank, so they stay free."

@@ -63,11 +63,6 @@ def narrowed(key: str, ep: int, layout: Layout) -> Iterator[str]:
         yield f"{key}={ep} is read as {layout.ep}: experts are spread over replicas here, and there are {layout.dp}."
 
 
-def rows_of(budget: int, cp: int, mean_tokens: float) -> int:
-    """Sequences of mean length that a budget of tokens on each of `cp` ranks holds, one at least."""
-    return max(1, int(budget * cp / mean_tokens + 1e-9))
-
-
 def pools_in_a_row(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:
     """Pools that follow each other, as names and pins' values."""
     first = 0

@@ -48,4 +48,5 @@ def _keys(plan: Plan, stage: Stage) -> tuple[str, ...]:
     if stage.generates:
         waiting = ("while_waiting",) if plan.facts.workload.turns else ()
         return "generation_slots", "batches_in_flight", "overcommit", *waiting
-    return ("micro_batch_size", "recompute") if stage.trains else ("micro_batch_size", "chunk_tokens")
+    cap = plan.placement(stage.name).schedule.micro_batch_tokens
+    return "micro_batch_tokens" if cap else "micro_batch_size", "recompute" if stage.trains else "chunk_tokens"

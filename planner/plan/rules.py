@@ -12,10 +12,11 @@ from functools import lru_cache
 
 from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.micro_batch_rules import USUAL, Cuts, Wanted, cuts_of, row_rules, token_rules
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
-from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.layout import Layout, layout_violations, nearest_divisor
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import Stage, StageGraph
 
@@ -41,18 +42,6 @@ def rows_per_replica(facts: Facts, stage: Stage, layout: Layout) -> int:
 def has_even_rows(facts: Facts, stage: Stage, layout: Layout) -> bool:
     """Whether every replica takes as many sequences as the others."""
     return rows_per_update(facts, stage) % layout.dp == 0
-
-
-def micro_batch_sizes(rows: int, *, is_even: bool) -> tuple[int, ...]:
-    """The rows that a replica of `rows` rows may take at a time, ascending.
-
-    They divide its rows, where others have as many. Else none divides those of all: for each power of two, and for all
-    rows, the smallest size that makes no more micro-batches of them.
-    """
-    if is_even:
-        return divisors(rows)
-    powers = (2**k for k in range(rows.bit_length()))
-    return tuple(sorted({-(-rows // -(-rows // size)) for size in (*powers, rows)}))
 
 
 def workload_violations(facts: Facts) -> tuple[str, ...]:
@@ -125,26 +114,12 @@ def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
 
 def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
     """Rules that a stage's schedule breaks on a legal layout."""
-    found = []
+    found: list[str] = []
     rows, is_even = rows_per_replica(facts, stage, layout), has_even_rows(facts, stage, layout)
-    sizes = micro_batch_sizes(rows, is_even=is_even)
-    if schedule.micro_batch_size not in sizes:
-        rule = "does not divide" if is_even else f"is none of {', '.join(map(str, sizes))}, which deal out"
-        found.append(
-            f"micro_batch_size={schedule.micro_batch_size} {rule} the {rows} sequences of a replica; "
-            f"use {nearest(schedule.micro_batch_size, sizes)}."
-        )
-    elif layout.vpp > 1 and rows // schedule.micro_batch_size % layout.pp:
-        legal = nearest_divisor(schedule.micro_batch_size, rows // layout.pp)
-        found.append(
-            f"micro_batch_size={schedule.micro_batch_size} makes {rows // schedule.micro_batch_size} micro-batches of "
-            f"the {rows} sequences of a replica, and vpp={layout.vpp} needs a multiple of pp={layout.pp}; use {legal}."
-        )
-    if layout.cp > 1 and schedule.micro_batch_size > 1:
-        found.append(
-            f"micro_batch_size={schedule.micro_batch_size} with cp={layout.cp} cuts sequences of which fewer could be "
-            "taken at a time; use 1."
-        )
+    if schedule.micro_batch_tokens:
+        found += token_rules(stage, layout, schedule, rows, facts.workload.max_tokens)
+    else:
+        found += row_rules(layout, schedule, rows, is_even=is_even)
     if schedule.recompute is not Recompute.NONE and not stage.trains:
         found.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
     if schedule.offload not in offloads(stage):
@@ -252,9 +227,11 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
     return (Offload.NONE,) if stage.may_share else (Offload.NONE, Offload.WEIGHTS)
 
 
-def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None) -> tuple[Schedule, ...]:
-    """Every schedule of a stage on a legal layout, in the plainest scope where none is given. Generation admits what
-    slots are free: no micro-batches.
+def schedules(
+    facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None, wanted: Wanted = USUAL
+) -> tuple[Schedule, ...]:
+    """Every schedule of a stage on a legal layout, in the plainest scope where none is given; what is
+    `wanted` of micro-batches is offered beside the usual. Generation admits what slots are free: no micro-batches.
 
     Sequences are cut one at a time: of two at a time, each of twice as many replicas takes one, which is as much work
     in as much memory and exchanges less.
@@ -271,21 +248,20 @@ def schedules(facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = 
     streams = scope.streams(stage) and layout.cp == 1 and _delivers_at_once(facts)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
-    if layout.vpp > 1:  # a multiple of pp micro-batches
-        rows //= layout.pp
-    sizes = micro_batch_sizes(rows, is_even=has_even_rows(facts, stage, layout))
-    return _schedules(sizes if layout.cp == 1 else (1,), kinds, chunks, states)
+    is_even = has_even_rows(facts, stage, layout)
+    cuts = cuts_of(facts.workload, stage, layout, rows, is_even=is_even, wanted=wanted)
+    return _schedules(cuts, kinds, chunks, states)
 
 
 @lru_cache(maxsize=1024)  # many layouts of many stages have as many rows
 def _schedules(
-    sizes: tuple[int, ...], kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
+    cuts: Cuts, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
 ) -> tuple[Schedule, ...]:
     return tuple(
-        Schedule(micro_batch_size=size, recompute=kind, chunk_tokens=chunk, offload=state)
+        replace(cut, recompute=kind, offload=state)
         for chunk in chunks
         for state in states
-        for size in sizes
+        for cut in cuts.schedules(chunk)
         for kind in kinds
     )
 

@@ -211,7 +211,7 @@ class Enumeration:
 @lru_cache(maxsize=4096)  # many layouts have the same schedules
 def _alike(schedule: Schedule) -> tuple[Schedule, Schedule]:
     """The smallest of those that take more memory with their rows, and the quickest of those that keep less."""
-    family = replace(schedule, micro_batch_size=1, generation_slots=0)
+    family = replace(schedule, micro_batch_size=1, micro_batch_tokens=0, generation_slots=0)
     return family, replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
 
 

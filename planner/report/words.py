@@ -68,7 +68,7 @@ def ranks(numbers: Iterable[int]) -> str:
 
 def schedule(found: Schedule) -> str:
     """The settings that concern the stage, in the words of the plan."""
-    told = [f"{found.generation_slots} slots" if found.generation_slots else f"{found.micro_batch_size} rows"]
+    told = [_at_a_time(found)]
     if found.recompute is not Recompute.NONE:
         told.append(f"{found.recompute} recomputation")
     if found.batches_in_flight > 1:
@@ -82,6 +82,12 @@ def schedule(found: Schedule) -> str:
     if found.offload is not Offload.NONE:
         told.append(f"{found.offload} offloaded")
     return ", ".join(told)
+
+
+def _at_a_time(found: Schedule) -> str:
+    if found.generation_slots:
+        return f"{found.generation_slots} slots"
+    return f"{found.micro_batch_tokens:,} tokens" if found.micro_batch_tokens else f"{found.micro_batch_size} rows"
 
 
 def setting(found: Mapping[str, object]) -> str:

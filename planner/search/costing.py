@@ -56,7 +56,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class OnLayout:
-    """The schedules of the layout of a call, costed one after the other; those with fewer rows at a time come first."""
+    """The schedules of the layout of a call, costed one after the other; those with less at a time come first."""
 
     model: CostModel
     call: Call
@@ -112,7 +112,7 @@ class OnLayout:
         if self.room.most_seconds == math.inf or schedule.chunk_tokens or self.call.stage.generates:
             return False
         quickest = _quickest(schedule) if self.model.seconds_grow else schedule
-        asked = quickest.micro_batch_size, quickest.recompute, quickest.offload
+        asked = quickest.micro_batch_size, quickest.micro_batch_tokens, quickest.recompute, quickest.offload
         if asked not in self.slower:
             self.slower[asked] = self._seconds(quickest) > self.room.most_seconds
         return self.slower[asked]

@@ -114,7 +114,9 @@ def _choices(placement: Placement, facts: Facts, num_ranks: int, scope: Scope) -
         if layout_rules(facts, stage, layout):
             continue
         for schedule in schedules(facts, stage, layout, scope):
-            if _is_near(schedule, placement.schedule) and not streaming_rules(facts, layout, schedule):
+            if _is_near(schedule, placement.schedule, facts.workload.max_tokens) and not streaming_rules(
+                facts, layout, schedule
+            ):
                 yield Choice(layout, schedule)
 
 
@@ -131,12 +133,12 @@ def _layouts(layout: Layout, num_ranks: int) -> Iterator[Layout]:
                 yield Layout(tp=degrees[0], pp=degrees[1], dp=dp, sp=sp, ep=ep, cp=layout.cp, vpp=vpp)
 
 
-def _is_near(schedule: Schedule, other: Schedule) -> bool:
-    """About as many rows or slots at a time."""
+def _is_near(schedule: Schedule, other: Schedule, longest: int) -> bool:
+    """About as many tokens or slots at a time."""
 
     def near(one: int, there: int) -> bool:
         return there <= one * _TIMES and one <= there * _TIMES
 
-    return near(schedule.micro_batch_size, other.micro_batch_size) and near(
+    return near(schedule.most_tokens(longest), other.most_tokens(longest)) and near(
         schedule.generation_slots, other.generation_slots
     )

@@ -12,6 +12,7 @@ from itertools import combinations
 
 from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.micro_batch_rules import USUAL, Wanted
 from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
 from meshwright.planner.plan.pools import crossing_violations, first_ranks, pool_sizes, pool_violations
 from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules
@@ -25,10 +26,16 @@ PINNED = "excluded by a pin"
 
 
 def choices(
-    facts: Facts, stage: Stage, num_ranks: int, pins: Sequence[Pin], *, scope: Scope | None = None
+    facts: Facts,
+    stage: Stage,
+    num_ranks: int,
+    pins: Sequence[Pin],
+    *,
+    scope: Scope | None = None,
+    wanted: Wanted = USUAL,
 ) -> Iterator[Choice]:
     """The legal choices that agree with the pins, in a fixed order, as `choices_by_layout` has them."""
-    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), scope=scope)
+    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), scope=scope, wanted=wanted)
     return (Choice(layout, schedule) for layout, schedules in every for schedule in schedules)
 
 
@@ -41,14 +48,16 @@ def choices_by_layout(
     *,
     scope: Scope | None = None,
     plain_only: bool = False,
+    wanted: Wanted = USUAL,
 ) -> Iterator[tuple[Layout, list[Schedule]]]:
     """The legal layouts, each with its legal schedules that agree with the pins, in a fixed order; the other choices
     are counted in `rejected`.
 
     Those that are not plain are left out, uncounted, where only plain ones are asked for. The scope is the plainest
-    where none is given.
+    where none is given. Rows and caps of tokens that are pinned are offered beside the usual ones, or what is `wanted`.
     """
     scope = scope or plain(facts.graph)
+    wanted = _wanted(pins) if pins else wanted
     spreads_experts = facts.models.spec(stage.role).experts is not None
     for whole in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
         if plain_only and not _is_plain_layout(whole, facts.cluster.ranks_per_node):
@@ -59,8 +68,8 @@ def choices_by_layout(
                 rejected[broken[0]] += 1
                 break  # what one number of chunks breaks, the others do
             legal = []
-            for schedule in schedules(facts, stage, layout, scope):
-                if plain_only and not _is_plain_schedule(schedule):
+            for schedule in schedules(facts, stage, layout, scope, wanted):
+                if plain_only and not _is_plain_schedule(schedule, facts.workload.max_tokens):
                     continue
                 broken = streaming_rules(facts, layout, schedule) if schedule.chunk_tokens else ()
                 if not broken and (not pins or agrees(Choice(layout, schedule), pins)):
@@ -71,14 +80,23 @@ def choices_by_layout(
                 yield layout, legal
 
 
+def _wanted(pins: Sequence[Pin]) -> Wanted:
+    """Of micro-batches, by the pins of a stage."""
+    caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
+    by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
+    return Wanted(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap))
+
+
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
     """What is usual: tensor parallelism within a node and with sequence parallelism, no context parallelism."""
     return layout.tp <= ranks_per_node and layout.sp == (layout.tp > 1) and layout.cp == 1
 
 
-def _is_plain_schedule(schedule: Schedule) -> bool:
-    """Everything on the device, no chunks, micro-batches of powers of four rows, all or no activations recomputed."""
-    is_power_of_four = schedule.micro_batch_size.bit_length() % 2 and schedule.micro_batch_size.bit_count() == 1
+def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
+    """Everything on the device, no chunks, micro-batches with room for a power of four of the longest rows, all or no
+    activations recomputed."""
+    rows = schedule.most_tokens(longest) // longest
+    is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
     return (
         schedule.offload is Offload.NONE
         and schedule.recompute is not Recompute.SELECTIVE
@@ -117,12 +135,13 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     sizes = sorted({ranks.num_ranks for ranks in pools(facts, stage, pins)})
     if not sizes:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
+    wanted = _wanted(pins)
     every = left = [
         choice
         for ahead in patterns(facts.graph, facts.staleness)
         for scope in scopes(ahead, facts.staleness)
         for size in sizes
-        for choice in choices(facts, stage, size, (), scope=scope)
+        for choice in choices(facts, stage, size, (), scope=scope, wanted=wanted)
     ]
     for pin in pins:
         if pin.key == "pool":

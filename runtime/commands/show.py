@@ -42,7 +42,7 @@ def plan(found: Plan, path: Path) -> None:
         told = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
         table.add_row(*timing, item.stage, names, str(item.layout), told)
     ahead = "; ahead: steps before the training" if any(found.ahead.values()) else ""
-    table.caption = f"rows: of a micro-batch{ahead}"
+    table.caption = f"rows, tokens: of a micro-batch{ahead}"
     console.print(table)
     console.print(_proof(found))
     console.print(search_work(found.solver.work))

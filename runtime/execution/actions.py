@@ -152,7 +152,7 @@ class Actions:
         """Log-probabilities, values or scores of this replica's rows; ranks of the last pipeline stage hold them."""
         copy, lengths = self._copies[stage.name], batch.lengths()
         mine = self._mine(stage, batch.rows, lengths)
-        groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
+        groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
         blocks = [MicroBatch.of(batch.experience.get("tokens", row) for row in group) for group in groups]
         if copy.spec.scalar_head:
             outputs = forward_scalars(copy.decoder, copy.mesh, blocks)
@@ -194,7 +194,7 @@ class Actions:
         )
         for number, rows in enumerate(orders if not reasons else ()):
             mine = self._mine(stage, rows, lengths)
-            groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule.micro_batch_size)
+            groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
             num_tokens = learning.num_tokens(rows)
             loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
             blocks = [learning.block(group) for group in groups]

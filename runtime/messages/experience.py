@@ -15,7 +15,8 @@ from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.packing import deal, deal_to_replicas, share_in_order
+from meshwright.profiles.packing import deal, deal_by_tokens, deal_to_replicas, share_in_order
+from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.messages.packed_tensors import packed
 from meshwright.runtime.messages.transport import Transport
 
@@ -155,9 +156,8 @@ def share(
     return tuple(ordered[place] for place in share_in_order(len(rows), group_size, replica, num_replicas))
 
 
-def micro_batches(
-    rows: Sequence[int], lengths: Mapping[int, int], micro_batch_size: int
-) -> tuple[tuple[int, ...], ...]:
-    """The rows of each micro-batch, of at most `micro_batch_size` rows."""
-    dealt = deal([lengths[row] for row in rows], micro_batch_size)
+def micro_batches(rows: Sequence[int], lengths: Mapping[int, int], schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """The rows of each micro-batch, of at most so many rows or so many tokens as the schedule says."""
+    mine, cap = [lengths[row] for row in rows], schedule.micro_batch_tokens
+    dealt = deal_by_tokens(mine, cap) if cap else deal(mine, schedule.micro_batch_size)
     return tuple(tuple(rows[index] for index in indices) for indices in dealt)

@@ -1,19 +1,16 @@
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models import pipeline
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Source
-from meshwright.cost_models.pipeline import BUBBLE, MESSAGES, MicroBatches, micro_batches
+from meshwright.cost_models.pipeline import BUBBLE, MESSAGES
 from meshwright.cost_models.question import Call
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.lengths import Histogram, LengthSpec
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import deal
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.workload import Workload
 
@@ -29,41 +26,6 @@ def steady(batch_size: int) -> Workload:
     return Workload(
         batch_size=batch_size, prompt=LengthSpec(max=512, fixed=512), response=LengthSpec(max=512, fixed=512)
     )
-
-
-def test_packed_micro_batches_have_the_tokens_and_the_squares_of_their_rows() -> None:
-    lengths = Histogram((10, 20, 30, 40), (0.25, 0.25, 0.25, 0.25))
-    # 40 meets 10 and 30 meets 20; 100 tokens and 3000 squares are two micro-batches of 5/3 rows of 30 tokens.
-    assert micro_batches(lengths, 4, 2) == ((2, pytest.approx(5 / 3), pytest.approx(30)),)
-    assert micro_batches(lengths, 4, 1) == ((1, 1, 10), (1, 1, 20), (1, 1, 30), (1, 1, 40))
-    assert micro_batches(lengths, 4, 8) == ((1, pytest.approx(10 / 3), pytest.approx(30)),)
-    assert micro_batches(Histogram((7,), (1.0,)), 12, 4) == ((3, 4, 7),)
-
-
-@pytest.mark.parametrize("num_rows", [1, 7, 64, 1000])
-@pytest.mark.parametrize("size", [1, 4, 16])
-def test_no_row_is_forgotten_and_no_token_is_added(num_rows: int, size: int) -> None:
-    lengths = Histogram((10, 20, 300), (0.5, 0.3, 0.2))
-    found = micro_batches(lengths, num_rows, size)
-    assert sum(number for number, _, _ in found) == -(-num_rows // size)
-    assert all(1 <= rows <= size for _, rows, _ in found)
-    tokens = sum(number * rows * tokens for number, rows, tokens in found)
-    assert tokens == pytest.approx(sum(lengths.strata(num_rows)))
-
-
-@pytest.mark.parametrize("size", [1, 4, 16, 64])
-def test_of_many_rows_a_part_stands_for_all(long_tail: Workload, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = long_tail.sequence_lengths
-    found = micro_batches(lengths, 16384, size)
-    monkeypatch.setattr(pipeline, "_MOST_DEALT", 2**20)
-    every = micro_batches(lengths, 16384, size)
-
-    def amounts(batches: tuple[MicroBatches, ...]) -> list[float]:
-        """Tokens, and squares of lengths."""
-        return [math.fsum(n * rows * tokens**power for n, rows, tokens in batches) for power in (1, 2)]
-
-    assert sum(batch.number for batch in found) == sum(batch.number for batch in every)
-    assert amounts(found) == pytest.approx(amounts(every), rel=5e-3)
 
 
 @pytest.mark.parametrize("stage", [*FORWARD_STAGES, *TRAIN_STAGES])
@@ -220,16 +182,6 @@ def test_published_a100_iterations_are_met_within_a_factor_of_two(
     assert 18.13 / 2 < full < 18.13 * 2
     assert 13.75 / 2 < selective < 13.75 * 2
     assert selective < full
-
-
-@pytest.mark.parametrize(("rows", "size"), [(12, 4), (12, 5), (4096, 64), (1, 1)])
-def test_rows_that_are_alike_fill_micro_batches_that_are_alike(rows: int, size: int) -> None:
-    """Where the size divides the rows none is dealt, and the answer is that of dealing."""
-    dealt = deal([30] * rows, size)
-    found = micro_batches(Histogram((30,), (1.0,)), rows, size)
-    assert sum(batch.number for batch in found) == len(dealt)
-    assert sum(batch.number * batch.rows for batch in found) == pytest.approx(rows)
-    assert {batch.tokens for batch in found} == {30}
 
 
 @pytest.mark.parametrize("vpp", [2, 4, 8])

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.profiles.packing import deal, deal_to_replicas, rows_of_replicas, rows_per_prompt, share_in_order
+from meshwright.profiles.packing import (
+    deal,
+    deal_by_tokens,
+    deal_to_replicas,
+    rows_of_replicas,
+    rows_per_prompt,
+    share_in_order,
+)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 9))
@@ -28,6 +37,22 @@ def test_a_long_tail_is_spread_evenly() -> None:
     dealt = deal(lengths, 8)
     sums = [sum(lengths[index] for index in micro_batch) for micro_batch in dealt]
     assert max(sums) < 1.25 * min(sums)
+
+
+@given(st.lists(st.integers(1, 500), max_size=40), st.integers(500, 3000))
+def test_under_a_cap_every_row_is_dealt_once_and_no_micro_batch_has_more_tokens(lengths: list[int], cap: int) -> None:
+    dealt = deal_by_tokens(lengths, cap)
+    assert sorted(index for micro_batch in dealt for index in micro_batch) == list(range(len(lengths)))
+    sums = [sum(lengths[index] for index in micro_batch) for micro_batch in dealt]
+    assert all(0 < tokens <= cap for tokens in sums)
+    assert len(dealt) <= 1.5 * math.ceil(sum(lengths) / cap) + 1 + sum(2 * length > cap for length in lengths)
+
+
+def test_a_cap_is_met_by_the_fewest_micro_batches_that_are_dealt_evenly() -> None:
+    # Of 100 tokens each, two have no room for 60, 60 and 60; three have 60 with 20, 60 with 20, and 60.
+    assert deal_by_tokens([60, 60, 60, 20, 20], 100) == ((0, 3), (1, 4), (2,))
+    assert deal_by_tokens([10, 40, 90, 50], 100) == ((2, 0), (3, 1))
+    assert deal_by_tokens([10, 40, 90, 50], 190) == ((2, 3, 1, 0),)
 
 
 @given(st.integers(0, 600), st.integers(1, 50))

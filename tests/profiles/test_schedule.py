@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 import pytest
+from pydantic import TypeAdapter
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
@@ -13,7 +14,7 @@ COUNTS = [field.name for field in fields(Schedule) if isinstance(field.default, 
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_count_below_its_least_is_refused_with_it(name: str) -> None:
     least = 1 if name in ("micro_batch_size", "batches_in_flight") else 0
-    Schedule(**{name: least})
+    Schedule(**{"micro_batch_size": 0, "micro_batch_tokens": 1} if name == "micro_batch_tokens" else {name: least})
     with pytest.raises(BadInput, match=f"{name}={least - 1} must be {least} or more"):
         Schedule(**{name: least - 1})
 
@@ -32,3 +33,16 @@ def test_schedules_have_an_order() -> None:
         Schedule(generation_slots=3),
         Schedule(micro_batch_size=2),
     ]
+
+
+def test_micro_batches_are_cut_by_rows_or_by_tokens_and_not_by_both() -> None:
+    by_tokens = Schedule(micro_batch_size=0, micro_batch_tokens=512)
+    assert [one.most_tokens(100) for one in (by_tokens, Schedule(micro_batch_size=4))] == [512, 400]
+    with pytest.raises(BadInput, match="micro_batch_tokens=512 with micro_batch_size=1; set one of them"):
+        Schedule(micro_batch_tokens=512)
+
+
+def test_a_cap_of_tokens_is_written_where_there_is_one() -> None:
+    written = TypeAdapter(Schedule).dump_python
+    assert "micro_batch_tokens" not in written(Schedule(micro_batch_size=4))
+    assert written(Schedule(micro_batch_size=0, micro_batch_tokens=512))["micro_batch_tokens"] == 512

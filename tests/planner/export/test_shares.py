@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.planner.export.shares import engine_share, machines, mini_batch, token_budget, uneven_ends
+from meshwright.planner.export.shares import (
+    engine_share,
+    machines,
+    mini_batch,
+    token_budget,
+    token_budget_origin,
+    uneven_ends,
+)
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.schedule import Schedule
 from tests.planner.drawn import model_of
@@ -46,3 +53,14 @@ def test_an_engine_has_a_share_of_the_device_between_a_tenth_and_nearly_all() ->
 def test_even_stages_have_no_ends_of_their_own() -> None:
     plan = plan_on(1, 4)
     assert all(uneven_ends(plan, placement.stage) is None for placement in plan.placements)
+
+
+def test_a_cap_of_tokens_is_the_budget() -> None:
+    plan = plan_on(1, 4)
+    stage = "ref_logprob"
+    capped = plan.placement(stage).model_copy(update={"schedule": Schedule(micro_batch_size=0, micro_batch_tokens=200)})
+    others = tuple(one for one in plan.placements if one.stage != stage)
+    found = plan.model_copy(update={"placements": (*others, capped)})
+    assert token_budget(found, stage) == 200
+    assert token_budget_origin(found, stage) == "placements.ref_logprob.schedule.micro_batch_tokens"
+    assert token_budget_origin(plan, stage) == "placements.ref_logprob.schedule.micro_batch_size"

@@ -52,6 +52,26 @@ def test_a_number_that_is_not_legal_is_read_as_a_smaller_one_and_what_cannot_be_
     assert any(note.startswith("c.d: pin 'ref_logprob.layout=tp3") and "left free" in note for note in found.notes)
 
 
+def test_a_cap_of_tokens_is_read_as_it_is_or_as_the_next_smaller_and_where_tokens_do_not_decide_as_rows(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of("verl", 0)
+    configured = READERS["verl"].read(written("verl", plan, tmp_path))
+    stages = ("reward_score", "ref_logprob", "actor_train")
+    dropped = ("micro_batch_size", "micro_batch_tokens")
+    said = [one for one in configured.said if one.what not in {f"{s}.{key}" for s in stages for key in dropped}]
+    said += [Said(f"{s}.micro_batch_tokens", n, (s,)) for s, n in zip(stages, (500, 100, 10**6), strict=True)]
+    found = imported(READERS["verl"], replace(configured, said=tuple(said)), facts_of(), model_of, limits=LIMITS)
+    assert found.plan is not None
+    longest = facts_of().workload.max_tokens
+    assert found.plan.placement("reward_score").schedule.micro_batch_tokens == 500
+    assert found.plan.placement("ref_logprob").schedule.micro_batch_tokens == longest
+    assert f"ref_logprob: ref_logprob.micro_batch_tokens=100 is read as {longest}" in found.notes
+    trained = found.plan.placement("actor_train")
+    rows = facts_of().workload.batch_size // facts_of().workload.num_minibatches // trained.layout.dp
+    assert longest <= trained.schedule.micro_batch_tokens <= rows * longest
+
+
 def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> None:
     plan = plan_of("openrlhf", 0)
     configured = READERS["openrlhf"].read(written("openrlhf", plan, tmp_path))

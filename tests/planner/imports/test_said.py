@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row, rows_of
+from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -14,12 +14,6 @@ def test_replicas_are_what_degrees_leave() -> None:
     assert layout_of({"tp": 1}, 4, sp=True) == Layout(dp=4)
     with pytest.raises(BadInput, match="tp=3 does not divide the 8 ranks"):
         layout_of({"tp": 3}, 8)
-
-
-def test_a_budget_holds_rows_of_mean_length_and_one_at_least() -> None:
-    assert rows_of(4096, 1, 1024) == 4
-    assert rows_of(512, 2, 1024) == 1
-    assert rows_of(10, 1, 1024) == 1
 
 
 def test_pools_follow_each_other() -> None:

@@ -40,10 +40,13 @@ def assert_is_read(plan: Plan, found: Configured) -> None:
     """What a configuration says is what the plan that it was written for has."""
     pins = [one for one in found.said if one.what.partition(".")[0] in plan.graph.by_name]
     assert len(pins) > 20
+    workload = plan.facts.workload
     for one in pins:
         pin = parse_pin(f"{one.what}={one.value}", plan.graph)
-        assert pin.allows(plan.choice(pin.stage, pin.key)), (one, plan.choice(pin.stage, pin.key))
-    workload = plan.facts.workload
+        has: object = plan.choice(pin.stage, pin.key)
+        if pin.key == "micro_batch_tokens":  # of lengths that are one, so many rows are so many tokens
+            has = plan.placement(pin.stage).schedule.most_tokens(workload.max_tokens)
+        assert pin.allows(has), (one, has)
     assert found.words["workload.batch_size"] == workload.batch_size
     assert found.words["workload.num_minibatches"] == workload.num_minibatches
     assert found.steps_ahead == plan.ahead[GENERATE]

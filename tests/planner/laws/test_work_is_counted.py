@@ -74,6 +74,6 @@ def test_an_algorithm_with_fewer_stages_takes_fewer_questions() -> None:
     assert isinstance(plan, Plan)
     assert [placement.stage for placement in plan.placements] == list(facts.graph.names)
     assert len(plan.placements) == 5
-    assert plan.solver.work.timed <= 3_800
-    assert plan.solver.work.weighed <= 3_600
+    assert plan.solver.work.timed <= 4_000
+    assert plan.solver.work.weighed <= 3_900
     assert plan.solver.work.models <= 8

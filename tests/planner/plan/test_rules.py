@@ -10,7 +10,6 @@ from meshwright.planner.plan.rules import (
     host_share,
     in_flight,
     layout_rules,
-    micro_batch_sizes,
     offloads,
     rows_per_replica,
     schedule_rules,
@@ -71,21 +70,6 @@ def test_of_replicas_that_do_not_divide_the_batch_the_fullest_counts() -> None:
     assert layout_rules(facts, PPO_GRAPH.by_name["ref_logprob"], Layout(dp=3)) == ()
     assert rows_per_replica(facts, PPO_GRAPH.by_name["ref_logprob"], Layout(dp=3)) == 6
     assert rows_per_replica(facts, PPO_GRAPH.by_name["actor_train"], Layout(dp=3)) == 3
-
-
-@pytest.mark.parametrize("rows", [1, 2, 6, 11, 103, 128, 171])
-def test_of_uneven_rows_no_smaller_size_makes_as_few_micro_batches(rows: int) -> None:
-    sizes = micro_batch_sizes(rows, is_even=False)
-    numbers = [-(-rows // size) for size in sizes]
-    assert sizes[0] == 1
-    assert sizes[-1] == rows
-    assert len(set(numbers)) == len(sizes) <= rows.bit_length() + 1
-    assert all(-(-rows // (size - 1)) > number for size, number in zip(sizes[1:], numbers[1:], strict=True))
-
-
-def test_even_rows_are_taken_in_sizes_that_divide_them() -> None:
-    assert micro_batch_sizes(12, is_even=True) == (1, 2, 3, 4, 6, 12)
-    assert micro_batch_sizes(16, is_even=False) == micro_batch_sizes(16, is_even=True)
 
 
 def test_an_overcommit_is_of_equal_parts_where_rows_are_uneven() -> None:

@@ -36,6 +36,11 @@ def rows(number: int, **schedule: Any) -> Schedule:
     return Schedule(micro_batch_size=number, **schedule)
 
 
+def tokens(most: int) -> Schedule:
+    """Micro-batches of so many; a sequence has 32 at most."""
+    return Schedule(micro_batch_size=0, micro_batch_tokens=most)
+
+
 PLANS: dict[str, dict[str, Where]] = {
     "one rank": {"other": Where("0:1", schedule=rows(4))},
     "tp2": {"other": Where("0:2", "tp2", rows(8))},
@@ -54,6 +59,13 @@ PLANS: dict[str, dict[str, Where]] = {
         "actor_logprob": Where("0:4", "tp2,pp2", rows(2)),
         "actor_train": Where("0:4", "tp2,dp2", rows(2)),
         "critic_train": Where("0:4", "pp2,dp2", rows(2)),
+    },
+    "micro-batches by tokens": {
+        "other": Where("0:4", "tp2,dp2,sp", tokens(32)),
+        "actor_generate": Where("0:4", "dp4"),
+        "ref_logprob": Where("0:4", "pp2,dp2", tokens(50)),
+        "actor_train": Where("0:4", "pp2,dp2", tokens(64)),
+        "critic_train": Where("0:4", "dp4", tokens(33)),
     },
     "four pools": {
         "actor_generate": Where("0:1"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport, even_share, micro_batches, share
 from meshwright.runtime.messages.transport import Transport
 from tests.runtime.ranks import run_on_ranks
@@ -48,7 +49,10 @@ def test_replicas_have_nearly_as_many_tokens_where_one_row_is_long() -> None:
 
 
 def test_the_longest_row_meets_the_shortest_in_a_micro_batch() -> None:
-    assert micro_batches((4, 1, 3, 2), {1: 30, 2: 5, 3: 10, 4: 80}, 2) == ((4, 2), (1, 3))
+    assert micro_batches((4, 1, 3, 2), {1: 30, 2: 5, 3: 10, 4: 80}, Schedule(micro_batch_size=2)) == (
+        (4, 2),
+        (1, 3),
+    )
 
 
 def test_a_packed_field_unpacks_to_the_same_rows() -> None:
