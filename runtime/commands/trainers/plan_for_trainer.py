@@ -16,7 +16,7 @@ from meshwright.runtime.api.elsewhere import plan_for, structures_for
 from meshwright.runtime.commands.progress_bars import progress_bars
 
 
-class Wanted(TypedDict):
+class Kept(TypedDict):
     """What a search has to keep to: choices that are fixed or forbidden, the plan that it starts from and the lengths
     of a trace; and the job, which the plan names."""
 
@@ -27,7 +27,7 @@ class Wanted(TypedDict):
     seen: SeenLengths | None
 
 
-def best_for(trainer: str, facts: Facts, table: Table | None, wanted: Wanted, limits: Limits) -> Plan | NoPlan:
+def best_for(trainer: str, facts: Facts, table: Table | None, wanted: Kept, limits: Limits) -> Plan | NoPlan:
     """The best plan that the trainer can say; shows its ways as they are done."""
     what = f"searching what {trainer} can say"
     with progress_bars() as progress:
@@ -35,7 +35,7 @@ def best_for(trainer: str, facts: Facts, table: Table | None, wanted: Wanted, li
 
 
 def structures_of(
-    trainer: str, best: Plan, table: Table | None, wanted: Wanted, *, count: int, limits: Limits
+    trainer: str, best: Plan, table: Table | None, wanted: Kept, *, count: int, limits: Limits
 ) -> tuple[Ranked, ...]:
     """The best few plans that the trainer can say and that differ in structure; shows how the searches stand."""
     pins, forbid = wanted["pins"], wanted["forbid"]
