@@ -22,6 +22,9 @@ from meshwright.planner.solver.spread import Bounds, Kept, Spread
 _SHARE = 0.7
 """Of the options of all branches: where a branch has more of them on average, all are looked at together."""
 
+_MOST = 64
+"""Branches: of more, the little work for each adds up to more than all take together."""
+
 _TRIED = 4
 """So many branches say whether the others are worth a look."""
 
@@ -49,7 +52,7 @@ class Branch:
 def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> list[Branch]:
     """Branches that have all the answers that end by the tick, those with the least bound first.
 
-    They are one where they differ little, and the whole problem where time ends.
+    They are one where they differ little or are many, and the whole problem where time ends.
     """
     spread = Spread(problem)
     whole = spread.bounds({call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls})
@@ -57,7 +60,10 @@ def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> li
         return []
     found, kept, room = [], whole.within(makespan), _Room(problem)
     deciding = min(problem.calls, key=lambda call: int(kept[call.name].sum()))
-    for index in _spaced(_likeliest(whole.each[deciding.name], makespan)):
+    likeliest = _likeliest(whole.each[deciding.name], makespan)
+    if len(likeliest) > _MOST:
+        return [Branch(problem, whole)]
+    for index in _spaced(likeliest):
         if not in_time():
             return [Branch(problem, whole)]
         bounds = spread.bounds(room.beside(deciding, index, kept))
