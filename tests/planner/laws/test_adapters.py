@@ -84,7 +84,7 @@ def test_weights_that_may_be_shared_do_not_wait_in_the_host() -> None:
     assert any("offload=weights is not for this stage; use none" in sentence for sentence in sentences)
 
 
-@pytest.mark.parametrize("seed", (1, 2, 4, 5, 6))
+@pytest.mark.parametrize("seed", [1, 2, 4, 5, 6])
 def test_the_search_equals_trying_everything_where_memory_is_short(seed: int) -> None:
     """Copies of the actor take so much that all of them fit only where some are shared."""
     few = adapted_facts(critic_free_facts(facts=small_facts(ranks_per_node=2, batch_size=4), group_size=2))
