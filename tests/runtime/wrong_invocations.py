@@ -103,7 +103,6 @@ def _trainers() -> Iterator[tuple[str, ...]]:
         yield "export", _PLAN, "in/jobs/another.yaml", "--to", trainer, "-o", "out"
         yield "export", _PLAN, "in/job.yaml", "--to", trainer, "-o", "in"
         yield "export", _PLAN, "in/job.yaml", "--to", trainer, "--ranks", "2", "-o", "out"
-        yield "plan", "in/job.yaml", "--for", trainer, "--top", "2", "-o", "out.json"
     yield "plan", "in/job.yaml", "--for", "verll", "-o", "out.json"
     yield "import", "in/job.yaml", "--from", "verl", "--device", "h100-sxm", "-o", "in/job.yaml"
 

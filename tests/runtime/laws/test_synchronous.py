@@ -20,6 +20,7 @@ from meshwright.planner.plan.steps_ahead import synchronous
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.generation.engine import Generator
@@ -164,7 +165,7 @@ def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, flo
 
 def _groups(batch: StepExperience, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     lengths = batch.lengths()
-    return micro_batches(even_share(list(rows), lengths, 0, 1), lengths, ROWS)
+    return micro_batches(even_share(list(rows), lengths, 0, 1), lengths, Schedule(micro_batch_size=ROWS))
 
 
 def test_a_synchronous_run_of_two_pools_is_a_plain_loop_bit_for_bit(tmp_path: Path) -> None:
