@@ -267,7 +267,7 @@ class _Search:
         worth, scope = self.worth, self.scopes[-1]
         if worth is None or self.first is None:
             return
-        generates = [stage for stage in self.facts.graph.stages if stage.generates]
+        generates, *_ = first_to_cost(self.facts.graph.stages)
         self._cost(scope, generates)
         better = self.first_plans.best(*(self.known[stage.name, scope.of(stage)] for stage in generates))
         if better is not None and better.objective_seconds < self.first.objective_seconds:

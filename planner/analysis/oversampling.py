@@ -80,8 +80,8 @@ def best_wave(plan: Plan, remodel: Remodel, *, pins: Sequence[str] = (), limits:
     start = min((plan, *near), key=lambda one: one.period_seconds)
     if start is plan:
         return plan
-    digests = {name: of for name, of in plan.digests.items() if name not in plan.facts.digests()}
-    found = compile_plan(start.facts, remodel(start.facts), pins=pins, digests=digests, limits=limits, start=start)
+    model = remodel(start.facts)
+    found = compile_plan(start.facts, model, pins=pins, digests=plan.origins, limits=limits, start=start)
     assert isinstance(found, Plan), found  # there is the one to start from
     return found
 

@@ -68,8 +68,7 @@ def best_structures(
 
 def every_plan(best: Plan, model: CostModel, limits: Limits) -> Search:
     """A search of all plans of the facts of `best`, each with the same origins."""
-    digests = {name: digest for name, digest in best.digests.items() if name not in best.facts.digests()}
-    return lambda part: best_plan(best.facts, model, pins=part, digests=digests, limits=limits)
+    return lambda part: best_plan(best.facts, model, pins=part, digests=best.origins, limits=limits)
 
 
 def ranked(plans: Sequence[Plan], model_of: Remodel, *, seed: int = 0) -> tuple[Ranked, ...]:

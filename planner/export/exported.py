@@ -102,5 +102,5 @@ def _searched(
     limits: Limits | None,
     progress: Callable[[int, int], None] | None,
 ) -> Within | None:
-    others = {name: digest for name, digest in plan.digests.items() if name not in plan.facts.digests()}
-    return within(trainer, plan.facts, remodel(plan.facts), limits=limits, digests=others, progress=progress)
+    model = remodel(plan.facts)
+    return within(trainer, plan.facts, model, limits=limits, digests=plan.origins, progress=progress)

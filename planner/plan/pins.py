@@ -162,7 +162,7 @@ _READERS: Mapping[str, Callable[[str, str], Value]] = {
     "layout": _layout,
     **dict.fromkeys(DEGREES, _whole),
     "pool": _ranks,
-    "micro_batch_size": _count,
+    "micro_batch_size": _whole,
     "micro_batch_tokens": _count,
     "recompute": _recompute,
     "generation_slots": _whole,

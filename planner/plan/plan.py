@@ -132,6 +132,12 @@ class Plan(Document):
         return {key: value for key, value in written(self).items() if key != "workers" or value}
 
     @property
+    def origins(self) -> dict[str, str]:
+        """The digests of what it was computed from and does not hold: the job, the measured table, the trace."""
+        held = self.facts.digests()
+        return {name: digest for name, digest in self.digests.items() if name not in held}
+
+    @property
     def lengths_are_seen(self) -> bool:
         """Whether its workload's lengths are those of a trace, rather than what the job expects."""
         return "trace" in self.digests

@@ -47,9 +47,9 @@ def plan_for(
 
     `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
     `start` is a plan of a job that differs little: where the trainer can say its placements under these facts, only
-    what is better by more than the gap is searched for, and the plan's digests name it. `seen` are the
-    lengths of a trace, in place of those that the facts expect. `progress` is told how many of
-    the trainer's ways are done, and of how many. Raises BadInput for a trainer that is not known, a pin that is not
+    what is better by more than the gap is searched for, and the plan's digests name it. `seen` are the lengths of a
+    trace, in place of those that the facts expect. `progress` is told how many of the trainer's ways are done, and of
+    how many. Raises BadInput for a trainer that is not known, a pin that is not
     legal, and what no trainer is told (rewards on hosts, turns, adapters).
     """
     known = _trainer(trainer)
@@ -88,11 +88,10 @@ def structures_for(
     a plan that breaks a rule.
     """
     known, model_of = _trainer(trainer), remodel(table)
-    origins = {name: one for name, one in best.digests.items() if name not in best.facts.digests()}
     model, limited = model_of(best.facts), limits_of(limits)
 
     def search(part: tuple[Pin, ...]) -> Plan | None:
-        found = within(known, best.facts, model, pins=part, limits=limited, digests=origins)
+        found = within(known, best.facts, model, pins=part, limits=limited, digests=best.origins)
         return found.plan if found else None
 
     asked = parse_pins((*pins, *map(forbidden, forbid)), best.graph)

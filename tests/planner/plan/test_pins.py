@@ -24,7 +24,7 @@ def test_a_pin_is_read_and_written_in_one_form() -> None:
         ("actor_trian.layout=tp1", "there is no stage 'actor_trian'; did you mean 'actor_train'?"),
         ("actor_train.layuot=tp1", "a stage has no 'layuot'; did you mean 'layout'?"),
         ("actor_train.pool=4", "'4' is not a pool; write first:number, such as 0:4."),
-        ("actor_train.micro_batch_size=two", "'two' is not a whole number; use 0 or more."),
+        ("actor_train.micro_batch_size=two", "'two' is not a whole number; use 1 or more."),
         ("actor_train.recompute=ful", "there is no recomputation 'ful'; did you mean 'full'?"),
         ("ref_logprob.recompute=full", "ref_logprob does not train, so nothing is recomputed; remove the pin."),
         ("ref_logprob.generation_slots=4", "ref_logprob does not generate, so it has no generation_slots"),

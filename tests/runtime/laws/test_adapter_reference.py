@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,10 +143,3 @@ def _grown(run: Observed, base: Path) -> dict[str, Tensor]:
     """What training added to each weight, in float64."""
     before = {key: value for path in base.glob("*.safetensors") for key, value in load_file(path).items()}
     return {key: value.double() - before[key].double() for key, value in run.weights("actor").items()}
-
-
-def test_the_reference_is_given_nothing_by_the_project() -> None:
-    tree = ast.parse(Path(low_rank.__file__).read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in imported if name.startswith("meshwright")} == set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ import yaml
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
-from tests.reference import critic_free
 from tests.reference.critic_free import CriticFreeReference
 from tests.reference.ppo import weights_of
 from tests.runtime.compared import judged, settings_of
@@ -121,10 +119,3 @@ def test_a_run_draws_and_learns_what_the_reference_does(
     found = judged(run, judge, num_steps=STEPS, batch_size=BATCH, group_size=GROUP)
     found.add_all("weights", run.weights("actor"), weights_of(judge.actor))
     assert found.beyond(TOLERANCE) == {}
-
-
-def test_the_reference_is_given_nothing_by_the_project() -> None:
-    tree = ast.parse(Path(critic_free.__file__).read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in imported if name.startswith(("meshwright", "tests"))} == {"tests.reference.ppo"}

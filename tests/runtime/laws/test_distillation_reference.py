@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ import yaml
 
 from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.execution.request import RunRequest
-from tests.reference import distillation
 from tests.reference.distillation import DistilledReference
 from tests.reference.ppo import weights_of
 from tests.runtime.checkpoints import write_checkpoint
@@ -118,12 +116,3 @@ def test_a_run_draws_and_learns_what_the_reference_does(
     found.add_all("weights", run.weights("actor"), weights_of(judge.actor))
     assert found.beyond(TOLERANCE) == {}
     assert {"teacher_logprobs", "advantages", "policy_loss"} <= found.worst.keys()
-
-
-def test_the_reference_is_given_nothing_by_the_project() -> None:
-    tree = ast.parse(Path(distillation.__file__).read_text())
-    imported = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in imported if name.startswith(("meshwright", "tests"))} == {
-        "tests.reference.critic_free",
-        "tests.reference.ppo",
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,10 +192,3 @@ def test_the_runs_met_all_that_they_are_compared_in(runs: dict[str, Observed]) -
         ]
         assert bool(weights) == (CASES[name].staleness > 0)
         assert not weights or torch.cat(weights).std() > 0.001
-
-
-def test_the_reference_is_given_nothing_by_the_project() -> None:
-    tree = ast.parse(Path(ppo.__file__).read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in imported} & {"meshwright", "tests", "runtime", "planner"} == set()
