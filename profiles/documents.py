@@ -123,10 +123,12 @@ def _meant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _came_further(one: ErrorDetails, other: ErrorDetails) -> bool:
-    """Whether one error lies inside a value that the other one refuses as a whole, as a member of the same union."""
+    """Whether one error lies inside a value that the other one refuses as a whole, as a member of the same union, or
+    is a rule that the whole value breaks as a member which it could be."""
     where = other["loc"][:-1]
     refused = bool(where) and (other["type"] == "literal_error" or other["type"].endswith("_type"))
-    return refused and len(one["loc"]) > len(other["loc"]) and one["loc"][: len(where)] == where
+    deeper = len(one["loc"]) > len(other["loc"]) or (one["type"] == "value_error" and len(one["loc"]) > len(where))
+    return refused and deeper and one["loc"][: len(where)] == where
 
 
 def _is_member(part: int | str) -> bool:

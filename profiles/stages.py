@@ -156,7 +156,7 @@ class StageGraph:
     hosted: tuple[HostStage, ...] = ()
 
     def __post_init__(self) -> None:
-        require_none(_violations(self), "algorithm")
+        require_none(graph_violations(self.stages, self.hosted), "algorithm")
 
     @cached_property
     def by_name(self) -> Mapping[str, Stage]:
@@ -231,11 +231,10 @@ def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage])
                 yield StageEdge(producer.name, consumer.name, fields)
 
 
-def _violations(graph: StageGraph) -> Iterator[str]:
-    """One sentence per broken rule."""
-    stages = graph.stages
+def graph_violations(stages: tuple[Stage, ...], hosted: tuple[HostStage, ...]) -> Iterator[str]:
+    """One sentence per broken rule of stages that are to make a graph."""
     generating = next((index for index, stage in enumerate(stages, start=1) if stage.generates), 0)
-    every: tuple[Stage | HostStage, ...] = (*stages[:generating], *graph.hosted, *stages[generating:])
+    every: tuple[Stage | HostStage, ...] = (*stages[:generating], *hosted, *stages[generating:])
     yield from _names(every)
     yield from _fields(every)
     yield from _generation(stages)
@@ -263,11 +262,31 @@ def _fields(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
             if field not in writers:
                 yield f"{stage.name} reads {field}, which no stage writes; add a stage that does."
             elif field not in written:
-                yield (
-                    f"{stage.name} reads {field} before {writers[field]} writes it; put {writers[field]} first, and "
-                    "let no stages read from each other in a circle."
-                )
+                told, writer = f"{stage.name} reads {field} before {writers[field]} writes it", writers[field]
+                circle = _circle(writer, stage.name, {one.name: one.reads for one in stages}, writers)
+                if circle:
+                    ways = " -> ".join((stage.name, *circle))
+                    yield f"{told}, and they read from each other in a circle ({ways}); let one of them read less."
+                else:
+                    yield f"{told}; put {writer} first."
         written.update(stage.writes)
+
+
+def _circle(
+    start: str, end: str, reads: Mapping[str, Sequence[str]], writers: Mapping[str, str]
+) -> tuple[str, ...] | None:
+    """A way from one stage to another along what each reads, or None; every stage on it once."""
+    ways: list[tuple[str, ...]] = [(start,)]
+    seen = {start}
+    while ways:
+        way = ways.pop(0)
+        if way[-1] == end:
+            return way
+        for name in dict.fromkeys(writers[field] for field in reads[way[-1]] if field in writers):
+            if name not in seen:
+                seen.add(name)
+                ways.append((*way, name))
+    return None
 
 
 def _generation(stages: tuple[Stage, ...]) -> Iterator[str]:

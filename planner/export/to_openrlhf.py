@@ -196,7 +196,7 @@ def _estimator(origin: ExportInput) -> str:
         return "dr_grpo"
     if isinstance(settings, Reinforce) and settings.group_baseline:
         return "reinforce_baseline"
-    return _ESTIMATORS[origin.plan.facts.algorithm]
+    return _ESTIMATORS[origin.algorithm]
 
 
 def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:

@@ -142,7 +142,7 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
         yield KeyValue("use-kl-loss", in_loss, "job: algorithm and models.ref")
         yield from origin.setting("kl_coefficient", "kl-loss-coef" if in_loss else "kl-coef")
     has_baseline = isinstance(settings, Reinforce) and settings.group_baseline
-    estimator = f"{_ESTIMATORS[origin.plan.facts.algorithm]}{'_baseline' if has_baseline else ''}"
+    estimator = f"{_ESTIMATORS[origin.algorithm]}{'_baseline' if has_baseline else ''}"
     yield KeyValue("advantage-estimator", estimator, "job: algorithm")
     yield from origin.said(_SETTINGS)
     if isinstance(settings, GRPO):

@@ -203,7 +203,7 @@ def _reward(origin: ExportInput) -> Iterator[KeyValue]:
 
 
 def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
-    algorithm, roles = origin.plan.facts.algorithm, origin.plan.graph.roles
+    algorithm, roles = origin.algorithm, origin.plan.graph.roles
     yield KeyValue(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
     if Role.CRITIC in roles:
         yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")

@@ -12,6 +12,7 @@ from meshwright.planner.export.known_keys import KnownKeys, known_keys
 from meshwright.planner.export.ways import Way
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
 from meshwright.planner.plan.learning_settings import LearningSettings
+from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
@@ -40,14 +41,21 @@ class ExportInput:
     directory: Path | None = None
 
     @property
+    def algorithm(self) -> Algorithm:
+        """The preset: a job with its own graph is refused before."""
+        found = self.plan.facts.algorithm
+        assert not isinstance(found, OwnGraph)
+        return found
+
+    @property
     def settings(self) -> LearningSettings:
         """Those of the algorithm; its defaults where no job says so."""
-        return self.job.settings if self.job else DEFAULT_SETTINGS[SETTINGS_KEYS[self.plan.facts.algorithm]]
+        return self.job.settings if self.job else DEFAULT_SETTINGS[SETTINGS_KEYS[self.algorithm]]
 
     def setting(self, field: str, key: str) -> Iterator[KeyValue]:
         """A setting under a trainer's key, if the algorithm has it."""
         if field in type(self.settings).model_fields:
-            origin = f"job: {SETTINGS_KEYS[self.plan.facts.algorithm]}.{field}"
+            origin = f"job: {SETTINGS_KEYS[self.algorithm]}.{field}"
             yield KeyValue(key, getattr(self.settings, field), origin)
 
     def said(self, fields: Mapping[str, str]) -> Iterator[KeyValue]:
@@ -94,8 +102,8 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_sayable(self, facts: Facts) -> None:
-        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, an adapter or teachers:
-        with these no trainer's configuration is written."""
+        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, an adapter, teachers or its
+        own graph: with these no trainer's configuration is written."""
         for what in _unsaid(facts):
             raise BadInput(
                 f"{what} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
@@ -128,5 +136,7 @@ def _unsaid(facts: Facts) -> Iterator[str]:
         yield "waves of prompts until a batch has a signal (workload.dynamic_sampling) are"
     if adapter := facts.models.actor.adapter:
         yield f"the actor's adapter of rank {adapter.rank} is"
+    if isinstance(facts.algorithm, OwnGraph):
+        yield "the job's own graph (algorithm.stages) is"
     if facts.algorithm == "distill":
         yield f"distillation from teachers ({', '.join(role for role in TEACHERS if role in facts.graph.roles)}) is"

@@ -4,16 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias, get_args
 
 from meshwright.planner.plan.learning_settings import LearningSettings
+from meshwright.planner.plan.own_graph import OwnGraph, is_same
 from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.stages import TEACHERS, Role
+from meshwright.profiles.stages import ENVIRONMENT, TEACHERS, Role, StageGraph
 from meshwright.profiles.workload import Workload
+
+AnyAlgorithm: TypeAlias = Algorithm | OwnGraph
+"""A preset, or the job's own graph."""
+
+
+def graph_for(
+    algorithm: AnyAlgorithm,
+    roles: Collection[Role],
+    workload: Workload,
+    *,
+    has_environment: bool = False,
+    ref_is_base: bool = False,
+) -> StageGraph:
+    """The stages of a step of a job that has models of these roles."""
+    if isinstance(algorithm, OwnGraph):
+        return algorithm.graph(ref_is_base=ref_is_base)
+    return graph_of(
+        algorithm,
+        has_ref=Role.REF in roles,
+        has_reward=Role.REWARD in roles or not has_environment,
+        has_environment=has_environment,
+        has_turns=workload.turns is not None,
+        ref_is_base=ref_is_base,
+        num_teachers=max(1, sum(role in TEACHERS for role in roles)),
+        has_waves=workload.dynamic_sampling is not None,
+    )
+
+
+def presets_alike(
+    own: OwnGraph, roles: Collection[Role], workload: Workload, *, has_environment: bool = False
+) -> tuple[Algorithm, ...]:
+    """Those that have the job's own graph."""
+    mine = own.graph()
+    presets: tuple[Algorithm, ...] = get_args(Algorithm)
+    return tuple(
+        preset
+        for preset in presets
+        if is_same(mine, graph_for(preset, roles, workload, has_environment=has_environment))
+    )
 
 
 def require_roles(
-    algorithm: Algorithm, roles: Collection[Role], workload: Workload, *, has_environment: bool = False
+    algorithm: AnyAlgorithm, roles: Collection[Role], workload: Workload, *, has_environment: bool = False
 ) -> None:
     """Raises ValueError, in the words that a document is refused with, for the first rule that is broken. A job whose
     rewards are on hosts needs no reward model."""
@@ -28,6 +69,19 @@ def require_own_settings(algorithm: Algorithm, own: str, given: Collection[str])
             raise ValueError(
                 f"{key}: algorithm={algorithm} has its settings under {own}; move them there or remove them"
             )
+
+
+def require_settings_of_graph(own: Collection[str], given: Sequence[str]) -> None:
+    """Raises ValueError where a job with its own graph gives settings under other keys than the `own`, of the presets
+    that have the same graph, or under two."""
+    for key in given:
+        if key not in own:
+            told = (
+                f"its settings are under {' or '.join(own)}" if own else "no preset has it, so that it has no settings"
+            )
+            raise ValueError(f"{key}: algorithm is the job's own graph, and {told}; remove {key}")
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are settings of several presets; keep those of one")
 
 
 def require_reference(own: str, settings: LearningSettings, roles: Collection[Role]) -> None:
@@ -82,21 +136,24 @@ def require_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
 
 
 def _violations(
-    algorithm: Algorithm, roles: Collection[Role], workload: Workload, has_environment: bool
+    algorithm: AnyAlgorithm, roles: Collection[Role], workload: Workload, has_environment: bool
 ) -> Iterator[str]:
-    has_reward = Role.REWARD in roles or not has_environment
-    num_teachers = max(1, sum(role in TEACHERS for role in roles))
-    wanted = graph_of(algorithm, has_ref=Role.REF in roles, has_reward=has_reward, num_teachers=num_teachers).roles
+    told = str(algorithm) if isinstance(algorithm, OwnGraph) else f"algorithm={algorithm}"
+    graph = graph_for(algorithm, roles, workload, has_environment=has_environment)
     if algorithm == "distill" and has_environment:
         yield "rewards: algorithm=distill learns from its teachers and pays no rewards; remove them"
     for role in Role:
-        if role in wanted and role not in roles:
-            yield f"missing key 'models.{role}': algorithm={algorithm} has a stage of that role; add it"
-        if role in roles and role not in wanted:
-            yield f"models.{role}: algorithm={algorithm} has no stage of that role; remove it"
+        if role in graph.roles and role not in roles:
+            yield f"missing key 'models.{role}': {told} has a stage of that role; add it"
+        if role in roles and role not in graph.roles:
+            yield f"models.{role}: {told} has no stage of that role; remove it"
+    if has_environment and not graph.hosted:
+        yield f"rewards: {told} has no stage of the environment; add {ENVIRONMENT}, or remove them"
+    if graph.hosted and not has_environment:
+        yield f"missing key 'rewards': {told} has the stage {ENVIRONMENT}; add what it scores by, or remove the stage"
     if workload.dynamic_sampling and algorithm not in COMPARES_GROUPS:
         yield (
-            f"workload.dynamic_sampling: algorithm={algorithm} does not compare the samples of a group; use "
+            f"workload.dynamic_sampling: {told} does not compare the samples of a group; use "
             f"{' or '.join(COMPARES_GROUPS)}, or remove it"
         )
     if algorithm in COMPARES_GROUPS and workload.group_size == 1:

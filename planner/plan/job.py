@@ -18,12 +18,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
 from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.algorithm_rules import (
+    AnyAlgorithm,
+    graph_for,
+    presets_alike,
     require_adapted,
     require_base,
     require_no_work_ahead,
     require_own_settings,
     require_reference,
     require_roles,
+    require_settings_of_graph,
     require_teacher_weights,
 )
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
@@ -33,8 +37,9 @@ from meshwright.planner.plan.job_data import Data
 from meshwright.planner.plan.job_limits import position_violations, require_possible
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer, require_one_vocabulary
+from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.profiles.algorithms import Algorithm, graph_of
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.differences import differences
 from meshwright.profiles.documents import Document, digest, read_yaml
@@ -43,7 +48,7 @@ from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.profiles.stages import TEACHERS, Role, StageGraph
+from meshwright.profiles.stages import Role, StageGraph
 from meshwright.profiles.workload import Workload
 
 _SCALAR_HEADS = (Role.CRITIC, Role.REWARD)
@@ -60,7 +65,7 @@ _CLUSTER = "local, a device's name, or what the cluster is made of"
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
 _ALGORITHM = (
     "what a step does: PPO trains a critic too; distill learns what teachers say of the actor's draws; the others "
-    "compare the samples of a step and have none"
+    "compare the samples of a step and have none; or the job's own graph of stages"
 )
 _REWARD = "a model with a scalar head; needed where rewards names none"
 _TEACHER = "whose log-probabilities distill learns, with the actor's vocabulary"
@@ -155,7 +160,7 @@ def settings_key(settings: LearningSettings) -> str:
 class Job(Document):
     """What a user writes: models, cluster, workload, settings of the algorithm and data, each name as it is written."""
 
-    algorithm: Algorithm = Field(default="ppo", description=_ALGORITHM)
+    algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
     models: Models
     cluster: AnyClusterSpec = Field(
         default="local", description="local, a device's name, or what the cluster is made of"
@@ -186,7 +191,7 @@ class Job(Document):
         return {
             key: value
             for key, value in found.items()
-            if key not in SETTINGS_KEYS.values() or key == SETTINGS_KEYS[self.algorithm]
+            if key not in SETTINGS_KEYS.values() or (self.preset and key == SETTINGS_KEYS[self.preset])
         }
 
     @model_validator(mode="after")
@@ -197,19 +202,48 @@ class Job(Document):
         if self.tool and not self.workload.turns:
             raise ValueError("tool: rollouts of one turn call none; give workload.turns, or remove it")
         require_adapted([role for role in self.models.roles if self.models.source(role).adapter])
-        given = [
-            key for key in SETTINGS_KEYS.values() if key in self.model_fields_set and getattr(self, key) is not None
-        ]
-        require_own_settings(self.algorithm, SETTINGS_KEYS[self.algorithm], given)
-        require_reference(SETTINGS_KEYS[self.algorithm], self.settings, self.models.roles)
+        self._require_settings()
         if isinstance(self.settings, Distill):
             require_teacher_weights(self.settings.teacher_weights, self.models.roles)
         return self
 
+    def _require_settings(self) -> None:
+        """Raises ValueError for settings that are not of the algorithm, or that need a model there is not."""
+        given, own = self._given_settings, [SETTINGS_KEYS[preset] for preset in self.presets]
+        if isinstance(self.algorithm, OwnGraph):
+            require_settings_of_graph(own, given)
+        else:
+            require_own_settings(self.algorithm, own[0], given)
+        if self.preset:
+            require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
+            require_reference(SETTINGS_KEYS[self.preset], self.settings, self.models.roles)
+
+    @property
+    def _given_settings(self) -> list[str]:
+        """The keys of settings that the job has."""
+        keys = SETTINGS_KEYS.values()
+        return [key for key in keys if key in self.model_fields_set and getattr(self, key) is not None]
+
+    @property
+    def presets(self) -> tuple[Algorithm, ...]:
+        """The algorithm, or where the job has its own graph those that have the same."""
+        if not isinstance(self.algorithm, OwnGraph):
+            return (self.algorithm,)
+        return presets_alike(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
+
+    @property
+    def preset(self) -> Algorithm | None:
+        """Whose settings and losses the job has: of several that have its own graph the one whose settings it gives."""
+        given, alike = self._given_settings, self.presets
+        named = alike if len(alike) == 1 else [preset for preset in alike if SETTINGS_KEYS[preset] in given]
+        return next(iter(named), None)
+
     @property
     def settings(self) -> LearningSettings:
         """Those of the algorithm; its defaults where the job gives none."""
-        key = SETTINGS_KEYS[self.algorithm]
+        if self.preset is None:
+            return LearningSettings()
+        key = SETTINGS_KEYS[self.preset]
         found: LearningSettings | None = getattr(self, key)
         return DEFAULT_SETTINGS[key] if found is None else found
 
@@ -247,7 +281,7 @@ class RoleModels(Document):
 class Facts(Document):
     """All that a plan is computed from, names resolved."""
 
-    algorithm: Algorithm = Field(default="ppo", description=_ALGORITHM)
+    algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
     models: RoleModels
     cluster: AnyCluster
     precision: Literal["fp32", "bf16"]
@@ -277,16 +311,12 @@ class Facts(Document):
     @cached_property
     def graph(self) -> StageGraph:
         """The stages of a step of this job."""
-        has_ref, has_reward = self.models.ref is not None, self.models.reward is not None
-        return graph_of(
+        return graph_for(
             self.algorithm,
-            has_ref=has_ref,
-            has_reward=has_reward,
+            tuple(map(Role, self.models.by_name)),
+            self.workload,
             has_environment=bool(self.rewards),
-            has_turns=self.workload.turns is not None,
             ref_is_base=self.ref_is_base,
-            num_teachers=sum(role in self.models.by_name for role in TEACHERS),
-            has_waves=self.workload.dynamic_sampling is not None,
         )
 
     def digests(self) -> dict[str, str]:
@@ -334,8 +364,13 @@ def resolve(job: Job, directory: Path) -> Facts:
         cache_after_refit=job.cache_after_refit,
         engine=job.engine or own,
         rewards=tuple(reward.load for reward in job.rewards),
-        ref_is_base=adapter is not None and places.get(Role.REF) == places[Role.ACTOR],
+        ref_is_base=adapter is not None and places.get(Role.REF) == places[Role.ACTOR] and not _trains_ref(job),
     )
+
+
+def _trains_ref(job: Job) -> bool:
+    """Whether the reference is no fixed model."""
+    return isinstance(job.algorithm, OwnGraph) and Role.REF in job.algorithm.trained
 
 
 def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: bool = False) -> None:
@@ -350,7 +385,7 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
             f"the plan was made for another job: it is for a {planned.cluster.kind} cluster and the job's cluster is "
             f"{facts.cluster.kind}; plan this job again."
         )
-    if facts.algorithm != planned.algorithm:
+    if str(facts.algorithm) != str(planned.algorithm):
         raise BadInput(
             f"the plan was made for another job: algorithm is {planned.algorithm} in the plan and {facts.algorithm} in "
             "the job; plan this job again."

@@ -106,5 +106,10 @@ def _ahead(graph: StageGraph, *, generate: int, scored: int) -> StepsAhead:
 
 
 def _scored_ahead(graph: StageGraph) -> tuple[str, ...]:
-    """Stages whose weights are never trained: what they write of a step does not depend on when they run."""
-    return tuple(stage.name for stage in graph.stages if not stage.is_trained)
+    """Stages whose weights are never trained, and that read of no others than these and the generation: what they write
+    of a step does not depend on when they run."""
+    found: list[str] = []
+    for stage in graph.stages:
+        if not stage.is_trained and {graph.writer[field] for field in stage.reads} <= {GENERATE, *found}:
+            found.append(stage.name)
+    return tuple(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.analysis.whatif import outlook
 from meshwright.planner.plan.evaluate import fullest_rank
+from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.compared import compared
@@ -53,7 +54,9 @@ def report(contents: Contents) -> str:
 
 
 def _title(plan: Plan) -> str:
-    return f"A {plan.facts.algorithm.upper()} plan for {plan.facts.cluster.name}".replace(" x ", " × ")
+    algorithm = plan.facts.algorithm
+    told = f"A plan of {algorithm}" if isinstance(algorithm, OwnGraph) else f"A {algorithm.upper()} plan"
+    return f"{told} for {plan.facts.cluster.name}".replace(" x ", " × ")
 
 
 def _head(contents: Contents) -> Html:

@@ -84,12 +84,15 @@ def assemble(
 
 
 def _given_sooner(plan: Plan, order: Sequence[str]) -> list[str]:
-    """The order with the training whose weights a pool apart takes before the other one, which reads the same: the
-    weights can be on their way while that trains, which no period tells."""
+    """The order with the trainings whose weights a pool apart takes before the others, if those that they change places
+    with read the same: the weights can be on their way while these train, which no period tells."""
     givers = {refit.source for refit in plan.refits if not move_of(plan, refit.source, refit.target).overlap}
     trainings = [name for name in order if name in plan.graph.train_stage.values()]
     sooner = iter(sorted(trainings, key=lambda name: name not in givers))
-    return [next(sooner) if name in trainings else name for name in order]
+    found = [next(sooner) if name in trainings else name for name in order]
+    place = {name: index for index, name in enumerate(found)}
+    waits = (edge for edge in plan.edges if plan.waits(edge.producer, edge.consumer))
+    return found if all(place[edge.producer] < place[edge.consumer] for edge in waits) else list(order)
 
 
 def copies_to_refit(plan: Plan) -> tuple[str, ...]:

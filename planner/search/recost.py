@@ -16,6 +16,7 @@ from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.plan.pools import pool_violations
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
 from meshwright.planner.search.assemble import costs_of, move_of
+from meshwright.profiles.stages import StageGraph
 
 
 def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
@@ -24,6 +25,9 @@ def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
 
 
 def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
+    if _skeleton(plan.graph) != _skeleton(facts.graph):
+        yield "the plan's stages, or those that they read from, are others than those of the graph; plan the job again."
+        return
     yield from position_violations(facts.models.by_name, facts.workload)
     for pool in plan.pools:
         for sentence in pool_violations(facts.cluster, pool.first_rank, pool.num_ranks):
@@ -33,6 +37,12 @@ def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
         rules = layout_rules(facts, stage, placement.layout)
         for sentence in rules or schedule_rules(facts, stage, placement.layout, placement.schedule):
             yield f"{placement.stage}: {sentence}"
+
+
+def _skeleton(graph: StageGraph) -> object:
+    """What of a graph the placements of a plan and their order depend on."""
+    stages = frozenset((stage.name, stage.role, stage.modes, stage.is_trained) for stage in graph.stages)
+    return stages, frozenset((edge.producer, edge.consumer) for edge in graph.edges)
 
 
 def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:

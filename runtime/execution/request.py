@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.planner.plan.job import Job, require_job
+from meshwright.planner.plan.job import SETTINGS_KEYS, Job, require_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
@@ -84,6 +84,7 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     require_valid(plan)
     require_sound(lower(plan), plan.graph)
     require_job(plan.facts, request.job, request.directory, lengths_are_seen=plan.lengths_are_seen)
+    _require_known_losses(request.job)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
         raise BadInput(
             f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
@@ -98,6 +99,21 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     require_free(request.out)
     _check_resume(request)
     request.out.mkdir(parents=True, exist_ok=True)
+
+
+def _require_known_losses(job: Job) -> None:
+    """Raises BadInput for a graph of the job's own that no preset has: a graph says what a stage reads and writes, and
+    not what it computes."""
+    if job.preset is None and job.presets:
+        raise BadInput(
+            f"job: algorithm is the job's own graph, which {' and '.join(job.presets)} have alike; give the settings "
+            f"of one of them, as {SETTINGS_KEYS[job.presets[0]]}: {{}}, or its name as the algorithm."
+        )
+    if job.preset is None:
+        raise BadInput(
+            "job: algorithm is the job's own graph, which no preset has, and run knows what the stages of presets "
+            "compute; plan, simulate and rehearse it, or name a preset."
+        )
 
 
 def _check_resume(request: RunRequest) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, LayoutCosts, Move, Summed
 from meshwright.planner.plan.job import Facts, RoleModels
+from meshwright.planner.plan.own_graph import MODES, OwnGraph, OwnStage
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.experts import Experts
@@ -15,7 +16,7 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
-from meshwright.profiles.stages import TEACHERS, Stage
+from meshwright.profiles.stages import TEACHERS, Stage, StageGraph
 from meshwright.profiles.workload import Workload
 
 
@@ -112,6 +113,26 @@ def distill_facts(num_teachers: int = 1, facts: Facts | None = None) -> Facts:
     }
     models = RoleModels(actor=facts.models.actor, **deeper)
     return facts.model_copy(update={"algorithm": "distill", "models": models})
+
+
+def stated(graph: StageGraph) -> OwnGraph:
+    """A graph in the words of a job."""
+    kinds = {modes: kind for kind, modes in MODES.items()}
+    first, *others = (
+        OwnStage(
+            name=stage.name,
+            kind=kinds[stage.modes],
+            role=stage.role,
+            reads=stage.reads,
+            writes=stage.writes,
+            may_stream=stage.may_stream,
+        )
+        for stage in graph.stages
+    )
+    hosted = (
+        OwnStage(name=host.name, kind="environment", reads=host.reads, writes=host.writes) for host in graph.hosted
+    )
+    return OwnGraph(stages=(first, *hosted, *others))
 
 
 def mixture_facts(facts: Facts) -> Facts:

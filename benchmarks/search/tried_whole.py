@@ -1,0 +1,195 @@
+"""Random jobs with graphs of their own, solved and tried whole: both must find the same least turn.
+
+    python -m benchmarks.search.tried_whole [--jobs 300] [--groups 64] [--first 0] [--report REPORT.md]
+
+Of each job every scope (how far stages work ahead, what is offloaded) is one problem: the solver answers it as the
+search does, brute force tries every choice of options on every pool and every order. Then the whole search plans the
+job, and its plan must be valid, its program sound, and its bound and its turn on either side of the least one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from benchmarks.search.brute_force import best_makespan
+from benchmarks.search.random_graphs import RandomJob, random_job
+from meshwright.cost_models.question import CostModel
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.evaluate import items
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
+from meshwright.planner.plan.verify import verify
+from meshwright.planner.program.check_program import check_program
+from meshwright.planner.program.program import lower
+from meshwright.planner.search.formulate import Formulation, formulate
+from meshwright.planner.search.frontier import frontiers
+from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.solve import solve
+
+GROUP_SIZES = (2, 4)
+
+_EXACT = Limits(gap=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One job: how many choices its scopes had, and what disagreed; `least_seconds` are of its shortest turn, None
+    where nothing fits."""
+
+    job: RandomJob
+    num_scopes: int
+    num_choices: int
+    least_seconds: float | None
+    disagreements: tuple[str, ...]
+    solver_seconds: float
+    brute_force_seconds: float
+
+
+def tried(job: RandomJob, oracle: CostModel | None = None) -> Tried:
+    """A job that was solved and tried whole. The `oracle` is the cost model by which it is tried, by default that by
+    which it is solved."""
+    model = model_of(job.facts)
+    said: list[str] = []
+    least: list[float] = []
+    num_choices, in_solver, in_brute_force = 0, 0.0, 0.0
+    every = [
+        scope
+        for ahead in patterns(job.facts.graph, job.facts.staleness)
+        for scope in scopes(ahead, job.facts.staleness)
+    ]
+    for scope in every:
+        blocks = _formulation(job, model, scope, by_pool=False)
+        pools = _formulation(job, oracle or model, scope, by_pool=True)
+        began = time.perf_counter()
+        found = solve(blocks.problem, _EXACT).objective
+        solved = time.perf_counter()
+        best = best_makespan(pools.problem)
+        in_solver, in_brute_force = in_solver + solved - began, in_brute_force + time.perf_counter() - solved
+        num_choices += math.prod(len(call.options) for call in pools.problem.calls)
+        if found != best:
+            said.append(f"seed {job.seed}, {scope.ahead}: the solver finds {found} ticks and brute force {best}")
+        if best is not None:
+            least.append(best * pools.tick_seconds)
+    shortest = min(least, default=None)
+    return Tried(
+        job=job,
+        num_scopes=len(every),
+        num_choices=num_choices,
+        least_seconds=shortest,
+        disagreements=(*said, *_planned(job, model, shortest)),
+        solver_seconds=in_solver,
+        brute_force_seconds=in_brute_force,
+    )
+
+
+def _formulation(job: RandomJob, model: CostModel, scope: Scope, *, by_pool: bool) -> Formulation:
+    facts = job.facts
+    found = frontiers(facts, model, parse_pins(job.pins, facts.graph), scope=scope)
+    return formulate(facts, model, found, handovers(facts, model), scope.ahead, by_pool=by_pool)
+
+
+def _planned(job: RandomJob, model: CostModel, least: float | None) -> Iterator[str]:
+    """What is wrong with the plan of the whole search. Its turn may only be longer than the least one where it waits
+    for rewards on hosts for longer than every plan does; what is handed to a later turn is in neither."""
+    plan = compile_plan(job.facts, model, pins=job.pins, limits=_EXACT)
+    if not isinstance(plan, Plan):
+        if least is not None:
+            yield f"seed {job.seed}: the search finds no plan and brute force one of {least:.6g} s"
+        return
+    if least is None:
+        yield f"seed {job.seed}: the search finds a plan of {plan.period_seconds:.6g} s and brute force none"
+        return
+    yield from (f"seed {job.seed}: {broken}" for broken in (*verify(plan), *check_program(lower(plan), plan.graph)))
+    rounding = least * 1e-4
+    if plan.solver.bound_seconds > least + rounding:
+        yield f"seed {job.seed}: the bound is {plan.solver.bound_seconds:.6g} s and brute force takes {least:.6g} s"
+    turn = max(item.end_seconds for item in items(plan))
+    is_late = not job.facts.rewards and turn > least + rounding
+    if turn < least - rounding or is_late:
+        yield f"seed {job.seed}: the turn of the plan takes {turn:.6g} s and that of brute force {least:.6g} s"
+
+
+def report(single: Sequence[Tried], grouped: Sequence[Tried], command: str) -> str:
+    """The jobs of one sample and those of several a prompt, as a report in Markdown."""
+    text = [
+        f"# The solver against brute force on random graphs of stages, {date.today()}\n",
+        f"`{command}` on {_processor()}, {os.cpu_count()} cores.",
+        "Graphs of the job's own, of 3 to 9 stages, on two ranks; a disagreement is a difference of one tick (about a",
+        "millionth of a step) in any scope, or a plan that is not valid, not sound, or not as short.\n",
+        "| jobs | agree | without a plan | scopes | choices | solver s | brute force s |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        _row("one sample a prompt", single),
+        _row("2 or 4 samples a prompt", grouped),
+        "",
+        f"Stages: {_counts(single, grouped, _num_stages)}.",
+        f"Roles that train: {_counts(single, grouped, lambda one: len(one.job.facts.graph.train_stage))}.",
+        f"With a stage on hosts: {sum(bool(one.job.facts.rewards) for one in (*single, *grouped))}; "
+        f"with a staleness of 1: {sum(one.job.facts.staleness for one in (*single, *grouped))}.",
+    ]
+    told = [f"- {sentence}" for one in (*single, *grouped) for sentence in one.disagreements]
+    return "\n".join([*text, *(["", *told] if told else [])]) + "\n"
+
+
+def _row(name: str, found: Sequence[Tried]) -> str:
+    agree = sum(not one.disagreements for one in found)
+    infeasible = sum(one.least_seconds is None for one in found)
+    sums = f"{sum(one.num_scopes for one in found):,} | {sum(one.num_choices for one in found):,}"
+    seconds = f"{sum(one.solver_seconds for one in found):.0f} | {sum(one.brute_force_seconds for one in found):.0f}"
+    return f"| {len(found)} of {name} | {agree} | {infeasible} | {sums} | {seconds} |"
+
+
+def _num_stages(found: Tried) -> int:
+    return len(found.job.facts.graph.stages) + len(found.job.facts.graph.hosted)
+
+
+def _counts(single: Iterable[Tried], grouped: Iterable[Tried], of: Callable[[Tried], int]) -> str:
+    found = Counter(of(one) for one in (*single, *grouped))
+    return ", ".join(f"{number} in {found[number]} jobs" for number in sorted(found))
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=300, help="of one sample a prompt")
+    parser.add_argument("--groups", type=int, default=64, help="jobs of several samples a prompt")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first job")
+    parser.add_argument("--report", type=Path, help="where to write the report")
+    asked = parser.parse_args()
+    single = [_told(random_job(asked.first + number)) for number in range(asked.jobs)]
+    sizes = (GROUP_SIZES[number % len(GROUP_SIZES)] for number in range(asked.groups))
+    grouped = [_told(random_job(asked.first + number, group_size=size)) for number, size in enumerate(sizes)]
+    command = f"python -m benchmarks.search.tried_whole --jobs {asked.jobs} --groups {asked.groups}"
+    text = report(single, grouped, f"{command} --first {asked.first}" if asked.first else command)
+    print(text)
+    if asked.report:
+        asked.report.write_text(text, encoding="utf-8")
+    if any(one.disagreements for one in (*single, *grouped)):
+        raise SystemExit("the solver and brute force disagree.")
+
+
+def _told(job: RandomJob) -> Tried:
+    found = tried(job)
+    if found.disagreements or found.brute_force_seconds > 10:
+        print(f"{job.seed}: {found.brute_force_seconds:.1f} s; {'; '.join(found.disagreements)}", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()

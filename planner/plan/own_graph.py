@@ -1,0 +1,194 @@
+"""The graph of stages that a job states itself, in place of the name of a preset, and what makes one that is planned.
+
+A step has one stage that generates, all others work on the tokens that it writes, and what is trained is trained last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from meshwright.profiles.documents import Document
+from meshwright.profiles.stages import ENVIRONMENT, HostStage, Mode, Role, Stage, StageGraph, graph_violations
+
+Kind: TypeAlias = Literal["generation", "inference", "training", "environment"]
+
+MODES: Mapping[Kind, tuple[Mode, ...]] = {
+    "generation": (Mode.PREFILL, Mode.DECODE),
+    "inference": (Mode.FORWARD,),
+    "training": (Mode.TRAIN,),
+}
+"""How a stage of a kind uses the hardware; one of the environment uses the processors of hosts."""
+
+_TOKENS = "tokens"
+
+_NAME = "^[a-z][a-z0-9_]*$"
+_ROLE = "whose weights it uses; an environment has none"
+_KIND = "generation draws, inference passes forward, training updates its role, environment scores on hosts"
+_FIELD = "fields of the experience that it {}; those of no preset have an fp32 number for each token"
+_STREAM = "of an inference of tokens alone: it may read responses in chunks while they are generated"
+_STAGES = "of a step, each behind those that it reads from"
+
+FieldName: TypeAlias = Annotated[str, Field(pattern=_NAME, max_length=40)]
+
+
+class OwnStage(Document):
+    """One function call of a step."""
+
+    name: str = Field(pattern=_NAME, max_length=40)
+    kind: Kind = Field(description=_KIND)
+    role: Role | None = Field(default=None, description=_ROLE)
+    reads: tuple[FieldName, ...] = Field(default=(), max_length=32, description=_FIELD.format("reads"))
+    writes: tuple[FieldName, ...] = Field(default=(), max_length=32, description=_FIELD.format("writes"))
+    may_stream: bool = Field(default=False, description=_STREAM)
+
+
+class OwnGraph(Document):
+    """The stages of a step in the job's own words, in place of a preset's name."""
+
+    stages: tuple[OwnStage, ...] = Field(min_length=1, max_length=16, description=_STAGES)
+
+    @model_validator(mode="after")
+    def _makes_a_graph(self) -> Self:
+        rules = (_fields_once, _roles, _generation, _inputs, _inference, _training, _environment, _sharing)
+        for rule in rules:
+            for sentence in rule(self.stages):
+                raise ValueError(sentence)
+        for sentence in graph_violations(self._placed(), self._hosted):
+            raise ValueError(sentence)
+        return self
+
+    def __str__(self) -> str:
+        return "the job's own graph"
+
+    @cached_property
+    def trained(self) -> tuple[Role, ...]:
+        """The roles that some stage trains."""
+        return tuple(stage.role for stage in self.stages if stage.role and stage.kind == "training")
+
+    def graph(self, *, ref_is_base: bool = False) -> StageGraph:
+        """The same as planning knows it; the reference may be the actor without its adapter."""
+        return StageGraph(self._placed(ref_is_base), self._hosted)
+
+    @property
+    def _hosted(self) -> tuple[HostStage, ...]:
+        mine = (stage for stage in self.stages if stage.kind == "environment")
+        return tuple(HostStage(name=stage.name, reads=stage.reads, writes=stage.writes) for stage in mine)
+
+    def _placed(self, ref_is_base: bool = False) -> tuple[Stage, ...]:
+        return tuple(
+            Stage(
+                name=stage.name,
+                role=stage.role,
+                modes=MODES[stage.kind],
+                reads=stage.reads,
+                writes=stage.writes,
+                is_trained=stage.role in self.trained,
+                may_stream=stage.may_stream,
+                base_of=Role.ACTOR if ref_is_base and stage.role is Role.REF else None,
+            )
+            for stage in self.stages
+            if stage.role
+        )
+
+
+def is_same(one: StageGraph, other: StageGraph) -> bool:
+    """Whether two graphs have the same stages, in whatever order they and their fields are told."""
+
+    def told(graph: StageGraph) -> set[object]:
+        stages = {
+            (s.name, s.role, s.modes, frozenset(s.reads), frozenset(s.writes), s.may_stream) for s in graph.stages
+        }
+        return {*stages, *((host.name, frozenset(host.reads), frozenset(host.writes)) for host in graph.hosted)}
+
+    return told(one) == told(other)
+
+
+def _fields_once(stages: Sequence[OwnStage]) -> Iterator[str]:
+    for stage in stages:
+        for key, fields in (("reads", stage.reads), ("writes", stage.writes)):
+            for field in fields:
+                if fields.count(field) > 1:
+                    yield f"{stage.name} {key} {field} {fields.count(field)} times; list it once"
+
+
+def _roles(stages: Sequence[OwnStage]) -> Iterator[str]:
+    for stage in stages:
+        if stage.kind == "environment" and stage.role:
+            yield f"{stage.name} runs on hosts and has role={stage.role}; an environment uses no weights: remove it"
+        if stage.kind != "environment" and stage.role is None:
+            yield f"{stage.name} is a stage of {stage.kind} and has no role; say whose weights it uses"
+    if not any(stage.kind == "training" and stage.role is Role.ACTOR for stage in stages):
+        yield "no stage trains the actor, whose draws a step learns from; add one of kind=training and role=actor"
+
+
+def _generation(stages: Sequence[OwnStage]) -> Iterator[str]:
+    for stage in stages:
+        if stage.kind == "generation" and stage.reads:
+            yield f"{stage.name} generates and reads {stage.reads[0]}; it is given prompts alone: let it read nothing"
+        if stage.kind == "generation" and _TOKENS not in stage.writes:
+            yield f"{stage.name} generates and does not write {_TOKENS}, which all other stages read; add it"
+
+
+def _inputs(stages: Sequence[OwnStage]) -> Iterator[str]:
+    for stage in stages:
+        if stage.kind != "generation" and _TOKENS not in stage.reads:
+            yield f"{stage.name} does not read {_TOKENS}, which it would work on; add it to its reads"
+
+
+def _inference(stages: Sequence[OwnStage]) -> Iterator[str]:
+    read = {field for stage in stages for field in stage.reads}
+    for stage in stages:
+        if stage.kind in ("inference", "environment") and not read.intersection(stage.writes):
+            told = f"writes {', '.join(stage.writes)}, which no stage reads" if stage.writes else "writes nothing"
+            yield f"{stage.name} {told}; let a later stage read what it writes, or remove {stage.name}"
+        if stage.may_stream and (stage.kind != "inference" or stage.reads != (_TOKENS,)):
+            yield (
+                f"{stage.name} has may_stream=true, and only an inference that reads {_TOKENS} and nothing else can "
+                "begin before the generation ends; set it to false"
+            )
+
+
+def _training(stages: Sequence[OwnStage]) -> Iterator[str]:
+    trained: list[OwnStage] = []
+    for stage in stages:
+        if stage.kind == "training" and stage.writes:
+            yield f"{stage.name} trains and writes {stage.writes[0]}; an update ends a step: let it write nothing"
+        if stage.kind != "training" and trained:
+            yield f"{stage.name} stands behind {trained[-1].name}, which trains; put the stages that train last"
+        trained += [stage] if stage.kind == "training" else []
+
+
+def _environment(stages: Sequence[OwnStage]) -> Iterator[str]:
+    hosted = [stage for stage in stages if stage.kind == "environment"]
+    if len(hosted) > 1:
+        names = " and ".join(stage.name for stage in hosted)
+        yield f"{names} are stages of the environment; one of them scores for all rewards: keep one"
+    drawn = {field for stage in stages if stage.kind == "generation" for field in stage.writes}
+    for stage in hosted:
+        if stage.name != ENVIRONMENT:
+            yield f"the stage that scores on hosts is called {stage.name}; call it {ENVIRONMENT}"
+        for field in stage.reads:
+            if field not in drawn:
+                yield f"{stage.name} reads {field}, which the generation does not write; let it read what that writes"
+        for reader in stages:
+            read = [field for field in reader.reads if field in stage.writes]
+            if read and reader.kind != "training":
+                yield (
+                    f"{reader.name} reads {read[0]}, and what hosts write is read by stages that train alone; let one "
+                    "of those read it"
+                )
+
+
+def _sharing(stages: Sequence[OwnStage]) -> Iterator[str]:
+    trained = {stage.role for stage in stages if stage.kind == "training"}
+    for role in dict.fromkeys(stage.role for stage in stages if stage.role and stage.role not in trained):
+        mine = [stage.name for stage in stages if stage.role is role]
+        if len(mine) > 1:
+            yield (
+                f"{' and '.join(mine)} use the {role}, which no stage trains, and only stages of a trained role share "
+                "its weights; let one stage write what all of them do"
+            )
