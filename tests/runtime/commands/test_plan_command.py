@@ -41,6 +41,21 @@ def test_a_value_that_no_choice_has_cannot_be_forbidden(call: Call, job: Path) -
     assert "forbid 'actor_train.layout=tp3,pp1,dp1': tp=3 does not divide" in outcome.err
 
 
+def test_a_graph_of_the_jobs_own_that_is_none_is_refused_in_one_sentence(call: Call, job: Path) -> None:
+    text = job.read_text() + (
+        "\nalgorithm: {stages: [{name: actor_generate, kind: generation, role: actor, writes: [tokens]},"
+        " {name: one, kind: inference, role: critic, reads: [tokens, b], writes: [a]},"
+        " {name: two, kind: inference, role: ref, reads: [tokens, a], writes: [b]},"
+        " {name: actor_train, kind: training, role: actor, reads: [tokens]}]}\n"
+    )
+    path = job.with_name("circle.yaml")
+    path.write_text(text)
+    outcome = call("plan", path, "-o", job.with_name("x.json"))
+    assert outcome.code == 2
+    assert "algorithm: one reads b before two writes it, and they read from each other in a circle" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
 def test_the_best_structures_are_written_side_by_side_and_ranked(call: Call, job: Path) -> None:
     path = job.with_name("ranked.json")
     outcome = call("plan", job, "-o", path, "--top", 2, "--json")

@@ -1,0 +1,73 @@
+"""Random graphs of stages: the solver finds what trying everything finds, and a cost that differs is found out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from benchmarks.search.random_graphs import FEWEST_STAGES, MOST_STAGES, MOST_TRAINED, random_job
+from benchmarks.search.tried_whole import report, tried
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.question import Call, LayoutCosts, Move, PassedOn, Summed
+from meshwright.planner.plan.calls import model_of
+
+
+@dataclass(frozen=True)
+class WithFault(PassedOn):
+    """A cost model by which one stage, or every refit, takes a hundredth less."""
+
+    less: str
+
+    def seconds(self, call: Call) -> Cost:
+        found = super().seconds(call)
+        return found.scaled(0.99) if call.stage.name == self.less else found
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return Summed(self, call)
+
+    def move_seconds(self, move: Move) -> Cost:
+        found = super().move_seconds(move)
+        return found.scaled(0.99) if self.less == "refit" else found
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_the_solver_finds_what_trying_everything_finds(seed: int) -> None:
+    found = tried(random_job(seed))
+    assert found.disagreements == ()
+    assert found.num_choices > 0
+
+
+@pytest.mark.parametrize(("seed", "group_size"), [(0, 2), (1, 4), (2, 2), (3, 4)])
+def test_it_does_so_with_several_samples_of_a_prompt(seed: int, group_size: int) -> None:
+    assert tried(random_job(seed, group_size=group_size)).disagreements == ()
+
+
+@pytest.mark.parametrize("less", ["actor_generate", "actor_train", "refit"])
+def test_a_cost_that_differs_is_found_out(less: str) -> None:
+    job = random_job(3)
+    assert tried(job, WithFault(model_of(job.facts), "nothing")).disagreements == ()
+    said = tried(job, WithFault(model_of(job.facts), less)).disagreements
+    assert said[0].startswith("seed 3, ")
+    assert "brute force" in said[0]
+
+
+def test_the_jobs_are_of_all_kinds_and_the_same_every_time() -> None:
+    jobs = [random_job(seed) for seed in range(300)]
+    graphs = [job.facts.graph for job in jobs]
+    sizes = range(FEWEST_STAGES, MOST_STAGES + 1)
+    assert {len(graph.stages) + len(graph.hosted) for graph in graphs} == set(sizes)
+    assert {len(graph.train_stage) for graph in graphs} == set(range(1, MOST_TRAINED + 1))
+    assert 60 < sum(bool(graph.hosted) for graph in graphs) < 240
+    assert 60 < sum(bool(graph.streaming) for graph in graphs) < 240
+    assert len(set(graphs)) > 250
+    assert jobs == [random_job(seed) for seed in range(300)]
+
+
+def test_a_report_counts_those_that_agree_and_tells_the_others() -> None:
+    job = random_job(1)
+    good, bad = tried(job), tried(job, WithFault(model_of(job.facts), "actor_train"))
+    text = report([good, bad], [good], "command")
+    assert "| 2 of one sample a prompt | 1 | 0 |" in text
+    assert "| 1 of 2 or 4 samples a prompt | 1 | 0 |" in text
+    assert f"- {bad.disagreements[0]}" in text

@@ -1,0 +1,77 @@
+"""A graph that a job states itself is run where a preset has it, rehearsed always, and else refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.program.instruction_durations import Planned
+from meshwright.profiles.algorithms import graph_of
+from meshwright.profiles.documents import canonical_json
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import StageGraph
+from meshwright.runtime.execution.rehearse import rehearse
+from meshwright.runtime.execution.request import check
+from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.launch.rendezvous import Rendezvous
+from tests.planner.jobs import stated
+from tests.runtime.rewarded import lines
+from tests.runtime.small_job import OF_TIME, request, write_job
+
+PINS = ("actor_generate.pool=0:1", "actor_train.pool=0:1", "critic_train.pool=1:1", "critic_value.pool=1:1")
+
+
+def write_own(path: Path, graph: StageGraph | None = None, *, odd: bool = False, settings: str | None = None) -> Path:
+    """The job with a graph of its own, by default the one it has; an `odd` one has a stage of another name. The
+    settings are under another key where one is given, under none where it is empty."""
+    job = yaml.safe_load(path.read_text())
+    own = json.loads(canonical_json(stated(graph or resolve(read_job(path), path.parent).graph)))
+    if odd:
+        own["stages"][1]["name"] = "judged"
+        del job["ppo"]
+    if settings is not None:
+        del job["ppo"], job["models"]["critic"]
+        job["workload"]["group_size"] = 4
+        job |= {settings: {}} if settings else {}
+    target = path.with_name("own.yaml")
+    target.write_text(yaml.safe_dump({**job, "algorithm": own}))
+    return target
+
+
+@pytest.mark.slow
+def test_a_graph_that_a_preset_has_trains_as_the_preset_does(tmp_path: Path) -> None:
+    path = write_job(tmp_path, num_ranks=2)
+    told = []
+    for name, job in (("preset", path), ("own", write_own(path))):
+        run_plan(request(job, tmp_path / name, *PINS, steps=2))
+        told.append([{k: v for k, v in line.items() if k not in OF_TIME} for line in lines(tmp_path / name)])
+    assert told[0] == told[1]
+    assert len(told[0]) == 2
+
+
+@pytest.mark.slow
+def test_a_graph_of_no_preset_is_rehearsed(tmp_path: Path) -> None:
+    asked = request(write_own(write_job(tmp_path, num_ranks=2), odd=True), tmp_path / "run")
+    found = rehearse(asked.plan, Planned(asked.plan), steps=2, speed=0.01)
+    assert {span.instruction for span in found.spans} >= {"judged", "actor_train", "critic_train"}
+
+
+def test_a_graph_of_no_preset_is_refused_by_run(tmp_path: Path) -> None:
+    asked = request(write_own(write_job(tmp_path, num_ranks=1), odd=True), tmp_path / "run")
+    with pytest.raises(
+        BadInput, match="job: algorithm is the job's own graph, which no preset has, and run knows what"
+    ):
+        check(asked, Rendezvous())
+    assert not asked.out.exists()
+
+
+def test_a_graph_that_several_presets_have_is_refused_until_settings_say_which(tmp_path: Path) -> None:
+    path, graph = write_job(tmp_path, num_ranks=1), graph_of("grpo")
+    asked = request(write_own(path, graph, settings=""), tmp_path / "run")
+    with pytest.raises(BadInput, match=r"which grpo and rloo and reinforce\+\+ have alike; .* as grpo: \{\}, or its"):
+        check(asked, Rendezvous())
+    check(request(write_own(path, graph, settings="rloo"), tmp_path / "run"), Rendezvous())
