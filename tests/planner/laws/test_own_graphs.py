@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.environment.rewards import RewardLoad
+from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.own_graph import OwnGraph
@@ -33,19 +36,24 @@ from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import StageGraph
 from tests.planner.drawn import model_of
-from tests.planner.jobs import critic_free_facts, distill_facts, small_facts, stated
+from tests.planner.jobs import adapted_facts, critic_free_facts, distill_facts, small_facts, stated
 from tests.planner.plans import random_plan
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own-graph-16xh100" / "job.yaml"
 SMALL = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**40)
+MATHS = RewardLoad(name="maths", is_remote=False, batch_size=1, latency_seconds=LatencySpec(fixed=0.01))
 PRESETS = {
     "ppo": SMALL,
     "ppo ahead": SMALL.model_copy(update={"staleness": 2}),
     "grpo": critic_free_facts("grpo", facts=SMALL),
     "rloo without a reference": critic_free_facts("rloo", has_ref=False, facts=SMALL),
     "distill": distill_facts(2, SMALL),
+    "ppo with an adapter": adapted_facts(SMALL),
+    "grpo with rewards on hosts": critic_free_facts("grpo", facts=SMALL).model_copy(update={"rewards": (MATHS,)}),
 }
 LIMITS = Limits(max_deterministic_time=20.0)
 
@@ -72,7 +80,8 @@ def test_a_graph_that_says_what_a_preset_says_has_its_plan(name: str) -> None:
     assert own(facts).graph == facts.graph
     as_preset, as_own = (json.loads(canonical_json(planned(one))) for one in (facts, own(facts)))
     said = as_own["facts"].pop("algorithm")
-    assert [stage["name"] for stage in said["stages"]] == list(facts.graph.names)
+    hosted = {host.name for host in facts.graph.hosted}
+    assert [stage["name"] for stage in said["stages"] if stage["name"] not in hosted] == list(facts.graph.names)
     as_preset["facts"].pop("algorithm", None)
     assert as_own == as_preset
 
@@ -122,6 +131,23 @@ def test_every_drawn_plan_of_a_random_graph_verifies_clean_however_far_stages_wo
         drawn = random_plan(seed, facts, model_of(facts), ahead)
         assert verify(drawn) == ()
         assert check_program(lower(drawn), drawn.graph) == ()
+
+
+def test_a_stage_that_reads_of_a_trained_one_does_not_work_ahead_of_it() -> None:
+    """With generation two steps ahead every untrained stage was one ahead, also of what it reads."""
+    graph = PRESETS["ppo"].graph
+    judged = replace(graph.by_name["ref_logprob"], reads=("tokens", "values"), may_stream=False)
+    generate, score, _, value, *others = graph.stages
+    ahead = patterns(StageGraph((generate, score, value, judged, *others)), 2)[-1]
+    assert {name for name, steps in ahead.items() if steps} == {"actor_generate", "reward_score"}
+
+
+def test_a_graph_of_the_jobs_own_is_not_written_for_other_trainers() -> None:
+    for trainer in TRAINERS.values():
+        with pytest.raises(
+            BadInput, match=rf"the job's own graph \(algorithm.stages\) is not written for {trainer.name}"
+        ):
+            trainer.require_sayable(own(PRESETS["ppo"]))
 
 
 def test_a_training_is_not_put_before_what_only_it_reads() -> None:

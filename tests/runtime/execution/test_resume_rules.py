@@ -56,7 +56,8 @@ def another(kind: Any, value: Any = None) -> Any:
         first, *rest = get_args(kind)
         return (another(first),) if rest == [...] else tuple(map(another, (first, *rest)))
     if get_origin(kind) in (Union, types.UnionType):
-        return "local"  # of clusters
+        named = [member for member in get_args(kind) if get_origin(member) is Literal]
+        return another(named[0], value) if named else "local"  # of clusters
     of_kinds: dict[Any, Callable[[], Any]] = {
         Mapping: lambda: {**(value or {}), "prompt": "another"},
         str: lambda: "another",
