@@ -49,6 +49,14 @@ class DynamicSampling(Document):
             raise ValueError("a histogram needs a weight that is not 0")
         return self
 
+    def as_planned(self, planned: DynamicSampling, *, shares_are_seen: bool) -> DynamicSampling:
+        """What a job says, with what a plan of it may choose: the size of a wave where the job leaves it open, and the
+        shares where a trace has told them."""
+        update: dict[str, object] = {"num_prompts": self.num_prompts or planned.num_prompts}
+        if shares_are_seen:
+            update |= {"acceptance": planned.acceptance, "histogram": planned.histogram}
+        return self.model_copy(update=update)
+
     @property
     def shares(self) -> tuple[tuple[float, float], ...]:
         """Shares of groups that are kept, each with the probability that a step has it."""
