@@ -8,7 +8,7 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference.critic_free import CriticFreeReference
-from tests.reference.ppo import language_model, scalars, weights_of
+from tests.reference.ppo import Row, language_model, scalar_model, scalars, weights_of
 from tests.runtime.compared import are_groups, compare_experience, compare_updates, settings_of
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
@@ -42,6 +42,12 @@ OF_HOSTS = {
         {"actor_generate": Where("0:1"), "other": Where("1:1", schedule=ROWS)},
         settings=FIXED,
         **HOSTED,  # type: ignore[arg-type]
+    ),
+    "hosts and a reward model apart": Case(
+        2,
+        {**APART, "other": Where("1:1", schedule=ROWS)},
+        settings=FIXED,
+        rewards=HOSTED["rewards"],  # type: ignore[arg-type]
     ),
 }
 
@@ -88,10 +94,17 @@ def test_a_run_draws_keeps_and_learns_what_the_reference_does(
 def test_scores_of_hosts_choose_the_groups_that_the_reference_chooses(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:
-    asked, policy = requests[name], language_model(paths(requests[name])[Role.ACTOR])
-    chosen = sampling(asked)
+    asked, chosen = requests[name], sampling(requests[name])
+    own = paths(asked)
+    policy = language_model(own[Role.ACTOR])
+    reward = scalar_model(own[Role.REWARD]) if Role.REWARD in own else None
+
+    def score(row: Row) -> float:
+        return is_short(row) + (float(scalars(reward, [row])[0][-1].detach()) if reward else 0.0)
+
     for step, line in enumerate(lines(asked.out)):
-        batch = chosen.batch(policy, is_short, step)
+        batch = chosen.batch(policy, score, step)
         assert trained_on(runs[name], step) == [row.ids.tolist() for row in batch.rows]
         assert {key: line[key] for key in said(batch)} == pytest.approx(said(batch))
-        assert line["score"] == line["reward_short"] == sum(map(is_short, batch.rows)) / len(batch.rows)
+        assert line["reward_short"] == sum(map(is_short, batch.rows)) / len(batch.rows)
+        assert line["score"] == pytest.approx(sum(map(score, batch.rows)) / len(batch.rows), rel=TOLERANCE)
