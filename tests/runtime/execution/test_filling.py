@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 from collections.abc import Sequence
 
 import pytest
@@ -42,6 +44,24 @@ def trained(filling: WaveFilling) -> list[int]:
 
 def test_the_first_groups_with_a_signal_are_trained_on_in_dealt_order() -> None:
     assert trained(filled([APART, ALIKE, APART, ALIKE], [ALIKE, APART, APART, APART])) == [0, 1, 4, 5, 10, 11]
+
+
+def test_groups_that_are_trained_on_are_draws_of_all_groups_with_a_signal() -> None:
+    """A group that is likelier to have a signal is as likely to be met as among all that have one, whatever the waves
+    were: the mean over what is trained on is that of a group with a signal."""
+    draw, num_kinds, seen = random.Random(0), 4, []
+    for _ in range(1500):
+        filling = SAMPLING.filling(0)
+        kinds: dict[int, int] = {}
+        while not filling.is_full:
+            wave = filling.next_wave()
+            of_wave = [draw.randrange(num_kinds) for _ in range(SAMPLING.num_prompts)]
+            kinds |= zip(wave.rows[:: SAMPLING.group_size], of_wave, strict=True)
+            filling.take(put(wave, [APART if draw.random() < kind / num_kinds else ALIKE for kind in of_wave]))
+        seen += [kinds[row] for row in trained(filling)[:: SAMPLING.group_size]]
+    expected = sum(kind * kind for kind in range(num_kinds)) / sum(range(num_kinds))
+    error = statistics.stdev(seen) / len(seen) ** 0.5
+    assert abs(statistics.fmean(seen) - expected) < 3 * error
 
 
 def test_every_prompt_is_counted() -> None:
