@@ -74,6 +74,10 @@ class DynamicSampling(Document):
         """Prompts drawn at once for a batch of so many groups: as said, or as many as fill it on average."""
         return self.num_prompts or math.ceil(num_groups / self.mean)
 
+    def most_waves(self, num_groups: int) -> int:
+        """Of a step: as many as fill a batch on average with the least share that a job may expect."""
+        return math.ceil(num_groups / (LEAST_ACCEPTANCE * self.wave(num_groups)))
+
     def expected_waves(self, num_groups: int) -> float:
         """Of a step that trains on so many groups."""
         size = self.wave(num_groups)

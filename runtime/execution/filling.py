@@ -21,11 +21,13 @@ from meshwright.runtime.messages.step_experience import StepExperience
 @dataclass(frozen=True, kw_only=True)
 class GroupSampling:
     """What a step is filled from: groups of `group_size` samples, `num_groups` of them to a batch, in waves of
-    `num_prompts`; the weights add up what a sample is paid of rewards on hosts and of a reward model."""
+    `num_prompts`, of which a step may take `most_waves`; the weights add up what a sample is paid of rewards on hosts
+    and of a reward model."""
 
     num_groups: int
     group_size: int
     num_prompts: int
+    most_waves: int
     reward_weights: tuple[float, ...] = ()
     model_weight: float = 1.0
 
@@ -39,6 +41,7 @@ class GroupSampling:
             num_groups=workload.num_prompts,
             group_size=workload.group_size,
             num_prompts=sampling.wave(workload.num_prompts),
+            most_waves=sampling.most_waves(workload.num_prompts),
             reward_weights=tuple(job.reward_weights) if job.rewards else (),
             model_weight=job.reward_model_weight,
         )
@@ -74,7 +77,7 @@ class WaveFilling:
 
         Raises RunFailed where fewer groups have a signal than the least share that a job may expect.
         """
-        if self._num_drawn * LEAST_ACCEPTANCE >= self.sampling.num_groups:
+        if self._num_waves == self.sampling.most_waves:
             raise RunFailed(
                 f"step {self.step}: {len(self._kept)} of {self._num_drawn} groups have a signal, where a batch needs "
                 f"{self.sampling.num_groups} and dynamic sampling a share of {LEAST_ACCEPTANCE:g} or more; give "

@@ -14,7 +14,7 @@ from meshwright.profiles.stages import REWARD_ERROR, REWARDS
 from meshwright.runtime.execution.filling import GroupSampling, WaveFilling
 from meshwright.runtime.messages.step_experience import StepExperience
 
-SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4)
+SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4, most_waves=75)
 ALIKE, APART = (1.0, 1.0), (0.0, 1.0)
 
 
@@ -85,7 +85,7 @@ def test_rewards_of_hosts_are_added_up_before_groups_are_compared() -> None:
     """Two rewards that differ and make up for each other are no signal; a reward model's score beside them may be."""
     for of_model, share in ((0.0, 0.0), (1.0, 1.0)):
         sampling = GroupSampling(
-            num_groups=1, group_size=2, num_prompts=1, reward_weights=(1.0, 0.5), model_weight=of_model
+            num_groups=1, group_size=2, num_prompts=1, most_waves=100, reward_weights=(1.0, 0.5), model_weight=of_model
         )
         filling = sampling.filling(0)
         wave = put(filling.next_wave(), [APART])
@@ -105,7 +105,7 @@ def test_a_reward_that_failed_ends_the_run() -> None:
 
 def test_waves_end_where_a_smaller_share_has_a_signal_than_any_job_may_expect() -> None:
     filling = SAMPLING.filling(7)
-    for _ in range(75):  # 300 prompts, of which 3 groups would be a hundredth
+    for _ in range(SAMPLING.most_waves):
         filling.take(put(filling.next_wave(), [ALIKE] * 4))
     with pytest.raises(RunFailed, match="step 7: 0 of 300 groups have a signal, where a batch needs 3"):
         filling.next_wave()
