@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from meshwright.profiles.environment.turns_observation import TurnsObservation, observe_turns
+from meshwright.profiles.environment.waves_observation import observe_waves
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -57,7 +58,9 @@ class RunObservation:
     turns: TurnsObservation | None = None  # where rollouts have several
 
 
-def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGraph, batch_size: int) -> RunObservation:
+def observe(
+    spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGraph, batch_size: float
+) -> RunObservation:
     """The stages' times and lengths in a trace. Raises BadInput for a trace that is not measured, or without a step."""
     for clock in sorted({span.clock for span in spans} - {"measured"}):
         raise BadInput(f"the trace is {clock} and not measured; give the directory of a `meshwright run`.")
@@ -80,21 +83,24 @@ def observe(spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGr
     medians = {stage: statistics.median(seconds) for stage, seconds in times.items()}
     if not all(medians.values()):
         raise BadInput("the trace has a stage that took no time; it is not the trace of a run.")
+    layout = layouts[GENERATE]
+    drawn = [span for step in steps for span in step[GENERATE]]
+    waves = observe_waves(drawn, layout.num_ranks // layout.dp, len(steps))
+    if waves:
+        batch_size = waves.rows_per_step
     return RunObservation(
         num_steps=len(steps),
         seconds=medians,
         spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
         refit_seconds=statistics.median(refit_seconds(others[number]) for number in whole) or None,
         step_seconds=_step_seconds({n: [*others[n], *chain(*found[n].values())] for n in found}, whole),
-        response_tokens=_tokens(steps, layouts, batch_size, [GENERATE]),
-        sequence_tokens=_tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(graph.by_name[s])]),
+        response_tokens=waves.response_tokens if waves else _tokens(steps, layouts, batch_size, [GENERATE]),
+        sequence_tokens=waves.sequence_tokens
+        if waves
+        else _tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(graph.by_name[s])]),
         truncated_share=_truncated_share(steps, layouts, batch_size),
         longest_tokens=_longest_tokens(steps),
-        turns=observe_turns(
-            [span for step in steps for span in step[GENERATE]],
-            layouts[GENERATE].num_ranks // layouts[GENERATE].dp,
-            batch_size * len(steps),
-        ),
+        turns=observe_turns(drawn, layout.num_ranks // layout.dp, batch_size * len(steps)),
     )
 
 
@@ -211,7 +217,13 @@ def unprofiled(*, device: str, kind: str, precision: str, num_ranks: int, date: 
 
 
 def _is_whole(step: Mapping[str, Sequence[Span]], layouts: Mapping[str, Layout]) -> bool:
-    return all(len(step.get(stage, ())) == layout.num_ranks for stage, layout in layouts.items())
+    """Whether every rank of every stage ran it; as often as the others where it comes in waves."""
+    return all(_is_of_all(step.get(stage, ()), layout.num_ranks) for stage, layout in layouts.items())
+
+
+def _is_of_all(spans: Sequence[Span], num_ranks: int) -> bool:
+    times = Counter(span.rank for span in spans)
+    return len(times) == num_ranks and len(set(times.values())) == 1
 
 
 def _reads_all(stage: Stage) -> bool:
@@ -220,7 +232,10 @@ def _reads_all(stage: Stage) -> bool:
 
 
 def _tokens(
-    steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout], batch_size: int, stages: Sequence[str]
+    steps: Sequence[Mapping[str, Sequence[Span]]],
+    layouts: Mapping[str, Layout],
+    batch_size: float,
+    stages: Sequence[str],
 ) -> float | None:
     """Median over steps of the mean tokens of a sequence, from the first of the stages whose every span tells them.
 
@@ -235,7 +250,7 @@ def _tokens(
 
 
 def _truncated_share(
-    steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout], batch_size: int
+    steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout], batch_size: float
 ) -> float | None:
     """Of all responses, where every span of the generation tells how many it cut."""
     spans, layout = [span for step in steps for span in step[GENERATE]], layouts[GENERATE]

@@ -23,7 +23,11 @@ NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
 """Facts of a generation that controllers decided about: its turn's longest chunks, and sequences beyond a batch."""
 
 NUM_DRAWN, NUM_DRAWN_TOKENS = "num_drawn", "num_drawn_tokens"
-"""Facts of a generation that overcommits: responses to the prompt batches that it has made whole, and their tokens."""
+"""Facts of a generation that overcommits, or comes in waves: responses to the prompt batches that it has made whole, or
+to the wave, and their tokens."""
+
+NUM_PROMPT_TOKENS = "num_prompt_tokens"
+"""Fact of a generation of one wave of dynamic sampling, beside those of what was drawn: tokens of the prompts."""
 
 LIVE = "num_live_sequences"
 """Fact of a span: sequences in flight on its rank's replica, on average over the span."""

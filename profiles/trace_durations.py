@@ -6,6 +6,7 @@ the last one is another stage, whose own span tells it: counted here too it woul
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -15,14 +16,21 @@ from meshwright.profiles.trace import Span
 
 
 def stage_seconds(stage: Stage, layout: Layout, spans: Sequence[Span]) -> float:
-    """The slowest replica's, from when its last rank begins until its last one ends. Replicas that train together, or
-    share experts, are one. `spans` are the stage's own of one step, at least one of the first rank of its pool."""
+    """The slowest replica's, from when its last rank begins until its last one ends, in all waves of a step together
+    where there are several. Replicas that train together, or share experts, are one. `spans` are the stage's own of one
+    step, at least one of the first rank of its pool."""
     first, is_one = min(span.rank for span in spans), stage.trains or layout.ep > 1
-    replicas: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        replicas[0 if is_one else layout.coordinates(span.rank - first).dp].append(span)
+    by_rank: dict[int, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.start_seconds):
+        by_rank[span.rank].append(span)
+    replicas: dict[int, list[list[Span]]] = defaultdict(list)
+    for rank, of_rank in by_rank.items():
+        replicas[0 if is_one else layout.coordinates(rank - first).dp].append(of_rank)
     return max(
-        max(span.end_seconds for span in ranks) - max(span.start_seconds for span in ranks)
+        math.fsum(
+            max(span.end_seconds for span in wave) - max(span.start_seconds for span in wave)
+            for wave in zip(*ranks, strict=False)  # of a trace that was cut short, the waves that all ranks have
+        )
         for ranks in replicas.values()
     )
 

@@ -82,6 +82,11 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
     """The table with a correction for each shape and body of the plan. Raises BadInput for a trace that is no use."""
     base = _base(plan, table, date)
     workload = plan.facts.workload
+    if workload.dynamic_sampling:
+        raise BadInput(
+            "the run is of dynamic sampling (workload.dynamic_sampling), whose steps have different numbers of waves, "
+            "which no correction tells from slow stages; calibrate with a run of the job without it."
+        )
     seen = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
     actual = met(workload, seen)
     corrected = _with_collectives(plan, seen, actual, base, date)

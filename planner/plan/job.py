@@ -162,9 +162,7 @@ class Job(Document):
 
     algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
     models: Models
-    cluster: AnyClusterSpec = Field(
-        default="local", description="local, a device's name, or what the cluster is made of"
-    )
+    cluster: AnyClusterSpec = Field(default="local", description=_CLUSTER)
     precision: Literal["fp32", "bf16"] = "bf16"
     workload: Workload
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
@@ -376,10 +374,15 @@ def _trains_ref(job: Job) -> bool:
 def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: bool = False) -> None:
     """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
     or lowered included. The cluster may be another of its kind, for the plan says what it runs on. Where lengths were
-    seen in a trace only the greatest are the job's."""
+    seen in a trace only the greatest are the job's. Waves of dynamic sampling are the plan's where the job leaves them
+    open."""
     facts = resolve(job, directory)
     if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
         facts = facts.model_copy(update={"workload": with_lengths(facts.workload, as_seen(planned.workload))})
+    own, chosen = facts.workload.dynamic_sampling, planned.workload.dynamic_sampling
+    if own and chosen:
+        sampling = own.as_planned(chosen, shares_are_seen=lengths_are_seen)
+        facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"dynamic_sampling": sampling})})
     if facts.cluster.kind != planned.cluster.kind:
         raise BadInput(
             f"the plan was made for another job: it is for a {planned.cluster.kind} cluster and the job's cluster is "

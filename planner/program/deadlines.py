@@ -4,7 +4,8 @@ An instruction waits for ranks that may do anything else of a turn meanwhile, so
 whole turn: twenty times the one that the plan predicts and, once turns were measured, five times the longest of them.
 It is never less than a minute, which leaves room for a busy machine and a turn of milliseconds, and before a turn was
 measured ten minutes, for libraries connect their ranks and compile in the first one. A judge may be away for as long as
-the job has it asked again.
+the job has it asked again. A rank that waits for what dynamic sampling draws may wait for as many waves as a step may
+take.
 """
 
 from __future__ import annotations
@@ -46,4 +47,12 @@ def away_seconds(rewards: Sequence[Reward]) -> float:
 def patience_seconds(plan: Plan, away: float = 0.0) -> float:
     """How long a collective of the plan waits for its ranks: beyond the deadline of any instruction as it is planned,
     which names what hangs, while a library can only say that it waited in vain."""
-    return _PATIENCE_OF_DEADLINE * Deadlines(plan, away).allowed_seconds()
+    return _PATIENCE_OF_DEADLINE * Deadlines(plan, away).allowed_seconds() * waves_beyond(plan)
+
+
+def waves_beyond(plan: Plan) -> float:
+    """How many times the expected waves of a step it may take; 1 without dynamic sampling."""
+    workload = plan.facts.workload
+    if not (sampling := workload.dynamic_sampling):
+        return 1.0
+    return sampling.most_waves(workload.num_prompts) / sampling.expected_waves(workload.num_prompts)

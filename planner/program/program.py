@@ -116,11 +116,27 @@ Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
 
 
 @dataclass(frozen=True)
+class Waves:
+    """What is done for one wave of prompts after another until a batch has its groups; each instruction works on its
+    wave, and all of them are done behind so many `others` of the turn."""
+
+    instructions: tuple[Instruction, ...]
+    others: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that see what is drawn, and choose alike."""
+        return tuple(sorted({rank for instruction in self.instructions for rank in instruction.ranks}))
+
+
+@dataclass(frozen=True)
 class Program:
-    """Instructions of one turn, in the order that every rank follows, and what streams between them."""
+    """Instructions of one turn, in the order that every rank follows, what streams between them, and what is done in
+    waves beside them."""
 
     instructions: tuple[Instruction, ...]
     streams: tuple[Stream, ...] = ()
+    waves: Waves | None = None
 
     def of_rank(self, rank: int) -> tuple[Instruction, ...]:
         return tuple(i for i in self.instructions if rank in i.ranks)
@@ -158,7 +174,8 @@ class Program:
     @cached_property
     def channels(self) -> Mapping[tuple[str, str], int]:
         """A number for every producer and consumer: a send shares it with its receive and with no other."""
-        pairs = [(i.producer, i.consumer) for i in self.instructions if isinstance(i, Send)]
+        of_waves = self.waves.instructions if self.waves else ()
+        pairs = [(i.producer, i.consumer) for i in (*self.instructions, *of_waves) if isinstance(i, Send)]
         return {pair: index for index, pair in enumerate(pairs)}
 
     def stream_to(self, consumer: str) -> Stream | None:

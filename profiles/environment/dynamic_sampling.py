@@ -49,6 +49,14 @@ class DynamicSampling(Document):
             raise ValueError("a histogram needs a weight that is not 0")
         return self
 
+    def as_planned(self, planned: DynamicSampling, *, shares_are_seen: bool) -> DynamicSampling:
+        """What a job says, with what a plan of it may choose: the size of a wave where the job leaves it open, and the
+        shares where a trace has told them."""
+        update: dict[str, object] = {"num_prompts": self.num_prompts or planned.num_prompts}
+        if shares_are_seen:
+            update |= {"acceptance": planned.acceptance, "histogram": planned.histogram}
+        return self.model_copy(update=update)
+
     @property
     def shares(self) -> tuple[tuple[float, float], ...]:
         """Shares of groups that are kept, each with the probability that a step has it."""
@@ -65,6 +73,10 @@ class DynamicSampling(Document):
     def wave(self, num_groups: int) -> int:
         """Prompts drawn at once for a batch of so many groups: as said, or as many as fill it on average."""
         return self.num_prompts or math.ceil(num_groups / self.mean)
+
+    def most_waves(self, num_groups: int) -> int:
+        """Of a step: as many as fill a batch on average with the least share that a job may expect."""
+        return math.ceil(num_groups / (LEAST_ACCEPTANCE * self.wave(num_groups)))
 
     def expected_waves(self, num_groups: int) -> float:
         """Of a step that trains on so many groups."""

@@ -33,7 +33,7 @@ class TurnsObservation(NamedTuple):
         return turns.model_copy(update=update)
 
 
-def observe_turns(spans: Sequence[Span], ranks_per_replica: int, num_rollouts: int) -> TurnsObservation | None:
+def observe_turns(spans: Sequence[Span], ranks_per_replica: int, num_rollouts: float) -> TurnsObservation | None:
     """Of the spans of a generation on all of its ranks; None where they tell of no turns.
 
     Every rank of a replica says what it was told, and the one that calls the tool how often it did and for how long.

@@ -9,7 +9,8 @@ from meshwright.planner.plan.job import SETTINGS_KEYS, Job, require_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
-from meshwright.planner.program.program import lower
+from meshwright.planner.program.in_waves import in_waves
+from meshwright.planner.program.program import Program, lower
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import require_own_engine
@@ -72,17 +73,14 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
     plan, cluster = request.plan, request.plan.facts.cluster
     require_own_engine(plan.facts.engine)
-    if plan.facts.workload.dynamic_sampling:
-        raise BadInput(
-            "the plan is for dynamic sampling (workload.dynamic_sampling), which is planned and simulated and not run "
-            "yet; remove it from the job and plan that."
-        )
     for placement in plan.placements:
         require_none(
             expert_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"
         )
     require_valid(plan)
     require_sound(lower(plan), plan.graph)
+    if waves := in_waves(lower(plan), plan).waves:
+        require_sound(Program(waves.instructions), plan.graph)
     require_job(plan.facts, request.job, request.directory, lengths_are_seen=plan.lengths_are_seen)
     _require_known_losses(request.job)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:

@@ -141,7 +141,8 @@ class TakenUp:
         """What is taken up of a checkpoint. Collective over the world."""
         underway = None if self.draws_again else read_underway(directory, dist.get_rank(), self.draws_by)
         if underway is not None:
-            return underway, Carried(dealt_again=underway.dealt_again)
+            num_dealt = underway.drawing.num_dealt if underway.drawing else 0
+            return underway, Carried(dealt_again=underway.dealt_again, num_dealt=num_dealt)
         carried = [self._carried(directory, done) if dist.get_rank() == 0 else Carried()]
         dist.broadcast_object_list(carried)
         return None, carried[0]

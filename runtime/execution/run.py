@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.planner.program.deadlines import away_seconds
+from meshwright.planner.program.in_waves import in_waves
 from meshwright.planner.program.program import MoveWeights, Program, lower, owners
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import Span
@@ -23,6 +24,7 @@ from meshwright.runtime.environment.tools import Tools
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.executor import Executor
+from meshwright.runtime.execution.filling import GroupSampling
 from meshwright.runtime.execution.held_out import EVALUATED, HeldOutPart, evaluation_of
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
@@ -71,11 +73,12 @@ class RankRun:
         data = read_data(job, request.directory)
         self._request = request
         evaluated = [plan.graph.writer[field] for field in EVALUATED if field in plan.graph.writer]
-        self._program, self._evaluation = lower(plan), lower(plan, evaluated).of_one_step()
+        self._program, self._evaluation = in_waves(lower(plan), plan), lower(plan, evaluated).of_one_step()
         self.copies = build_copies(plan, job, request.directory, data.num_tokens)
         taken_up = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
         loaded = load_step(request.out, self.copies, taken_up) if request.resume else Loaded()
-        self.data: PromptData = replace(data, dealt_again=loaded.carried.dealt_again)
+        carried = loaded.carried
+        self.data: PromptData = replace(data, dealt_again=carried.dealt_again, num_dealt=carried.num_dealt)
         done = loaded.step
         resume_versions(self.copies, done)
         self.steps = range(done, request.steps)
@@ -105,7 +108,7 @@ class RankRun:
             environment=self._environment,
             tools=self._tools,
         )
-        self._actions.carry(loaded.carried.begun)
+        self._actions.carry(carried.begun)
         if loaded.underway is not None:
             self._resume(loaded.underway)
         computing = MegatronDevice(
@@ -135,6 +138,7 @@ class RankRun:
             clock="measured",
             watched=self._watch.instruction,
             hosts=self._environment,
+            filling=sampling.filling if (sampling := GroupSampling.of(self._request.plan, self._request.job)) else None,
         )
 
     def _recorder(self, request: RunRequest, notes: tuple[str, ...]) -> Recorder:

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
+from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import Deadlines
+from meshwright.planner.program.deadlines import Deadlines, waves_beyond
 from meshwright.planner.program.program import Instruction
 from meshwright.runtime.execution.watchdog import Watchdog
 from meshwright.runtime.launch import failing
@@ -26,7 +27,10 @@ class RunWatch:
     def __init__(self, plan: Plan, out: Path, began: float, *, away_seconds: float = 0.0) -> None:
         """An instruction may take `away_seconds` longer than the plan and the turns before tell."""
         self._deadlines = Deadlines(plan, away_seconds)
-        self._batch_size, self._more = plan.facts.workload.batch_size, 1.0
+        self._batch_size = plan.facts.workload.batch_size
+        # Ranks that see waves follow each of them by itself; the others wait until all are drawn.
+        self._usual = 1.0 if dist.get_rank() in _seeing_waves(plan) else waves_beyond(plan)
+        self._more = self._usual
         store = PrefixStore(f"watch/{began}", _get_default_store())
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         self._watchdog = Watchdog(store, out, rank=rank, num_ranks=num_ranks, end=failing.end)
@@ -49,7 +53,7 @@ class RunWatch:
         """Within it instructions may take longer, by as many more prompts as there are than in a batch."""
         self._more = max(1.0, num_prompts / self._batch_size)
         yield
-        self._more = 1.0
+        self._more = self._usual
 
     def met(self, seconds: float) -> None:
         """A turn took this long."""
@@ -58,3 +62,8 @@ class RunWatch:
     def close(self) -> None:
         """Nothing is watched any more."""
         self._watchdog.close()
+
+
+def _seeing_waves(plan: Plan) -> set[int]:
+    """The ranks that draw or score what dynamic sampling chooses from."""
+    return {rank for stage in plan.graph.stages if sees_waves(stage) for rank in plan.pool_of(stage.name).ranks}

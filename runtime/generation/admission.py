@@ -140,5 +140,6 @@ class Admission:
 
 def shared(prompts: Sequence[Prompt], replica: int, num_replicas: int, group_size: int = 1) -> tuple[Prompt, ...]:
     """A replica's share of prompts that are numbered by row, those of a group one behind the other."""
-    lengths = {prompt.row: len(prompt.tokens) for prompt in prompts}
-    return tuple(prompts[row] for row in share(list(lengths), lengths, replica, num_replicas, group_size))
+    by_row = {prompt.row: prompt for prompt in prompts}
+    lengths = {row: len(prompt.tokens) for row, prompt in by_row.items()}
+    return tuple(by_row[row] for row in share(list(lengths), lengths, replica, num_replicas, group_size))

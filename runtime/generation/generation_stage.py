@@ -10,11 +10,20 @@ import torch
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting, facts_of
+from meshwright.planner.simulation.flight import Everything
 from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE
-from meshwright.profiles.trace import CALL_SECONDS, LIVE, NUM_CALLS, NUM_TOLD_TOKENS
+from meshwright.profiles.trace import (
+    CALL_SECONDS,
+    LIVE,
+    NUM_CALLS,
+    NUM_DRAWN,
+    NUM_DRAWN_TOKENS,
+    NUM_PROMPT_TOKENS,
+    NUM_TOLD_TOKENS,
+)
 from meshwright.runtime.environment.environment import Environment
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
 from meshwright.runtime.environment.tools import Tools
@@ -62,7 +71,8 @@ class Generating:
         """By draw, of prompts that are not admitted yet: what was drawn for them under another plan."""
         self._delivered: dict[int, dict[int, int]] = {}
         """By step that is not trained yet and by row, the draw of what was delivered."""
-        workload = plan.facts.workload
+        self._num_dealt = data.num_dealt
+        workload = plan.facts.workload.wave
         self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
         self._sending = streaming.sending
         self._setting: Setting | None = None
@@ -91,6 +101,7 @@ class Generating:
             delivered={step: dict(rows) for step, rows in self._delivered.items()},
             left=self._admission.left,
             until=self._admission.until,
+            num_dealt=self._num_dealt,
         )
 
     def carry(self, begun: Mapping[int, Beginning]) -> None:
@@ -125,6 +136,10 @@ class Generating:
             facts: dict[str, float] = {}
             rows = tuple(response.row for response in responses)
             delivered = {response.prompt.draw: row for row, response in zip(rows, responses, strict=True)}
+        elif batch.is_wave:
+            responses, facts = self._wave(batch, version)
+            rows = tuple(response.row for response in responses)
+            delivered = {response.prompt.draw: response.row for response in responses}
         else:
             responses, facts = self._turn(batch.step, version)
             rows = self._admission.rows(responses)
@@ -174,9 +189,26 @@ class Generating:
         )
         drawn = self._admission.delivered(responses)
         self._generator = generator if generator.in_flight else None
-        slots = self._plan.placement(GENERATE).schedule.generation_slots
-        live = {LIVE: rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)}
+        live = {LIVE: self._live(rounds)}
         return responses, live | drawn | (facts_of(self._setting) if self._setting else {})
+
+    def _wave(self, batch: StepExperience, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
+        """This replica's share of the next prompts, all drawn to their ends; nothing of a wave stays in flight."""
+        mesh, rounds = self._copy.mesh, _Rounds()
+        prompts = self._data.wave(batch.step, batch.rows, self._num_dealt)
+        self._num_dealt += len(prompts) // self._data.group_size
+        responses = self._new_generator(self._same_prompt).turn(
+            shared(prompts, mesh.dp_rank, mesh.layout.dp, self._data.group_size),
+            version=version,
+            delivery=Everything(),
+            stream=Listeners((rounds, *((self._scoring,) if self._scoring else ()))),
+        )
+        return responses, {
+            LIVE: self._live(rounds),
+            NUM_DRAWN: float(len(responses)),
+            NUM_DRAWN_TOKENS: float(sum(response.num_drawn for response in responses)),
+            NUM_PROMPT_TOKENS: float(sum(len(response.prompt.tokens) for response in responses)),
+        }
 
     def _take_begun(self, prompts: Iterable[Prompt]) -> dict[int, Beginning]:
         """What was drawn before for these prompts."""
@@ -189,8 +221,13 @@ class Generating:
         if step > trained:
             self._delivered[step] = dict(rows)
 
+    def _live(self, rounds: _Rounds) -> float:
+        """Sequences of this replica in flight, on average over what was drawn."""
+        slots = self._plan.placement(GENERATE).schedule.generation_slots
+        return rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)
+
     def _new_generator(self, group_size: int = 1) -> Generator:
-        workload, schedule = self._plan.facts.workload, self._plan.placement(GENERATE).schedule
+        workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
         self._tool_turns = self._new_tool_turns() if workload.turns else None
         return Generator(
             self._copy.decoder,

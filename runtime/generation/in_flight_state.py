@@ -65,6 +65,8 @@ class Drawing:
     left: tuple[int, ...] = ()
     """The draws of the replica's prompts before the step `until` that are not admitted."""
     until: int = 0
+    num_dealt: int = 0
+    """Prompts that waves of dynamic sampling were dealt since step 0."""
 
 
 class DrawsBy(NamedTuple):
@@ -113,6 +115,7 @@ def packed_underway(underway: Underway) -> bytes:
             "delivered": drawing.delivered,
             "left": drawing.left,
             "until": drawing.until,
+            "num_dealt": drawing.num_dealt,
         }
         _pack_drawn("begun", list(drawing.begun.values()), tensors)
     return packed(tensors, {_TOLD: json.dumps(told)})
@@ -174,6 +177,7 @@ def _underway(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Underwa
             delivered={int(s): {int(row): draw for row, draw in d.items()} for s, d in known["delivered"].items()},
             left=tuple(known["left"]),
             until=known["until"],
+            num_dealt=known.get("num_dealt", 0),  # there were no waves before it was written
         )
     return Underway(
         draws_by=DrawsBy(*told["draws_by"]),

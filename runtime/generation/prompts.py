@@ -43,6 +43,8 @@ class PromptData:
     """What was done about prompts that are too long."""
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By step, the draws of batches that are not as the seed deals them: a resume has put others there."""
+    num_dealt: int = 0
+    """Prompts that waves of dynamic sampling were dealt before this run began or went on."""
     train_columns: tuple[Mapping[str, Any], ...] = ()
     held_out_columns: tuple[Mapping[str, Any], ...] = ()
     """The other columns of the job by their names, of each prompt that is there."""
@@ -56,6 +58,15 @@ class PromptData:
         return tuple(
             Prompt(step=step, row=row, draw=draw, tokens=self._training_prompt(draw // size))
             for row, draw in enumerate(draws)
+        )
+
+    def wave(self, step: int, rows: range, num_dealt: int) -> tuple[Prompt, ...]:
+        """The prompts of a wave of a step, in these rows: those behind the first `num_dealt` of the passes, whatever
+        the steps before have used of them, each as often as a group has samples."""
+        size = self.group_size
+        return tuple(
+            Prompt(step=step, row=row, draw=draw, tokens=self._training_prompt(draw // size))
+            for draw, row in enumerate(rows, start=num_dealt * size)
         )
 
     @property

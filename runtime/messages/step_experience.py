@@ -14,16 +14,20 @@ from meshwright.runtime.messages.experience import Experience
 
 @dataclass(frozen=True, kw_only=True)
 class StepExperience:
-    """`rows` are filled as the stages of the step write. A held-out batch is scored and never trained on."""
+    """`rows` are filled as the stages of the step write. A held-out batch is scored and never trained on; of a wave of
+    dynamic sampling some groups are, as rows of another batch."""
 
     step: int
     rows: range
     held_out: bool = False
+    is_wave: bool = False
     experience: Experience = field(default_factory=Experience)
 
     @property
     def key(self) -> int:
-        """What tells it from other batches of a run; held-out ones follow one another."""
+        """What tells it from other batches of a run; held-out ones follow one another, and so do waves."""
+        if self.is_wave:
+            return -2
         return -1 if self.held_out else self.step
 
     def prompt_length(self, row: int) -> int:

@@ -17,7 +17,7 @@ from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import StageGraph
+from meshwright.profiles.stages import GENERATE, StageGraph
 from meshwright.profiles.trace import (
     NUM_CHUNK_TOKENS,
     NUM_DRAWN,
@@ -334,12 +334,13 @@ def elapsed_seconds(out: Path) -> float:
 
 
 def _trained(graph: StageGraph, outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The metrics of the training stages; every rank of a stage reports the same, so the first one's are taken.
+    """The metrics of the training stages, and of a generation in waves; every rank of a stage reports the same, so the
+    first one's are taken.
 
     A turn that only works ahead has none.
     """
     metrics: dict[str, float] = {}
-    for stage in graph.train_stage.values():
+    for stage in (GENERATE, *graph.train_stage.values()):
         metrics |= next((outcome.metrics[stage] for outcome in outcomes if stage in outcome.metrics), {})
     return metrics
 

@@ -135,7 +135,7 @@ class Learning:
         assert isinstance(settings, PaidSettings)
         ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
         reported = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, settings=settings)
-        if group_size > 1:
+        if group_size > 1 and not self._workload.dynamic_sampling:  # which tells it of all that was drawn
             reported["groups_with_signal"] = share_with_signal(self._scores, group_size)
         return reported
 

@@ -46,6 +46,12 @@ def test_replicas_that_share_experts_wait_for_each_other() -> None:
     assert taken("actor_generate", "dp2,ep2", (0.0, 5.0), (3.0, 5.5)) == 2.5
 
 
+def test_waves_of_a_step_add_up() -> None:
+    """Each as long as its slowest rank goes on behind the last one that begins."""
+    spans = [span(0, 0.0, 2.0), span(1, 1.0, 2.5), span(0, 4.0, 5.0), span(1, 4.0, 6.0)]
+    assert stage_seconds(PPO_GRAPH.by_name["ref_logprob"], Layout.parse("tp2"), spans) == 1.5 + 2.0
+
+
 def test_a_refit_takes_what_it_takes_the_rank_that_comes_last() -> None:
     waited = [span(0, 0.0, 4.0, "refit a", "refit"), span(1, 3.0, 4.0, "refit a", "refit")]
     again = [span(1, 4.0, 6.0, "refit b", "refit"), span(2, 0.0, 6.0, "refit b", "refit")]

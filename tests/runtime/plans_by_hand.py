@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan.calls import Choice
+from meshwright.planner.plan.calls import Choice, model_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
@@ -36,14 +35,14 @@ def plan_by_hand(
     facts: Facts, where: Mapping[str, Where], ahead: StepsAhead | None = None, order: Sequence[str] | None = None
 ) -> Plan:
     """The plan with each stage where it is said to be, `other` standing for all that are not named, in their order."""
-    model = cost_model(facts.cluster, facts.workload, facts.precision, None)
+    model = model_of(facts)
     ahead = ahead or synchronous(facts.graph)
     picks = {}
     for stage in facts.graph.stages:
         place = where[stage.name if stage.name in where else "other"]
         schedule = place.schedule
         if stage.generates and not schedule.generation_slots:
-            schedule = Schedule(generation_slots=-(-facts.workload.batch_size // Layout.parse(place.layout).dp))
+            schedule = Schedule(generation_slots=-(-facts.workload.wave.batch_size // Layout.parse(place.layout).dp))
         choice = Choice(Layout.parse(place.layout), schedule)
         picks[stage.name] = Pick(place.pool, choice)
     solver = Solver(

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
@@ -45,7 +45,7 @@ def rewarded(path: Path, out: Path, *pins: str, steps: int, resume: bool = False
     """What to run: the best plan under the pins, by analytic costs, with functions of the tests."""
     job = read_job(path)
     facts = resolve(job, path.parent)
-    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None), pins=pins)
+    plan = compile_plan(facts, model_of(facts), pins=pins)
     assert isinstance(plan, Plan)
     return RunRequest(
         plan=plan,

@@ -12,6 +12,16 @@ def third_word(samples: Sequence[RewardSample]) -> list[float]:
     return [one.response.split().count("w3") / max(1, len(one.response.split())) for one in samples]
 
 
+def is_short(samples: Sequence[RewardSample]) -> list[float]:
+    """Whether the response has fewer than six tokens."""
+    return [float(len(one.response_ids) < 6) for one in samples]
+
+
+def indifferent(samples: Sequence[RewardSample]) -> list[float]:
+    """One score for all."""
+    return [0.5] * len(samples)
+
+
 def no_seventh(samples: Sequence[RewardSample]) -> list[float]:
     """Raises for a response that has the word w7."""
     for one in samples:

@@ -6,7 +6,8 @@ import pytest
 
 from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import Deadlines, away_seconds, patience_seconds
+from meshwright.planner.program.deadlines import Deadlines, away_seconds, patience_seconds, waves_beyond
+from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from tests.runtime.commands.test_report_command import small_plan
 
 
@@ -44,3 +45,13 @@ def test_a_judge_may_be_away_for_as_long_as_it_is_asked_again() -> None:
     deadlines = Deadlines(taking(0.01), 305.0)
     deadlines.met(0.5)
     assert deadlines.allowed_seconds() == 365.0
+
+
+def test_a_rank_may_wait_for_as_many_waves_as_a_step_may_take() -> None:
+    plan = taking(444.0)
+    sampling = DynamicSampling(acceptance=1.0, num_prompts=plan.facts.workload.num_prompts)
+    workload = plan.facts.workload.model_copy(update={"dynamic_sampling": sampling})
+    sampled = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": workload})})
+    assert waves_beyond(plan) == 1.0
+    assert waves_beyond(sampled) == sampling.most_waves(workload.num_prompts) == 100
+    assert patience_seconds(sampled) == 100 * patience_seconds(plan)

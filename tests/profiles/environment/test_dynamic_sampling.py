@@ -65,3 +65,11 @@ def test_a_workload_without_it_is_written_as_before_and_a_wave_is_of_whole_group
     assert sampled.wave.dynamic_sampling is None
     with pytest.raises(ValueError, match="group_size=1 has none"):
         Workload(batch_size=32, prompt=lengths, response=lengths, dynamic_sampling=DynamicSampling(acceptance=0.5))
+
+
+def test_a_plan_may_choose_what_a_job_leaves_open_and_nothing_else() -> None:
+    planned = DynamicSampling(histogram=((0.3, 1.0),), num_prompts=7)
+    left_open, fixed = DynamicSampling(acceptance=0.5), DynamicSampling(acceptance=0.5, num_prompts=9)
+    assert left_open.as_planned(planned, shares_are_seen=False) == DynamicSampling(acceptance=0.5, num_prompts=7)
+    assert fixed.as_planned(planned, shares_are_seen=False) == fixed
+    assert left_open.as_planned(planned, shares_are_seen=True) == planned

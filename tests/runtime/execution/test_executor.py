@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.planner.program.program import Program, Receive, RunStage, Send
+from meshwright.planner.program.program import Program, Receive, RunStage, Send, Waves
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings, Outcome
@@ -68,3 +68,66 @@ def test_what_was_done_goes_to_the_spans_and_what_was_learned_to_the_metrics_wha
     _, outcome = executed()
     assert outcome.metrics == {stage: {"num_wonders": 1.0} for stage in ("critic_value", "critic_train")}
     assert [dict(span.facts) for span in outcome.spans] == [{"tokens": 7.0}, {"num_bytes": 40.0}, {"tokens": 7.0}]
+
+
+class TwoWaves:
+    """What is full behind its second wave."""
+
+    def __init__(self, heard: Heard) -> None:
+        self._heard, self._num_taken = heard, 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_taken == 2
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"waves": float(self._num_taken)}
+
+    def next_wave(self) -> StepExperience:
+        return StepExperience(step=0, rows=range(1), is_wave=True)
+
+    def take(self, wave: StepExperience) -> None:
+        assert wave.is_wave
+        self._num_taken += 1
+        self._heard.asked.append("take")
+
+    def fill(self, batch: StepExperience) -> None:
+        assert not batch.is_wave
+        self._heard.asked.append("fill")
+
+
+def drawn_in_waves(rank: int) -> tuple[list[str], Outcome]:
+    """What a rank was asked in a turn of three ranks, of which 0 draws and 1 scores, between two stages of all."""
+    told = {"producer": "reward_score", "consumer": "actor_generate", "fields": ("scores",)}
+    wave = (
+        RunStage(stage="actor_generate", ranks=(0,)),
+        RunStage(stage="reward_score", ranks=(1,)),
+        Send(**told, ranks=(1,), targets=(0, 1)),
+        Receive(**told, ranks=(0, 1), owners=(1,)),
+    )
+    others = tuple(RunStage(stage=name, ranks=(0, 1, 2)) for name in ("before", "behind"))
+    heard: Any = Heard()
+    executor = Executor(
+        heard,
+        heard,
+        lambda step: StepExperience(step=step, rows=range(1)),
+        rank=rank,
+        began=0.0,
+        clock="measured",
+        filling=lambda _step: TwoWaves(heard),
+    )
+    return heard.asked, executor.execute(Program(others, waves=Waves(wave, 1)), 0, range(1))
+
+
+def test_waves_are_drawn_until_the_batch_is_full_between_what_comes_before_and_behind_them() -> None:
+    asked, outcome = drawn_in_waves(0)
+    wave = ["expect actor_generate on 0", "actor_generate", "receive actor_generate on 0", "take"]
+    assert asked == ["begin", "before", *wave, *wave, "fill", "behind"]
+    assert outcome.metrics["actor_generate"] == {"waves": 2.0}
+    assert [span.instruction for span in outcome.spans].count("actor_generate") == 2
+
+
+def test_a_rank_that_neither_draws_nor_scores_knows_of_no_waves() -> None:
+    asked, _ = drawn_in_waves(2)
+    assert asked == ["begin", "before", "behind"]

@@ -9,7 +9,6 @@ import pytest
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.devices import device_named
-from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
@@ -77,13 +76,6 @@ def test_a_plan_for_the_engine_of_another_trainer_is_refused(asked: RunRequest) 
     facts = asked.plan.facts.model_copy(update={"engine": "vllm"})
     plan = asked.plan.model_copy(update={"facts": facts})
     refused(replace(asked, plan=plan), "the plan is for engine vllm, which meshwright does not run; export it to a")
-
-
-def test_a_plan_for_dynamic_sampling_is_refused(asked: RunRequest) -> None:
-    facts = asked.plan.facts
-    workload = facts.workload.model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.5)})
-    plan = asked.plan.model_copy(update={"facts": facts.model_copy(update={"workload": workload})})
-    refused(replace(asked, plan=plan), "planned and simulated and not run yet; remove it from the job and plan that")
 
 
 def test_a_plan_of_another_job_is_refused(asked: RunRequest) -> None:

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from meshwright.planner.analysis.oversampling import with_wave
+from meshwright.planner.program.deadlines import waves_beyond
 from meshwright.planner.program.program import RunStage
 from meshwright.runtime.execution.run_watch import RunWatch
 from meshwright.runtime.execution.watchdog import Watchdog
+from tests.planner.analysis.test_oversampling import planned, sampled_facts
 from tests.runtime.commands.test_report_command import small_plan
+from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 
 
@@ -41,3 +45,21 @@ def test_what_is_allowed_follows_from_turns_that_were_measured(tmp_path: Path) -
             ("the checkpoint", 2, 1800.0),
         ]
     ]
+
+
+def _allowed_beside_waves(out: Path) -> float:
+    """Of a training, on a rank that draws or on one that waits until all is drawn."""
+    apart = {"actor_generate": Where("0:1"), "reward_score": Where("0:1"), "other": Where("1:1")}
+    plan = plan_by_hand(with_wave(sampled_facts(1.0), 64), apart)
+    with mock.patch.object(Watchdog, "doing", autospec=True) as doing:
+        watch = RunWatch(plan, out, 1.0)
+        watch.met(100.0)
+        watch.instruction(RunStage(stage="actor_train", ranks=(1,)), 4, 2, 3)
+        watch.close()
+    return float(doing.call_args.args[3])
+
+
+def test_a_rank_that_sees_no_waves_may_wait_for_as_many_as_a_step_may_take(tmp_path: Path) -> None:
+    drawing, waiting = run_on_ranks(2, _allowed_beside_waves, tmp_path)
+    assert (drawing, waiting / drawing) == (500.0, waves_beyond(planned(with_wave(sampled_facts(1.0), 64))))
+    assert waiting > drawing

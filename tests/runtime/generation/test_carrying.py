@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.generation.carrying import Carried, carry
@@ -64,6 +65,26 @@ def underway() -> Underway:
 
 def carried(bound: int, *, max_response: int = 32, draws_again: bool = False) -> Carried:
     return carry([underway()], plan(bound), DONE, BATCH, max_response=max_response, draws_again=draws_again)
+
+
+def sampled(bound: int = 0) -> Plan:
+    found = plan(bound)
+    workload = found.facts.workload.model_copy(update={"dynamic_sampling": DynamicSampling(acceptance=0.5)})
+    return found.model_copy(update={"facts": found.facts.model_copy(update={"workload": workload})})
+
+
+def test_dynamic_sampling_goes_on_behind_the_prompts_that_it_was_dealt() -> None:
+    drawing = Drawing(num_admitted=0, mean_response_tokens=0.0, in_flight=None, num_dealt=18)
+    known = Underway(draws_by=DrawsBy("a", "b"), num_steps=9, experience={}, drawing=drawing)
+    others = replace(known, drawing=None)
+    for draws_again in (False, True):
+        found = carry([others, known], sampled(), DONE, BATCH, max_response=32, draws_again=draws_again)
+        assert found == Carried(num_dealt=18)
+
+
+def test_a_checkpoint_that_does_not_tell_what_was_dealt_is_refused() -> None:
+    with pytest.raises(BadInput, match="does not tell how many prompts dynamic sampling was dealt"):
+        carry([], sampled(), DONE, BATCH, max_response=32, draws_again=False)
 
 
 def test_prompts_that_no_update_has_used_are_dealt_in_the_order_of_their_draws() -> None:

@@ -61,7 +61,7 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
 
 def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:
     nothing = InFlight(turn=1, live=((), ()), paused=(), waiting=(), ended=(), blocks=(), cached=())
-    drawing = Drawing(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing)
+    drawing = Drawing(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing, num_dealt=5)
     for number, kept in enumerate((drawing, None)):
         written = Underway(draws_by=ONE, num_steps=6, experience={}, drawing=kept)
         write_underway(tmp_path, number, packed_underway(written))

@@ -49,6 +49,16 @@ def test_no_two_prompts_of_a_run_share_their_draws() -> None:
     assert len(set(draws)) == len(draws)
 
 
+def test_waves_are_dealt_one_behind_the_other_whatever_their_size() -> None:
+    found = replace(data(), group_size=2)
+    one = [*found.wave(0, range(6), 0), *found.wave(0, range(6, 12), 3), *found.wave(1, range(8), 6)]
+    other = found.wave(0, range(20), 0)
+    assert [(prompt.draw, prompt.tokens) for prompt in one] == [(p.draw, p.tokens) for p in other]
+    assert [prompt.row for prompt in one] == [*range(12), *range(8)]
+    assert [prompt.draw // 2 for prompt in other[::2]] == list(range(10))
+    assert sorted(prompt.tokens for prompt in other[::2]) == [(number,) for number in range(10)]
+
+
 LONG = '{"prompt": "' + " ".join(f"w{n}" for n in range(9)) + '"}\n'
 
 

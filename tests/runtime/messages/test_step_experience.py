@@ -56,3 +56,9 @@ def test_without_a_reward_model_the_sum_is_that_of_the_rewards_on_hosts() -> Non
 def test_held_out_batches_have_a_key_of_their_own() -> None:
     assert held().key == 3
     assert StepExperience(step=3, rows=range(0), held_out=True).key == -1
+
+
+def test_held_out_batches_and_waves_are_told_from_the_batch_of_their_step() -> None:
+    keys = {StepExperience(step=0, rows=range(1), **kind).key for kind in ({}, {"held_out": True}, {"is_wave": True})}
+    assert len(keys) == 3
+    assert keys.isdisjoint(StepExperience(step=step, rows=range(1)).key for step in range(1, 9))

@@ -87,6 +87,16 @@ def test_a_resumed_record_keeps_only_the_steps_before_the_checkpoint(plan: Plan,
     assert sum(event["ph"] == "X" for event in events) == 2
 
 
+def test_a_line_tells_what_a_generation_in_waves_has_drawn_beside_what_was_learned(plan: Plan, tmp_path: Path) -> None:
+    recorder = Recorder(plan, tmp_path, 1, is_writer=True)
+    recorder.open(0)
+    metrics = {"actor_generate": {"groups_with_signal": 0.5}, "actor_train": {"response_tokens": 4.0}}
+    line = recorder.turn([Outcome(turn=0, spans=(span(0, "actor_generate", 0, 2.0),), metrics=metrics)])
+    assert line is not None
+    assert (line["groups_with_signal"], line["response_tokens"]) == (0.5, 4.0)
+    recorder.close()
+
+
 def test_what_a_run_has_to_say_at_its_start_is_said_once(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

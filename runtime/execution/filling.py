@@ -1,0 +1,122 @@
+"""Fills the batch of a step with groups that have a signal, wave by wave (DAPO, arXiv:2503.14476, section 3.2).
+
+Every rank that sees waves has all scores and chooses alike: the first groups with a signal in the order in which
+prompts are dealt, as `profiles.environment.dynamic_sampling` has it. Of what it chose, a rank has the rows it drew or
+was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.environment.dynamic_sampling import LEAST_ACCEPTANCE
+from meshwright.profiles.errors import RunFailed
+from meshwright.runtime.environment.environment import require_scores
+from meshwright.runtime.messages.step_experience import StepExperience
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSampling:
+    """What a step is filled from: groups of `group_size` samples, `num_groups` of them to a batch, in waves of
+    `num_prompts`, of which a step may take `most_waves`; the weights add up what a sample is paid of rewards on hosts
+    and of a reward model."""
+
+    num_groups: int
+    group_size: int
+    num_prompts: int
+    most_waves: int
+    reward_weights: tuple[float, ...] = ()
+    model_weight: float = 1.0
+
+    @classmethod
+    def of(cls, plan: Plan, job: Job) -> GroupSampling | None:
+        """None without dynamic sampling."""
+        workload = plan.facts.workload
+        if not (sampling := workload.dynamic_sampling):
+            return None
+        return cls(
+            num_groups=workload.num_prompts,
+            group_size=workload.group_size,
+            num_prompts=sampling.wave(workload.num_prompts),
+            most_waves=sampling.most_waves(workload.num_prompts),
+            reward_weights=tuple(job.reward_weights) if job.rewards else (),
+            model_weight=job.reward_model_weight,
+        )
+
+    def filling(self, step: int) -> WaveFilling:
+        """That of a step, of which nothing is drawn yet."""
+        return WaveFilling(self, step)
+
+
+@dataclass
+class WaveFilling:
+    """The batch of one step on one rank. Waves are asked for and taken in turn until it is full."""
+
+    sampling: GroupSampling
+    step: int
+    _kept: list[tuple[StepExperience, Sequence[int]]] = field(default_factory=list)
+    """Groups with a signal in dealt order: the wave of each, and its rows there."""
+    _scores: list[float] = field(default_factory=list)
+    """What every sample that was drawn is paid."""
+    _num_waves: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._kept) >= self.sampling.num_groups
+
+    @property
+    def _num_drawn(self) -> int:
+        """Prompts so far."""
+        return self._num_waves * self.sampling.num_prompts
+
+    def next_wave(self) -> StepExperience:
+        """An empty wave; rows are numbered through all waves of the step, in dealt order.
+
+        Raises RunFailed where fewer groups have a signal than the least share that a job may expect.
+        """
+        if self._num_waves == self.sampling.most_waves:
+            raise RunFailed(
+                f"step {self.step}: {len(self._kept)} of {self._num_drawn} groups have a signal, where a batch needs "
+                f"{self.sampling.num_groups} and dynamic sampling a share of {LEAST_ACCEPTANCE:g} or more; give "
+                "prompts or rewards that tell samples apart, or plan the job without workload.dynamic_sampling"
+            )
+        size = self.sampling.num_prompts * self.sampling.group_size
+        first = self._num_waves * size
+        return StepExperience(step=self.step, rows=range(first, first + size), is_wave=True)
+
+    def take(self, wave: StepExperience) -> None:
+        """Takes a wave whose scores are all here. Raises RunFailed for a reward that failed."""
+        require_scores(wave.experience)
+        if self.sampling.reward_weights:
+            wave.add_up(self.sampling.reward_weights, self.sampling.model_weight)
+        self._num_waves += 1
+        size = self.sampling.group_size
+        for first in range(wave.rows.start, wave.rows.stop, size):
+            group = range(first, first + size)
+            scores = [float(wave.score(row)) for row in group]
+            self._scores += scores
+            if max(scores) > min(scores):
+                self._kept.append((wave, group))
+
+    def fill(self, batch: StepExperience) -> None:
+        """Puts what this rank holds of the first groups kept into the rows of the batch, one behind the other."""
+        chosen = [(wave, row) for wave, group in self._kept[: self.sampling.num_groups] for row in group]
+        for place, (wave, row) in zip(batch.rows, chosen, strict=True):
+            for name, rows in wave.experience.fields().items():
+                if row in rows:
+                    batch.experience.put(name, place, rows[row])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is reported of all that was drawn: `groups_with_signal` is the share of its groups."""
+        return {
+            "waves": float(self._num_waves),
+            "drawn_prompts": float(self._num_drawn),
+            "trained_prompts": float(self.sampling.num_groups),
+            "dropped_prompts": float(self._num_drawn - self.sampling.num_groups),
+            "groups_with_signal": len(self._kept) / self._num_drawn,
+            "drawn_score": sum(self._scores) / len(self._scores),
+        }

@@ -1,0 +1,91 @@
+"""Dynamic sampling as DAPO says it (arXiv:2503.14476, section 3.2): one process, float64, one group after another.
+
+Prompts come in shuffled passes. The groups of a step are drawn and scored in that order, a wave at a time; the first
+ones whose samples are not all scored alike are the batch. Nothing is imported from the project.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tests.reference.critic_free import CriticFreeSettings
+from tests.reference.ppo import Row, uniform
+
+SAME = 1e-9
+"""Scores nearer than this are one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a step is trained on, and of how many groups it was chosen."""
+
+    rows: list[Row]
+    num_waves: int
+    num_drawn: int
+    num_with_signal: int
+
+
+class DynamicSampling:
+    """The batches of a run, `num_groups` groups each, from waves of `num_prompts` prompts."""
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], settings: CriticFreeSettings, *, num_groups: int, num_prompts: int
+    ) -> None:
+        self._settings, self._num_groups, self._num_prompts = settings, num_groups, num_prompts
+        self._dealt = enumerate(_passes(prompts, settings.seed))
+
+    def batch(self, policy: nn.Module, score: Callable[[Row], float], version: int) -> Batch:
+        """That of the next step, whose policy has seen `version` updates."""
+        kept: list[list[Row]] = []
+        num_waves = 0
+        while len(kept) < self._num_groups:
+            num_waves += 1
+            for place, prompt in itertools.islice(self._dealt, self._num_prompts):
+                first = place * self._settings.group_size
+                draws = range(first, first + self._settings.group_size)
+                group = [_sample(policy, prompt, draw, version, self._settings) for draw in draws]
+                scores = [score(row) for row in group]
+                if max(scores) - min(scores) > SAME:
+                    kept.append(group)
+        return Batch(
+            rows=[row for group in kept[: self._num_groups] for row in group],
+            num_waves=num_waves,
+            num_drawn=num_waves * self._num_prompts,
+            num_with_signal=len(kept),
+        )
+
+
+def _passes(prompts: Sequence[Sequence[int]], seed: int) -> itertools.chain[Sequence[int]]:
+    return itertools.chain.from_iterable(_shuffled(prompts, f"{seed}/{number}") for number in itertools.count())
+
+
+def _shuffled(prompts: Sequence[Sequence[int]], seed: str) -> list[Sequence[int]]:
+    found = list(prompts)
+    random.Random(seed).shuffle(found)
+    return found
+
+
+@torch.no_grad()
+def _sample(policy: nn.Module, prompt: Sequence[int], draw: int, version: int, s: CriticFreeSettings) -> Row:
+    """Token by token, each the inverse of the cumulative filtered distribution at its number."""
+    ids = list(prompt)
+    for place in range(s.max_response):
+        logits = policy(torch.tensor([ids])).logits[0, -1] / s.temperature
+        if s.top_k:
+            logits = logits.masked_fill(logits < logits.topk(s.top_k).values[-1], -torch.inf)
+        likeliest = logits.softmax(-1).sort(descending=True)
+        before = likeliest.values.cumsum(-1) - likeliest.values
+        nucleus = likeliest.indices[before < s.top_p]
+        probabilities = torch.zeros_like(logits)
+        probabilities[nucleus] = logits[nucleus].softmax(-1)
+        number = uniform(s.seed, draw, place)
+        ids.append(int((probabilities.cumsum(-1) > number).nonzero()[0]))
+        if ids[-1] in s.end_tokens:
+            break
+    return Row(torch.tensor(ids), len(prompt), (version,) * (len(ids) - len(prompt)), draw)

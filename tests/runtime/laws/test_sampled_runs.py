@@ -1,0 +1,96 @@
+"""Runs of dynamic sampling: stopped and resumed, planned again from what they told, ended where nothing is learned."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.planner.analysis.oversampling import with_wave
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.runtime.execution.request import RunRequest
+from meshwright.runtime.execution.train import run_plan
+from tests.runtime.command import Call
+from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
+from tests.runtime.small_job import OF_TIME, edited_job
+
+SHORT = {"name": "short", "function": "tests.runtime.rewarding:is_short"}
+MODULE = ("--allow-module", "tests.runtime.rewarding")
+
+
+def write_sampled(directory: Path, reward: dict[str, Any], **sampling: Any) -> Path:
+    path = write_rewarded(directory, reward)
+    return edited_job(path, "workload", dynamic_sampling=sampling)
+
+
+def learned(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics but for those that tell how fast a run was."""
+    timed = {*OF_TIME, "reward_short_seconds"}
+    return [{key: value for key, value in line.items() if key not in timed} for line in found]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> RunRequest:
+    path = write_sampled(tmp_path, SHORT, acceptance=0.6, num_prompts=3)
+    return rewarded(path, tmp_path / "whole", "actor_generate.pool=0:2", steps=4)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_deals_and_learns_as_if_it_had_not_been_stopped(asked: RunRequest) -> None:
+    whole, resumed = stopped_and_resumed(asked)
+    assert learned(resumed) == learned(whole)
+    assert any(line["waves"] > 2 for line in whole[:2])  # a cursor that counts steps would deal others
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_under_other_waves_is_dealt_the_prompts_that_follow(asked: RunRequest) -> None:
+    run_plan(replace(asked, steps=2))
+    facts = with_wave(asked.plan.facts, 6)
+    plan = compile_plan(facts, model_of(facts))
+    assert isinstance(plan, Plan)
+    shutil.copytree(asked.out, asked.out.with_name("same"))
+    run_plan(replace(asked, out=asked.out.with_name("same"), steps=3, resume=True))
+    workload = asked.job.workload.model_copy(update={"dynamic_sampling": facts.workload.dynamic_sampling})
+    job = asked.job.model_copy(update={"workload": workload})
+    run_plan(replace(asked, plan=plan, job=job, steps=3, resume=True))
+    one, other = lines(asked.out.with_name("same"))[2], lines(asked.out)[2]
+    assert other["drawn_prompts"] % 6 == 0
+    assert other["response_tokens"] == one["response_tokens"]  # the first groups are the same in dealt order
+    assert other["actor_grad_norm"] == pytest.approx(one["actor_grad_norm"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_plan_chooses_its_waves_runs_and_is_planned_again_from_what_the_run_has_told(
+    tmp_path: Path, call: Call
+) -> None:
+    job = write_sampled(tmp_path, SHORT, acceptance=0.5)
+    plan, again, out = tmp_path / "plan.json", tmp_path / "again.json", tmp_path / "run"
+    assert call("plan", job, "-o", plan).code == 0
+    assert call("run", plan, job, "--steps", 3, "--out", out, *MODULE).code == 0
+    told = [line["groups_with_signal"] for line in lines(out)]
+    assert min(told) < 1
+    assert call("plan", job, "--from-trace", out, "-o", again).code == 0
+    found = read_plan(again).facts.workload
+    assert found.dynamic_sampling is not None
+    assert [share for share, _ in found.dynamic_sampling.histogram or ()] == told
+    drawn = [line["drawn_tokens"] for line in lines(out)]
+    assert found.response_lengths.mean == pytest.approx(sum(drawn) / len(drawn), rel=0.25)
+    assert call("run", again, job, "--steps", 1, "--out", tmp_path / "next", *MODULE).code == 0
+    refused = call("calibrate", plan, out, "-o", tmp_path / "table.json")
+    assert refused.code == 2
+    assert "which no correction tells from slow stages" in refused.err
+
+
+@pytest.mark.slow
+def test_a_run_whose_groups_have_no_signal_fails_in_one_sentence(tmp_path: Path, call: Call) -> None:
+    alike = {"name": "alike", "function": "tests.runtime.rewarding:indifferent"}
+    job, plan = write_sampled(tmp_path, alike, acceptance=0.5, num_prompts=100), tmp_path / "plan.json"
+    assert call("plan", job, "-o", plan).code == 0
+    found = call("run", plan, job, "--steps", 1, "--out", tmp_path / "run", *MODULE)
+    assert found.code == 4
+    assert "step 0: 0 of 400 groups have a signal, where a batch needs 4" in found.err

@@ -1,0 +1,109 @@
+"""Small jobs of dynamic sampling: a reward model whose scores are alike more often than not, prompts as tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+
+from meshwright.profiles.stages import Role
+from meshwright.runtime.execution.request import RunRequest
+from tests.reference.dynamic_sampling import Batch, DynamicSampling
+from tests.reference.ppo import Row
+from tests.runtime.compared import settings_of
+from tests.runtime.observed import Observed
+from tests.runtime.plans_by_hand import Where
+from tests.runtime.refereed import END_TOKENS, request_of
+from tests.runtime.small_job import write_job
+
+GROUP, NUM_GROUPS, NUM_PROMPTS, MAX_RESPONSE = 4, 4, 3, 12
+SETTINGS: dict[str, Any] = {
+    "actor_learning_rate": 1e-3,
+    "adam_beta2": 0.98,
+    "entropy_coefficient": 0.01,
+    "temperature": 0.8,
+    "top_k": 24,
+    "top_p": 0.9,
+    "seed": 3,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan on so many ranks, and what differs from the other jobs."""
+
+    num_ranks: int
+    where: Mapping[str, Where]
+    algorithm: str = "grpo"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rewards: tuple[dict[str, Any], ...] = ()
+    has_reward_model: bool = True
+
+
+def write_two_scores(directory: Path) -> None:
+    """Makes a reward model say one of two scores: whether the last token ends a response."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "score.weight")):
+                parameter.zero_()
+        embeddings = model.get_input_embeddings().weight
+        embeddings[:] = embeddings[0].clone()
+        embeddings[list(END_TOKENS)] = -embeddings[0].clone()
+        model.score.weight[0, 0] = 1.0
+    model.save_pretrained(directory)
+
+
+def request(directory: Path, name: str, case: Case, *, steps: int) -> RunRequest:
+    """A run of the case."""
+    path = write_job(directory, num_ranks=case.num_ranks)
+    job = yaml.safe_load(path.read_text())
+    del job["ppo"]
+    paths = {"actor": "policy", "ref": "ref", **({"reward": "scores"} if case.has_reward_model else {})}
+    job["models"] = {role: {"path": path} for role, path in paths.items()}
+    job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": NUM_GROUPS * GROUP}
+    job["workload"] |= {"group_size": GROUP, "dynamic_sampling": {"acceptance": 0.6, "num_prompts": NUM_PROMPTS}}
+    job |= {"algorithm": case.algorithm, case.algorithm: {**SETTINGS, **case.settings}}
+    if case.rewards:
+        job["rewards"] = list(case.rewards)
+    return request_of(job, directory, name, case.where, steps=steps)
+
+
+def sampling(asked: RunRequest) -> DynamicSampling:
+    """What the reference draws of the prompts of a run."""
+    lines = (asked.directory / "prompts.jsonl").read_text().splitlines()
+    prompts = [[int(word[1:]) + 2 for word in json.loads(line)["prompt"].split()] for line in lines]
+    return DynamicSampling(prompts, settings_of(asked), num_groups=NUM_GROUPS, num_prompts=NUM_PROMPTS)
+
+
+def trained_on(run: Observed, step: int) -> list[list[int]]:
+    """The sequences of a step in their order."""
+    tokens = run.steps[step]["tokens"]
+    return [tokens[row].tolist() for row in range(len(tokens))]
+
+
+def said(batch: Batch) -> dict[str, float]:
+    """The metrics that tell how many were drawn."""
+    return {
+        "waves": batch.num_waves,
+        "drawn_prompts": batch.num_drawn,
+        "trained_prompts": NUM_GROUPS,
+        "dropped_prompts": batch.num_drawn - NUM_GROUPS,
+        "groups_with_signal": batch.num_with_signal / batch.num_drawn,
+    }
+
+
+def paths(asked: RunRequest) -> dict[Role, Path]:
+    """The directories of its models."""
+    return {role: asked.directory / asked.job.models.source(role).path for role in asked.plan.graph.roles}
+
+
+def is_short(row: Row) -> float:
+    """What `tests.runtime.rewarding:is_short` says."""
+    return float(len(row.response) < 6)
