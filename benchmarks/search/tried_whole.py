@@ -126,6 +126,11 @@ def _planned(job: RandomJob, model: CostModel, least: float | None) -> Iterator[
 def report(single: Sequence[Tried], grouped: Sequence[Tried], command: str, best: Sequence[Tried] = ()) -> str:
     """The jobs of one sample, of several a prompt, and of the best of more, as a report in Markdown."""
     every = (*single, *grouped, *best)
+    rows = (
+        ("one sample a prompt", single),
+        ("2 or 4 samples a prompt", grouped),
+        ("the best 1, 2 or 4 of 3, 6 or 8 samples", best),
+    )
     text = [
         f"# The solver against brute force on random graphs of stages, {date.today()}\n",
         f"`{command}` on {_processor()}, {os.cpu_count()} cores.",
@@ -133,9 +138,7 @@ def report(single: Sequence[Tried], grouped: Sequence[Tried], command: str, best
         "millionth of a step) in any scope, or a plan that is not valid, not sound, or not as short.\n",
         "| jobs | agree | without a plan | scopes | choices | solver s | brute force s |",
         "|---|---:|---:|---:|---:|---:|---:|",
-        _row("one sample a prompt", single),
-        _row("2 or 4 samples a prompt", grouped),
-        *((_row("the best 1, 2 or 4 of 3, 6 or 8 samples", best),) if best else ()),
+        *(_row(name, found) for name, found in rows if found),
         "",
         f"Stages: {_counts(every, _num_stages)}.",
         f"Roles that train: {_counts(every, lambda one: len(one.job.facts.graph.train_stage))}.",
