@@ -1,9 +1,10 @@
-"""What a step costs whose batch is filled by dynamic sampling: the stages that see all that is drawn, wave by wave.
+"""What a step costs that trains on some of what it draws: the stages that see all that is drawn, wave by wave.
 
 Generation and the reward model take a wave's seconds times the expected number of waves, one after the other: the next
 wave is drawn when the scores of the last one are known. Rewards on hosts are waited for in every wave, for as long as
-the slowest call of it takes if all begin at its end. The other stages see the batch alone. What handing over dropped
-groups takes is left out.
+the slowest call of it takes if all begin at its end. The other stages see the batch alone. What handing over groups
+that dynamic sampling drops takes is left out. Where the best of several samples are kept, the samples of all prompts
+are the one wave of a step.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ WAVE_REWARDS = "rewards of waves"
 
 
 def sees_waves(stage: Stage) -> bool:
-    """Whether a stage sees all groups that are drawn, and not only those that are trained on."""
-    return stage.generates or stage.role is Role.REWARD
+    """Whether a stage sees all that is drawn, and not only what is trained on."""
+    return stage.generates or (stage.role is Role.REWARD and not stage.is_trained)
 
 
 @dataclass(frozen=True)

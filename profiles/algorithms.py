@@ -110,20 +110,23 @@ def graph_of(
     ref_is_base: bool = False,
     num_teachers: int = 1,
     has_waves: bool = False,
+    has_filter: bool = False,
 ) -> StageGraph:
     """The graph of an algorithm for a job that names a reference model or does not, a reward model, and rewards on
     hosts; that of PPO has a reference always. Where rollouts have several turns, a critic too is told which tokens were
     drawn. The reference may be the actor without its adapter. Where prompts are drawn in waves, the reward model's
-    scores say which groups the other stages are given. What distils has `num_teachers` and nothing else that scores."""
+    scores say which groups the other stages are given; where a filter keeps the best samples of a prompt, which
+    samples, and nothing is read while it is generated. What distils has `num_teachers` and nothing else that scores."""
     if algorithm == "distill":
         return _distillation(TEACHERS[:num_teachers])
     is_ppo = algorithm == "ppo"
     ref = replace(_REF, base_of=Role.ACTOR) if ref_is_base else _REF
     before = [ref] if has_ref or is_ppo else []
     before += [_VALUE, _PROXIMAL] if is_ppo else [_PROXIMAL]
-    if has_reward and has_waves:
-        before = [replace(stage, reads=(*stage.reads, "scores"), may_stream=False) for stage in before]
-    before = [_SCORE, *before] if has_reward else before
+    if has_filter or (has_reward and has_waves):
+        scores = ("scores",) if has_reward else ()
+        before = [replace(stage, reads=(*stage.reads, *scores), may_stream=False) for stage in before]
+    before = [replace(_SCORE, may_stream=not has_filter), *before] if has_reward else before
     reads = (*_SAMPLED, *(field for stage in before for field in stage.writes))
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
     training = [_train(Role.ACTOR, *reads, *_DRAWN)]

@@ -281,7 +281,8 @@ def _grid(body: Body, workload: Workload, staleness: int) -> Iterator[tuple[int,
         Body.DECODE: _between(shortest_prompt, longest - 1),  # the last token drawn is never cached
     }.get(body, _between(shortest, longest))
     together = 1 + staleness if body is Body.DECODE else 1
-    for rows in _ladder(min(together * workload.batch_size, _MAX_ROWS[body])):
+    most = (workload if body is Body.TRAIN else workload.candidates).batch_size
+    for rows in _ladder(min(together * most, _MAX_ROWS[body])):
         for length in lengths:
             if body is Body.DECODE:
                 yield rows, 1, length

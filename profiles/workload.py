@@ -14,12 +14,15 @@ from meshwright.profiles.lengths import CacheNeed, Histogram, LengthSpec, LiveTo
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
 
+_BEST_OF = "samples of each prompt that are drawn and scored, where the best group_size of them are trained on"
+
 
 class Workload(Document):
     """One step: `batch_size` sequences, `group_size` of them for each prompt, `num_minibatches` updates per epoch."""
 
     batch_size: int = Field(gt=0, description="sequences per step")
     group_size: int = Field(default=1, gt=0, description="sequences of each prompt: the samples of a group")
+    best_of: int | None = Field(default=None, gt=1, description=_BEST_OF)
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens, the end token included; with turns, of each")
     turns: ToolTurns | None = Field(default=None, description="of generation and a tool, where a rollout has several")
@@ -35,7 +38,7 @@ class Workload(Document):
         found: dict[str, Any] = written(self)
         if self.group_size == 1:
             del found["group_size"]
-        for name in ("turns", "dynamic_sampling"):
+        for name in ("turns", "dynamic_sampling", "best_of"):
             if getattr(self, name) is None:
                 del found[name]
         return found
@@ -71,11 +74,38 @@ class Workload(Document):
             raise ValueError("dynamic_sampling and turns are not known together yet; remove one")
         return self
 
+    @model_validator(mode="after")
+    def _draws_more_than_it_keeps(self) -> Self:
+        if self.best_of is None:
+            return self
+        if self.best_of <= self.group_size:
+            raise ValueError(
+                f"best_of={self.best_of} is not above group_size={self.group_size}, the samples of a prompt that are "
+                "trained on; draw more of them, or remove best_of"
+            )
+        for other in ("turns", "dynamic_sampling"):
+            if getattr(self, other):
+                raise ValueError(f"best_of and {other} are not known together yet; remove one")
+        return self
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a step trains on some of what it draws, which scores say."""
+        return self.dynamic_sampling is not None or self.best_of is not None
+
+    @property
+    def candidates(self) -> Workload:
+        """What the samples of a step's prompts are chosen from: the batch, or with best_of all that are drawn."""
+        if self.best_of is None:
+            return self
+        update = {"batch_size": self.num_prompts * self.best_of, "group_size": self.best_of}
+        return self.model_copy(update={**update, "best_of": None, "num_minibatches": 1})
+
     @property
     def wave(self) -> Workload:
-        """What is drawn at once for a step: the batch, or with dynamic sampling a wave of prompts."""
+        """What is drawn at once for a step: its candidates, or with dynamic sampling a wave of prompts."""
         if not self.dynamic_sampling:
-            return self
+            return self.candidates
         drawn = self.dynamic_sampling.wave(self.num_prompts) * self.group_size
         return self.model_copy(update={"batch_size": drawn, "dynamic_sampling": None, "num_minibatches": 1})
 

@@ -36,10 +36,11 @@ class RandomJob:
     pins: tuple[str, ...]
 
 
-def random_job(seed: int, *, group_size: int = 1) -> RandomJob:
-    """The job of a seed, with so many samples of a prompt."""
-    draw = random.Random(f"{seed} {group_size}")
-    graph = _graph(draw, FEWEST_STAGES + seed % (MOST_STAGES - FEWEST_STAGES + 1))
+def random_job(seed: int, *, group_size: int = 1, best_of: int | None = None) -> RandomJob:
+    """The job of a seed, with so many samples of a prompt, which may be the best of more."""
+    draw = random.Random(f"{seed} {group_size}" + (f" of {best_of}" if best_of else ""))
+    num_stages = FEWEST_STAGES + seed % (MOST_STAGES - FEWEST_STAGES + 1)
+    graph = _filtered(draw, num_stages) if best_of else _graph(draw, num_stages)
     hosted = any(stage.kind == "environment" for stage in graph.stages)
     roles = dict.fromkeys(stage.role for stage in graph.stages if stage.role)
     facts = Facts(
@@ -50,10 +51,11 @@ def random_job(seed: int, *, group_size: int = 1) -> RandomJob:
         workload=Workload(
             batch_size=_BATCH,
             group_size=group_size,
+            best_of=best_of,
             prompt=LengthSpec(max=64, fixed=64),
             response=LengthSpec(max=128, fixed=draw.choice((64, 128))),
         ),
-        staleness=int(draw.random() < 0.25),
+        staleness=0 if best_of else int(draw.random() < 0.25),
         rewards=(_reward(draw),) if hosted else (),
     )
     return RandomJob(seed=seed, facts=facts, pins=tuple(_pins(draw, facts)))
@@ -62,7 +64,27 @@ def random_job(seed: int, *, group_size: int = 1) -> RandomJob:
 def _graph(draw: random.Random, num_stages: int) -> OwnGraph:
     """A generation, others that read of what stands before them, and a stage for each role that is trained; what is
     written is read by some stage."""
-    others = draw.sample([role for role in Role if role is not Role.ACTOR], len(Role) - 1)
+    return _graph_of(draw, num_stages, [role for role in Role if role is not Role.ACTOR])
+
+
+def _filtered(draw: random.Random, num_stages: int) -> OwnGraph:
+    """The same with a reward model that scores all samples, and a filter that all others stand behind."""
+    roles = [role for role in Role if role not in (Role.ACTOR, Role.REWARD)]
+    generation, *others = _graph_of(draw, num_stages - 1, roles).stages
+    hosted = [stage for stage in others if stage.kind == "environment"]
+    score = OwnStage(name="reward_score", kind="inference", role=Role.REWARD, reads=("tokens",), writes=("scores",))
+    scores = tuple(stage.writes[0] for stage in (score, *hosted))
+    keep = OwnStage(name="keep_best", kind="filter", reads=scores, writes=("kept",))
+    behind = (
+        stage.model_copy(update={"reads": (*stage.reads, "kept"), "may_stream": False})
+        for stage in others
+        if stage not in hosted
+    )
+    return OwnGraph(stages=(generation, score, *hosted, keep, *behind))
+
+
+def _graph_of(draw: random.Random, num_stages: int, roles: Sequence[Role]) -> OwnGraph:
+    others = draw.sample(roles, len(roles))
     num_trained = draw.randint(1, min(MOST_TRAINED, num_stages - 1))
     trained, fixed = [Role.ACTOR, *others[: num_trained - 1]], others[num_trained - 1 :]
     num_between = num_stages - 1 - num_trained

@@ -1,6 +1,6 @@
 """Random jobs with graphs of their own, solved and tried whole: both must find the same least turn.
 
-    python -m benchmarks.search.tried_whole [--jobs 300] [--groups 64] [--first 0] [--report REPORT.md]
+    python -m benchmarks.search.tried_whole [--jobs 300] [--groups 64] [--best 0] [--first 0] [--report REPORT.md]
 
 Of each job every scope (how far stages work ahead, what is offloaded) is one problem: the solver answers it as the
 search does, brute force tries every choice of options on every pool and every order. Then the whole search plans the
@@ -39,6 +39,8 @@ from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 
 GROUP_SIZES = (2, 4)
+KEPT_OF = ((1, 3), (2, 6), (4, 8))
+"""Samples of a prompt that are trained on, and how many they are the best of."""
 
 _EXACT = Limits(gap=0.0)
 
@@ -121,8 +123,14 @@ def _planned(job: RandomJob, model: CostModel, least: float | None) -> Iterator[
         yield f"seed {job.seed}: the turn of the plan takes {turn:.6g} s and that of brute force {least:.6g} s"
 
 
-def report(single: Sequence[Tried], grouped: Sequence[Tried], command: str) -> str:
-    """The jobs of one sample and those of several a prompt, as a report in Markdown."""
+def report(single: Sequence[Tried], grouped: Sequence[Tried], command: str, best: Sequence[Tried] = ()) -> str:
+    """The jobs of one sample, of several a prompt, and of the best of more, as a report in Markdown."""
+    every = (*single, *grouped, *best)
+    rows = (
+        ("one sample a prompt", single),
+        ("2 or 4 samples a prompt", grouped),
+        ("the best 1, 2 or 4 of 3, 6 or 8 samples", best),
+    )
     text = [
         f"# The solver against brute force on random graphs of stages, {date.today()}\n",
         f"`{command}` on {_processor()}, {os.cpu_count()} cores.",
@@ -130,15 +138,14 @@ def report(single: Sequence[Tried], grouped: Sequence[Tried], command: str) -> s
         "millionth of a step) in any scope, or a plan that is not valid, not sound, or not as short.\n",
         "| jobs | agree | without a plan | scopes | choices | solver s | brute force s |",
         "|---|---:|---:|---:|---:|---:|---:|",
-        _row("one sample a prompt", single),
-        _row("2 or 4 samples a prompt", grouped),
+        *(_row(name, found) for name, found in rows if found),
         "",
-        f"Stages: {_counts(single, grouped, _num_stages)}.",
-        f"Roles that train: {_counts(single, grouped, lambda one: len(one.job.facts.graph.train_stage))}.",
-        f"With a stage on hosts: {sum(bool(one.job.facts.rewards) for one in (*single, *grouped))}; "
-        f"with a staleness of 1: {sum(one.job.facts.staleness for one in (*single, *grouped))}.",
+        f"Stages: {_counts(every, _num_stages)}.",
+        f"Roles that train: {_counts(every, lambda one: len(one.job.facts.graph.train_stage))}.",
+        f"With a stage on hosts: {sum(bool(one.job.facts.rewards) for one in every)}; "
+        f"with a staleness of 1: {sum(one.job.facts.staleness for one in every)}.",
     ]
-    told = [f"- {sentence}" for one in (*single, *grouped) for sentence in one.disagreements]
+    told = [f"- {sentence}" for one in every for sentence in one.disagreements]
     return "\n".join([*text, *(["", *told] if told else [])]) + "\n"
 
 
@@ -154,8 +161,8 @@ def _num_stages(found: Tried) -> int:
     return len(found.job.facts.graph.stages) + len(found.job.facts.graph.hosted)
 
 
-def _counts(single: Iterable[Tried], grouped: Iterable[Tried], of: Callable[[Tried], int]) -> str:
-    found = Counter(of(one) for one in (*single, *grouped))
+def _counts(every: Iterable[Tried], of: Callable[[Tried], int]) -> str:
+    found = Counter(of(one) for one in every)
     return ", ".join(f"{number} in {found[number]} jobs" for number in sorted(found))
 
 
@@ -169,18 +176,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=300, help="of one sample a prompt")
     parser.add_argument("--groups", type=int, default=64, help="jobs of several samples a prompt")
+    parser.add_argument("--best", type=int, default=0, help="jobs that train on the best of several samples")
     parser.add_argument("--first", type=int, default=0, help="seed of the first job")
     parser.add_argument("--report", type=Path, help="where to write the report")
     asked = parser.parse_args()
     single = [_told(random_job(asked.first + number)) for number in range(asked.jobs)]
     sizes = (GROUP_SIZES[number % len(GROUP_SIZES)] for number in range(asked.groups))
     grouped = [_told(random_job(asked.first + number, group_size=size)) for number, size in enumerate(sizes)]
+    sets = (KEPT_OF[number % len(KEPT_OF)] for number in range(asked.best))
+    best = [_told(random_job(asked.first + number, group_size=k, best_of=n)) for number, (k, n) in enumerate(sets)]
     command = f"python -m benchmarks.search.tried_whole --jobs {asked.jobs} --groups {asked.groups}"
-    text = report(single, grouped, f"{command} --first {asked.first}" if asked.first else command)
+    command += f" --best {asked.best}" if asked.best else ""
+    text = report(single, grouped, f"{command} --first {asked.first}" if asked.first else command, best)
     print(text)
     if asked.report:
         asked.report.write_text(text, encoding="utf-8")
-    if any(one.disagreements for one in (*single, *grouped)):
+    if any(one.disagreements for one in (*single, *grouped, *best)):
         raise SystemExit("the solver and brute force disagree.")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source, Term
+from meshwright.planner.analysis.best_samples import BestSamples, best_samples
 from meshwright.planner.analysis.host_rewards import HostRewards, host_rewards
 from meshwright.planner.analysis.trained_share import Adapted, adapted
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
@@ -76,11 +77,12 @@ class Explanation:
     work: Mapping[str, float]
     rewards: HostRewards | None = None
     adapter: Adapted | None = None
+    best: BestSamples | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What there is to tell of an adapter and of rewards on hosts, for people."""
-        for told in (self.adapter, self.rewards):
+        """What there is to tell of an adapter, of samples that are kept and of rewards on hosts, for people."""
+        for told in (self.adapter, self.best, self.rewards):
             yield from told.sentences if told else ()
 
 
@@ -110,6 +112,7 @@ def explain(plan: Plan) -> Explanation:
         work=plan.solver.work.model_dump(),
         rewards=host_rewards(plan),
         adapter=adapted(plan),
+        best=best_samples(plan),
     )
 
 

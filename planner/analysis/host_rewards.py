@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.waves import WAVE_REWARDS
 from meshwright.planner.environment.rewards import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.host_workers import LATENCY, WAITING, host_seconds, tail
@@ -49,14 +50,15 @@ def host_rewards(plan: Plan) -> HostRewards | None:
     if not plan.workers:
         return None
     num_replicas = plan.placement(GENERATE).layout.dp
-    rows = np.zeros(rows_of_replicas(plan.facts.workload.batch_size, num_replicas)[0])
+    rows = np.zeros(rows_of_replicas(plan.facts.workload.candidates.batch_size, num_replicas)[0])
     without = evaluate(plan.model_copy(update={"edges": tuple(map(_without, plan.edges))}))
+    waited = plan.placement(GENERATE).cost.amount(WAVE_REWARDS) if plan.facts.workload.best_of else 0.0
     return HostRewards(
         workers=plan.workers,
         num_replicas=num_replicas,
         at_once_seconds=tail(plan, rows, [one.workers for one in plan.workers]),
-        tail_seconds=max(map(host_seconds, plan.edges)),
-        added_seconds=max(0.0, plan.period_seconds - without.period_seconds),
+        tail_seconds=max(waited, *map(host_seconds, plan.edges)),
+        added_seconds=waited + max(0.0, plan.period_seconds - without.period_seconds),
     )
 
 

@@ -102,8 +102,8 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_sayable(self, facts: Facts) -> None:
-        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, an adapter, teachers or its
-        own graph: with these no trainer's configuration is written."""
+        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, a filter of samples, an
+        adapter, teachers or its own graph: with these no trainer's configuration is written."""
         for what in _unsaid(facts):
             raise BadInput(
                 f"{what} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
@@ -134,6 +134,8 @@ def _unsaid(facts: Facts) -> Iterator[str]:
         yield f"rollouts of up to {turns.number.max} turns with a tool (workload.turns) are"
     if facts.workload.dynamic_sampling:
         yield "waves of prompts until a batch has a signal (workload.dynamic_sampling) are"
+    if facts.workload.best_of:
+        yield f"the best {facts.workload.group_size} of {facts.workload.best_of} samples (workload.best_of) are"
     if adapter := facts.models.actor.adapter:
         yield f"the actor's adapter of rank {adapter.rank} is"
     if isinstance(facts.algorithm, OwnGraph):

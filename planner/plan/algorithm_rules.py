@@ -37,6 +37,7 @@ def graph_for(
         ref_is_base=ref_is_base,
         num_teachers=max(1, sum(role in TEACHERS for role in roles)),
         has_waves=workload.dynamic_sampling is not None,
+        has_filter=workload.best_of is not None,
     )
 
 
@@ -107,12 +108,17 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
 
 
 def require_no_work_ahead(workload: Workload, staleness: int) -> None:
-    """Raises ValueError for dynamic sampling under a bound on staleness: a wave waits for the scores of the last one,
-    which belong to the same step."""
+    """Raises ValueError for what is chosen by scores under a bound on staleness: a wave of dynamic sampling waits for
+    the scores of the last one, which belong to the same step, and what is kept of several samples for theirs."""
     if workload.dynamic_sampling and staleness:
         raise ValueError(
             f"workload.dynamic_sampling with staleness={staleness} is not known yet: a wave waits for the "
             "scores of the one before; use staleness 0"
+        )
+    if workload.best_of and staleness:
+        raise ValueError(
+            f"workload.best_of with staleness={staleness} is not known yet: which samples are kept is known when all "
+            "of a step are scored; use staleness 0"
         )
 
 
@@ -156,8 +162,26 @@ def _violations(
             f"workload.dynamic_sampling: {told} does not compare the samples of a group; use "
             f"{' or '.join(COMPARES_GROUPS)}, or remove it"
         )
+    yield from _filter_violations(algorithm, told, workload)
     if algorithm in COMPARES_GROUPS and workload.group_size == 1:
         yield (
             f"workload.group_size=1: algorithm={algorithm} compares the samples of a prompt with each other; use 2 or "
             "more"
+        )
+
+
+def _filter_violations(algorithm: AnyAlgorithm, told: str, workload: Workload) -> Iterator[str]:
+    """A job keeps the best samples of a prompt where it says how many are drawn, and something scores them."""
+    keeps = algorithm.filter if isinstance(algorithm, OwnGraph) else None
+    if workload.best_of and algorithm == "distill":
+        yield "workload.best_of: algorithm=distill pays no rewards that a sample could be best by; remove it"
+    if workload.best_of and isinstance(algorithm, OwnGraph) and not keeps:
+        yield (
+            f"workload.best_of: {told} has no stage that keeps the best samples; add one of kind=filter, or remove "
+            "workload.best_of"
+        )
+    if keeps and not workload.best_of:
+        yield (
+            f"missing key 'workload.best_of': {keeps.name} keeps some samples of a prompt; say how many are drawn, or "
+            "remove the stage"
         )

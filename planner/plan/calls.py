@@ -23,14 +23,14 @@ Remodel: TypeAlias = Callable[[Facts], CostModel]
 def model_of(facts: Facts, table: Table | None = None) -> CostModel:
     """The cost model of these facts, measured where there is a table."""
     batch = cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
-    if not (sampling := facts.workload.dynamic_sampling):
+    if not facts.workload.chooses:
         return batch
-    workload = facts.workload.wave
+    workload, sampling = facts.workload.wave, facts.workload.dynamic_sampling
     latencies = [reward.latency_seconds.resolve() for reward in facts.rewards]
     return InWaves(
         batch,
         wave=cost_model(facts.cluster, workload, facts.precision, table, facts.engine),
-        num_waves=sampling.expected_waves(facts.workload.num_prompts),
+        num_waves=sampling.expected_waves(facts.workload.num_prompts) if sampling else 1.0,
         reward_seconds=slowest_seconds(latencies, workload.batch_size) if latencies else 0.0,
     )
 

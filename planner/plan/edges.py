@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.plan.host_workers import least_cost
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.stages import GENERATE, values_of
@@ -25,10 +26,12 @@ class Handover:
 
 def handovers(facts: Facts, model: CostModel) -> tuple[Handover, ...]:
     """Every edge of the step, by producer and consumer in the order of the stages; those from the generation with what
-    rewards on hosts keep their readers waiting at least."""
+    rewards on hosts keep their readers waiting at least. What scores the candidates is handed all of them, the other
+    stages what is kept."""
     found = []
     for producer, consumer, fields in facts.graph.edges:
-        num_bytes = sum(field_bytes(facts.workload, field) for field in fields)
+        workload = facts.workload.candidates if sees_waves(facts.graph.by_name[consumer]) else facts.workload
+        num_bytes = sum(field_bytes(workload, field) for field in fields)
         cost = model.handover_seconds(num_bytes)
         if producer == GENERATE:
             cost += least_cost(facts, consumer)

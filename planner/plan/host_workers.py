@@ -31,7 +31,7 @@ _WORTH = 0.01
 
 def least_cost(facts: Facts, consumer: str) -> Cost:
     """What a stage waits at least after the generation for rewards that it reads, in seconds."""
-    readers = {edge.consumer for edge in facts.graph.host_edges}
+    readers = _readers(facts)
     seconds = least_tail_seconds([reward.latency_seconds.resolve() for reward in facts.rewards])
     return Cost((Term(LATENCY, seconds),)) if consumer in readers else Cost()
 
@@ -58,8 +58,7 @@ def with_workers(plan: Plan) -> Plan:
             chosen[index] = number
             if tail(plan, ends, chosen) <= enough:
                 break
-    waiting = tail(plan, ends, chosen)
-    readers = {edge.consumer for edge in facts.graph.host_edges}
+    waiting, readers = tail(plan, ends, chosen), _readers(facts)
     return plan.model_copy(
         update={
             "workers": tuple(
@@ -118,10 +117,16 @@ def worker_violations(plan: Plan) -> Iterator[str]:
 def _ends(plan: Plan) -> Seconds:
     """When the responses of the fullest replica end, in seconds from the start of a turn that is all that they have.
     Sequences that run on from turn to turn end no later."""
-    generation, workload = plan.placement(GENERATE), plan.facts.workload
+    generation, workload = plan.placement(GENERATE), plan.facts.workload.candidates
     num_rows = rows_of_replicas(workload.batch_size, generation.layout.dp)[0]
     dealt = np.random.default_rng(0).permutation(workload.response_lengths.strata(num_rows))
     return response_ends(dealt.tolist(), generation.schedule.generation_slots, generation.cost.total)
+
+
+def _readers(facts: Facts) -> set[str]:
+    """The stages that wait for rewards behind the generation: none where it has waited for them itself, to choose what
+    is kept."""
+    return set() if facts.workload.best_of else {edge.consumer for edge in facts.graph.host_edges}
 
 
 def _waiting(edge: Edge, seconds: float) -> Edge:

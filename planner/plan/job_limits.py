@@ -32,7 +32,7 @@ _MODEL = {
     "vocab_multiple": 2**20,
     "max_positions": 2**40,
 }
-_WORKLOAD = {"batch_size": 2**24, "group_size": 2**24, "num_minibatches": 2**20, "num_epochs": 1024}
+_WORKLOAD = {"batch_size": 2**24, "group_size": 2**24, "best_of": 2**24, "num_minibatches": 2**20, "num_epochs": 1024}
 """Of each field, the largest value: far above any use, and small enough for memory and for exact sums."""
 
 _MOST_TOKENS = 2**24
@@ -66,7 +66,7 @@ def position_violations(models: Mapping[str, ModelSpec], workload: Workload) -> 
 def _above(where: str, owner: Any, limits: dict[str, int]) -> Iterator[str]:
     for name, most in limits.items():
         value = getattr(owner, name)
-        if value > most:
+        if value is not None and value > most:
             yield f"{where}.{name}={value} is above {most}, the most that is planned; use a smaller one."
 
 

@@ -1,6 +1,8 @@
 """The graph of stages that a job states itself, in place of the name of a preset, and what makes one that is planned.
 
 A step has one stage that generates, all others work on the tokens that it writes, and what is trained is trained last.
+One stage may be a filter: behind it are the samples that score best of each prompt. Planning knows it by what it does
+to the others, which wait for the scores that it reads; it takes no time itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 from meshwright.profiles.stages import ENVIRONMENT, HostStage, Mode, Role, Stage, StageGraph, graph_violations
 
-Kind: TypeAlias = Literal["generation", "inference", "training", "environment"]
+Kind: TypeAlias = Literal["generation", "inference", "training", "environment", "filter"]
 
 MODES: Mapping[Kind, tuple[Mode, ...]] = {
     "generation": (Mode.PREFILL, Mode.DECODE),
@@ -26,8 +28,11 @@ MODES: Mapping[Kind, tuple[Mode, ...]] = {
 _TOKENS = "tokens"
 
 _NAME = "^[a-z][a-z0-9_]*$"
-_ROLE = "whose weights it uses; an environment has none"
-_KIND = "generation draws, inference passes forward, training updates its role, environment scores on hosts"
+_ROLE = "whose weights it uses; an environment and a filter have none"
+_KIND = (
+    "generation draws, inference passes forward, training updates its role, environment scores on hosts, a filter "
+    "keeps the best samples of each prompt"
+)
 _FIELD = "fields of the experience that it {}; those of no preset have an fp32 number for each token"
 _STREAM = "of an inference of tokens alone: it may read responses in chunks while they are generated"
 _STAGES = "of a step, each behind those that it reads from"
@@ -53,7 +58,7 @@ class OwnGraph(Document):
 
     @model_validator(mode="after")
     def _makes_a_graph(self) -> Self:
-        rules = (_fields_once, _roles, _generation, _inputs, _inference, _training, _environment, _sharing)
+        rules = (_fields_once, _roles, _generation, _inputs, _inference, _training, _environment, _sharing, _filtering)
         for rule in rules:
             for sentence in rule(self.stages):
                 raise ValueError(sentence)
@@ -73,6 +78,11 @@ class OwnGraph(Document):
         """The same as planning knows it; the reference may be the actor without its adapter."""
         return StageGraph(self._placed(ref_is_base), self._hosted)
 
+    @cached_property
+    def filter(self) -> OwnStage | None:
+        """The stage that keeps the best samples, where there is one."""
+        return next((stage for stage in self.stages if stage.kind == "filter"), None)
+
     @property
     def _hosted(self) -> tuple[HostStage, ...]:
         mine = (stage for stage in self.stages if stage.kind == "environment")
@@ -84,15 +94,24 @@ class OwnGraph(Document):
                 name=stage.name,
                 role=stage.role,
                 modes=MODES[stage.kind],
-                reads=stage.reads,
+                reads=self._read_by(stage),
                 writes=stage.writes,
                 is_trained=stage.role in self.trained,
-                may_stream=stage.may_stream,
+                may_stream=stage.may_stream and not self.filter,
                 base_of=Role.ACTOR if ref_is_base and stage.role is Role.REF else None,
             )
             for stage in self.stages
             if stage.role
         )
+
+    def _read_by(self, stage: OwnStage) -> tuple[str, ...]:
+        """The fields of the experience: behind a filter the scores in place of what it writes, which says only that it
+        has chosen."""
+        if not self.filter or not set(stage.reads).intersection(self.filter.writes):
+            return stage.reads
+        scores = [field for one in self.stages if one.kind == "inference" for field in one.writes]
+        waits = [field for field in self.filter.reads if field in scores and field not in stage.reads]
+        return (*(field for field in stage.reads if field not in self.filter.writes), *waits)
 
 
 def is_same(one: StageGraph, other: StageGraph) -> bool:
@@ -119,7 +138,9 @@ def _roles(stages: Sequence[OwnStage]) -> Iterator[str]:
     for stage in stages:
         if stage.kind == "environment" and stage.role:
             yield f"{stage.name} runs on hosts and has role={stage.role}; an environment uses no weights: remove it"
-        if stage.kind != "environment" and stage.role is None:
+        if stage.kind == "filter" and stage.role:
+            yield f"{stage.name} filters and has role={stage.role}; a filter compares scores alone: remove it"
+        if stage.kind not in ("environment", "filter") and stage.role is None:
             yield f"{stage.name} is a stage of {stage.kind} and has no role; say whose weights it uses"
     if not any(stage.kind == "training" and stage.role is Role.ACTOR for stage in stages):
         yield "no stage trains the actor, whose draws a step learns from; add one of kind=training and role=actor"
@@ -135,14 +156,14 @@ def _generation(stages: Sequence[OwnStage]) -> Iterator[str]:
 
 def _inputs(stages: Sequence[OwnStage]) -> Iterator[str]:
     for stage in stages:
-        if stage.kind != "generation" and _TOKENS not in stage.reads:
+        if stage.kind not in ("generation", "filter") and _TOKENS not in stage.reads:
             yield f"{stage.name} does not read {_TOKENS}, which it would work on; add it to its reads"
 
 
 def _inference(stages: Sequence[OwnStage]) -> Iterator[str]:
     read = {field for stage in stages for field in stage.reads}
     for stage in stages:
-        if stage.kind in ("inference", "environment") and not read.intersection(stage.writes):
+        if stage.kind in ("inference", "environment", "filter") and not read.intersection(stage.writes):
             told = f"writes {', '.join(stage.writes)}, which no stage reads" if stage.writes else "writes nothing"
             yield f"{stage.name} {told}; let a later stage read what it writes, or remove {stage.name}"
         if stage.may_stream and (stage.kind != "inference" or stage.reads != (_TOKENS,)):
@@ -176,7 +197,7 @@ def _environment(stages: Sequence[OwnStage]) -> Iterator[str]:
                 yield f"{stage.name} reads {field}, which the generation does not write; let it read what that writes"
         for reader in stages:
             read = [field for field in reader.reads if field in stage.writes]
-            if read and reader.kind != "training":
+            if read and reader.kind not in ("training", "filter"):
                 yield (
                     f"{reader.name} reads {read[0]}, and what hosts write is read by stages that train alone; let one "
                     "of those read it"
@@ -192,3 +213,58 @@ def _sharing(stages: Sequence[OwnStage]) -> Iterator[str]:
                 f"{' and '.join(mine)} use the {role}, which no stage trains, and only stages of a trained role share "
                 "its weights; let one stage write what all of them do"
             )
+
+
+def _filtering(stages: Sequence[OwnStage]) -> Iterator[str]:
+    """All samples are scored, and all stages but those that score see what is kept."""
+    filters = [stage for stage in stages if stage.kind == "filter"]
+    if len(filters) > 1:
+        names = " and ".join(stage.name for stage in filters)
+        yield f"{names} are filters, and the samples of a prompt are chosen once; keep one"
+    trained = {stage.role for stage in stages if stage.kind == "training"}
+    for keeps in filters[:1]:
+        if len(keeps.writes) > 1:
+            yield f"{keeps.name} filters and writes {keeps.writes[1]} too; let it write one field, that of what is kept"
+        if not keeps.reads:
+            yield f"{keeps.name} filters and reads nothing; let it read the scores that samples are compared by"
+        scorers = [stage for stage in stages if stage.role is Role.REWARD and stage.role not in trained]
+        scorers += [stage for stage in stages if stage.kind == "environment"]
+        yield from _compared(keeps, scorers, stages)
+        yield from _behind(keeps, scorers, stages)
+
+
+def _compared(keeps: OwnStage, scorers: Sequence[OwnStage], stages: Sequence[OwnStage]) -> Iterator[str]:
+    """A filter stands behind what scores, reads of all of that, and of nothing else."""
+    drawn = {field for stage in stages if stage.kind == "generation" for field in stage.writes}
+    scores = {field: stage for stage in scorers for field in stage.writes}
+    for field in keeps.reads:
+        if field not in scores:
+            yield (
+                f"{keeps.name} reads {field}, which is no score; samples are compared by what a reward model that no "
+                "stage trains and the environment write: let it read that"
+            )
+        elif stages.index(scores[field]) > stages.index(keeps):
+            yield f"{keeps.name} reads {field} before {scores[field].name} writes it; put {scores[field].name} first"
+    for scorer in scorers:
+        if not set(keeps.reads).intersection(scorer.writes):
+            yield f"{scorer.name} scores what {keeps.name} compares; let {keeps.name} read what it writes"
+        for field in scorer.reads:
+            if field not in drawn:
+                yield (
+                    f"{scorer.name} reads {field}, and it scores all samples before {keeps.name} keeps some; let it "
+                    "read what the generation writes alone"
+                )
+
+
+def _behind(keeps: OwnStage, scorers: Sequence[OwnStage], stages: Sequence[OwnStage]) -> Iterator[str]:
+    """Every other stage reads what a filter writes, and stands behind it."""
+    for stage in stages:
+        if stage is keeps or stage in scorers or stage.kind == "generation" or not keeps.writes:
+            continue
+        if keeps.writes[0] not in stage.reads:
+            yield (
+                f"{stage.name} does not read {keeps.writes[0]}, and all stages but those that score work on what "
+                f"{keeps.name} keeps; add it to its reads"
+            )
+        elif stages.index(stage) < stages.index(keeps):
+            yield f"{stage.name} reads {keeps.writes[0]} before {keeps.name} writes it; put {keeps.name} first"

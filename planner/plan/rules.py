@@ -28,8 +28,8 @@ MIN_CONTEXT_TOKENS = 2048
 
 
 def rows_per_update(facts: Facts, stage: Stage) -> int:
-    """The sequences that all replicas together take at once: a minibatch when training, else the batch, or a wave of
-    dynamic sampling where all that is drawn is seen."""
+    """The sequences that all replicas together take at once: a minibatch when training, else the batch, or a wave
+    where all that is drawn is seen."""
     workload = facts.workload.wave if sees_waves(stage) else facts.workload
     return workload.batch_size // workload.num_minibatches if stage.trains else workload.batch_size
 
@@ -126,7 +126,7 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
         legal_kinds = " or ".join(offloads(stage))
         found.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
     if schedule.chunk_tokens and not stage.may_stream:
-        names = ", ".join(facts.graph.streaming)
+        names = ", ".join(facts.graph.streaming) or "no stage of this job"
         found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
     generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
     return (
@@ -185,9 +185,9 @@ def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
 
 
 def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
-    """Rules about dynamic sampling, whose groups are scored whole and wave by wave."""
-    if facts.workload.dynamic_sampling:
-        yield from _not_plain(schedule, "dynamic sampling")
+    """Rules about what is chosen by scores, which are of whole groups, wave by wave."""
+    if facts.workload.chooses:
+        yield from _not_plain(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
 
 
 def _not_plain(schedule: Schedule, what: str) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _not_plain(schedule: Schedule, what: str) -> Iterator[str]:
 
 def _delivers_at_once(facts: Facts) -> bool:
     """Whether what is drawn may be read while the rest is."""
-    return not facts.workload.turns and not facts.workload.dynamic_sampling
+    return not facts.workload.turns and not facts.workload.chooses
 
 
 def _no_generation(schedule: Schedule) -> Iterator[str]:

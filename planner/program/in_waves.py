@@ -1,9 +1,10 @@
-"""The program of a turn whose batch is filled by dynamic sampling: what is repeated for every wave of prompts.
+"""The program of a turn whose batch is chosen from what is drawn: what is repeated for every wave of prompts.
 
 A simulation and a rehearsal give generation and the reward model the time of all waves at once, and follow the program
 as `lower` makes it. Ranks that compute do not know how many waves there will be: they draw one, score it, tell each
 other the scores, and draw the next one if groups with a signal are missing. All of that comes where generation stood;
-what generation hands to other stages follows, of the groups that are kept.
+what generation hands to other stages follows, of the groups that are kept. Where the best samples of each prompt are
+kept there is one wave, of all prompts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from meshwright.profiles.stages import GENERATE, Role
 
 
 def in_waves(program: Program, plan: Plan) -> Program:
-    """What ranks follow of the whole program of a plan: the same where the workload has no dynamic sampling."""
-    if not plan.facts.workload.dynamic_sampling:
+    """What ranks follow of the whole program of a plan: the same where a step trains on all that it draws."""
+    if not plan.facts.workload.chooses:
         return program
     repeated = [instruction for instruction in program.instructions if _is_repeated(instruction, plan)]
     ranks = tuple(sorted({rank for one in repeated if isinstance(one, RunStage) for rank in one.ranks}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from meshwright.planner.analysis.best_samples import best_samples
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.analysis.oversampling import drawn_waves
 from meshwright.planner.analysis.trained_share import adapted
@@ -120,9 +121,11 @@ def _rewards(plan: Plan) -> Iterable[Html]:
 
 
 def _waves(plan: Plan) -> Iterable[Html]:
-    """How a batch is filled, where by dynamic sampling."""
-    found = drawn_waves(plan)
-    return (tag("h3", "Dynamic sampling"), *map(note, found.sentences)) if found else ()
+    """How a batch is filled, where it is chosen from what is drawn."""
+    if found := best_samples(plan):
+        return (tag("h3", "Best of several samples"), *map(note, found.sentences))
+    drawn = drawn_waves(plan)
+    return (tag("h3", "Dynamic sampling"), *map(note, drawn.sentences)) if drawn else ()
 
 
 def _responses(workload: Workload) -> str:

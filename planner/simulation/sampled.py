@@ -19,6 +19,7 @@ from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.program.controllers import Controllers
 from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
 from meshwright.planner.simulation.controlled import Controlled
+from meshwright.planner.simulation.drawn_best import DrawnBest
 from meshwright.planner.simulation.drawn_waves import DrawnInWaves
 from meshwright.planner.simulation.generated import Alone, CarriedOver, Generated, Lengths
 from meshwright.planner.simulation.rollouts import DrawnTurns, RollingOut, draw_turns
@@ -47,9 +48,11 @@ class Sampled:
         drawn = self._workload.wave
         batch = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": drawn})})
         draws, times = _Draws(drawn, seed), round_times(batch.facts, call, remodel)
-        self._generation: Alone | CarriedOver | RollingOut | DrawnInWaves
+        self._generation: Alone | CarriedOver | RollingOut | DrawnInWaves | DrawnBest
         if self._workload.dynamic_sampling:
             self._generation = DrawnInWaves(plan, Alone(batch, draws, times, level).of_step, seed=seed)
+        elif self._workload.best_of:
+            self._generation = DrawnBest(plan, Alone(batch, draws, times, level).of_step, seed=seed)
         elif self._workload.turns:
             turns = functools.partial(turns_of_step, self._workload, seed)
             self._generation = RollingOut(plan, turns, times, level)
@@ -73,6 +76,8 @@ class Sampled:
                 seconds[stage.name] = self._forward(placement, lengths)
                 if isinstance(self._generation, DrawnInWaves) and sees_waves(stage):
                     seconds[stage.name] = (placement.cost.total * self._generation.relative(step),)
+                elif isinstance(self._generation, DrawnBest) and sees_waves(stage):
+                    seconds[stage.name] = self._forward(placement, self._generation.scored(step))
         return StepWork(
             seconds=seconds,
             num_tokens=float(sum(drawn.tokens_by_staleness.values())),
@@ -80,7 +85,7 @@ class Sampled:
             tokens_by_staleness=drawn.tokens_by_staleness,
             tail_seconds={p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens},
             setting=setting,
-            host_seconds=self._rewarding(drawn, step) if plan.workers else None,
+            host_seconds=self._rewarding(drawn, step) if plan.workers and not self._workload.best_of else None,
         )
 
     def _rewarding(self, drawn: Generated, step: int) -> float:

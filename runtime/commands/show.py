@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from meshwright.planner.analysis.best_samples import best_samples
 from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.analysis.oversampling import drawn_waves
@@ -46,7 +47,7 @@ def plan(found: Plan, path: Path) -> None:
     console.print(table)
     console.print(_proof(found))
     console.print(search_work(found.solver.work))
-    for known in (adapted(found), host_rewards(found), drawn_waves(found)):
+    for known in (adapted(found), host_rewards(found), drawn_waves(found), best_samples(found)):
         for sentence in known.sentences if known else ():
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     rank = fullest_rank(cluster, found.peak_bytes_per_rank)

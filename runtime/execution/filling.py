@@ -18,18 +18,44 @@ from meshwright.runtime.environment.environment import require_scores
 from meshwright.runtime.messages.step_experience import StepExperience
 
 
+@dataclass(frozen=True)
+class PaidBy:
+    """What a sample is paid of rewards on hosts, where there are weights of them, and of a reward model."""
+
+    reward_weights: tuple[float, ...] = ()
+    model_weight: float = 1.0
+
+    @classmethod
+    def of(cls, job: Job) -> PaidBy:
+        return cls(tuple(job.reward_weights) if job.rewards else (), job.reward_model_weight)
+
+    def scores(self, wave: StepExperience) -> list[float]:
+        """Of every row of a wave whose scores are all here. Raises RunFailed for a reward that failed."""
+        require_scores(wave.experience)
+        if self.reward_weights:
+            wave.add_up(self.reward_weights, self.model_weight)
+        return [float(wave.score(row)) for row in wave.rows]
+
+
+def put_rows(batch: StepExperience, chosen: Sequence[tuple[StepExperience, int]]) -> None:
+    """Puts what this rank holds of rows of waves into the rows of the batch, one behind the other."""
+    for place, (wave, row) in zip(batch.rows, chosen, strict=True):
+        for name, rows in wave.experience.fields().items():
+            if row in rows:
+                batch.experience.put(name, place, rows[row])
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupSampling:
     """What a step is filled from: groups of `group_size` samples, `num_groups` of them to a batch, in waves of
-    `num_prompts`, of which a step may take `most_waves`; the weights add up what a sample is paid of rewards on hosts
-    and of a reward model."""
+    `num_prompts`, of which a step may take `most_waves`; what a sample is `paid` says whether its group has a signal.
+    """
 
     num_groups: int
     group_size: int
     num_prompts: int
     most_waves: int
-    reward_weights: tuple[float, ...] = ()
-    model_weight: float = 1.0
+    paid: PaidBy = field(default_factory=PaidBy)
 
     @classmethod
     def of(cls, plan: Plan, job: Job) -> GroupSampling | None:
@@ -42,8 +68,7 @@ class GroupSampling:
             group_size=workload.group_size,
             num_prompts=sampling.wave(workload.num_prompts),
             most_waves=sampling.most_waves(workload.num_prompts),
-            reward_weights=tuple(job.reward_weights) if job.rewards else (),
-            model_weight=job.reward_model_weight,
+            paid=PaidBy.of(job),
         )
 
     def filling(self, step: int) -> WaveFilling:
@@ -89,25 +114,17 @@ class WaveFilling:
 
     def take(self, wave: StepExperience) -> None:
         """Takes a wave whose scores are all here. Raises RunFailed for a reward that failed."""
-        require_scores(wave.experience)
-        if self.sampling.reward_weights:
-            wave.add_up(self.sampling.reward_weights, self.sampling.model_weight)
+        scores, size = self.sampling.paid.scores(wave), self.sampling.group_size
         self._num_waves += 1
-        size = self.sampling.group_size
-        for first in range(wave.rows.start, wave.rows.stop, size):
-            group = range(first, first + size)
-            scores = [float(wave.score(row)) for row in group]
-            self._scores += scores
-            if max(scores) > min(scores):
-                self._kept.append((wave, group))
+        self._scores += scores
+        for first in range(0, len(scores), size):
+            of_group = scores[first : first + size]
+            if max(of_group) > min(of_group):
+                self._kept.append((wave, wave.rows[first : first + size]))
 
     def fill(self, batch: StepExperience) -> None:
         """Puts what this rank holds of the first groups kept into the rows of the batch, one behind the other."""
-        chosen = [(wave, row) for wave, group in self._kept[: self.sampling.num_groups] for row in group]
-        for place, (wave, row) in zip(batch.rows, chosen, strict=True):
-            for name, rows in wave.experience.fields().items():
-                if row in rows:
-                    batch.experience.put(name, place, rows[row])
+        put_rows(batch, [(wave, row) for wave, group in self._kept[: self.sampling.num_groups] for row in group])
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -88,6 +88,7 @@ RULES = MappingProxyType(
         "precision": Rule(Effect.NONE, "the weights in the checkpoint have it"),
         "workload.batch_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
         "workload.group_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
+        "workload.best_of": Rule(Effect.NONE, "the draws of a step are numbered by it"),
         "workload.prompt": _SAME_PROMPTS,
         "workload.response": _AT_ONCE,
         "workload.turns": _AT_ONCE,

@@ -32,6 +32,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import Loaded, TakenUp, load_step, save_step
 from meshwright.runtime.execution.resume_rules import changes, draws_by
 from meshwright.runtime.execution.run_watch import RunWatch
+from meshwright.runtime.execution.sample_filter import SampleFilter
 from meshwright.runtime.execution.steady_clock import steady_now
 from meshwright.runtime.generation.control import Control
 from meshwright.runtime.generation.in_flight_state import Underway
@@ -129,6 +130,8 @@ class RankRun:
 
     def _following(self, device: MegatronDevice, messages: Transport) -> Executor:
         """What follows programs on this rank's device."""
+        plan, job = self._request.plan, self._request.job
+        chosen = GroupSampling.of(plan, job) or SampleFilter.of(plan, job)
         return Executor(
             device,
             ExperienceTransport(messages),
@@ -138,7 +141,7 @@ class RankRun:
             clock="measured",
             watched=self._watch.instruction,
             hosts=self._environment,
-            filling=sampling.filling if (sampling := GroupSampling.of(self._request.plan, self._request.job)) else None,
+            filling=chosen.filling if chosen else None,
         )
 
     def _recorder(self, request: RunRequest, notes: tuple[str, ...]) -> Recorder:

@@ -41,6 +41,7 @@ class Admission:
         self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
         self.overcommit = placement.schedule.overcommit
         """Sequences over all replicas beyond a batch, once so many are held back; at most the plan's."""
+        self._in_waves = plan.facts.workload.chooses
         self._max_deferral = plan.staleness - placement.steps_ahead
         self._per_step = rows_of_replicas(data.batch_size, self._num_replicas)[replica]
         self._num_admitted, self._step = 0, steps.start
@@ -73,7 +74,9 @@ class Admission:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The draws of this replica's prompts before that step that are not admitted."""
+        """The draws of this replica's prompts before that step that are not admitted; waves are dealt elsewhere."""
+        if self._in_waves:
+            return ()
         first, last = self._num_admitted, (self.until - self._steps.start) * self._per_step
         return tuple(self._prompt(position).draw for position in range(first, last))
 

@@ -27,7 +27,7 @@ class Carried:
     num_drawn_again: int = 0
     """Responses that were begun and are drawn again."""
     num_dealt: int = 0
-    """Prompts that waves of dynamic sampling were dealt, under whatever plan."""
+    """Prompts that waves were dealt, under whatever plan."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def carry(
     With `draws_again` it takes over prompts and no tokens. Raises BadInput where prompts are missing.
     """
     drawings = [one.drawing for one in found if one.drawing]
-    if plan.facts.workload.dynamic_sampling:
+    if plan.facts.workload.chooses:
         return Carried(num_dealt=_num_dealt(drawings))
     if not drawings:
         return Carried()
@@ -72,7 +72,7 @@ def _num_dealt(drawings: Sequence[Drawing]) -> int:
     """Prompts that waves were dealt, which replicas tell alike. Nothing is in flight between their steps."""
     if not drawings:
         raise BadInput(
-            "the checkpoint does not tell how many prompts dynamic sampling was dealt, for its underway-*.safetensors "
+            "the checkpoint does not tell how many prompts were dealt so far, for its underway-*.safetensors "
             "are missing; resume from a checkpoint that has them, or start a new run in another --out."
         )
     return drawings[0].num_dealt

@@ -38,13 +38,13 @@ class PromptData:
     num_tokens: int
     """Ids that the tokenizer knows: what may be drawn. Rows of a vocabulary behind them only pad it."""
     group_size: int = 1
-    """Sequences of each prompt of a training batch."""
+    """Sequences that are drawn of each prompt of a training batch."""
     notes: tuple[str, ...] = ()
     """What was done about prompts that are too long."""
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By step, the draws of batches that are not as the seed deals them: a resume has put others there."""
     num_dealt: int = 0
-    """Prompts that waves of dynamic sampling were dealt before this run began or went on."""
+    """Prompts that waves were dealt before this run began or went on."""
     train_columns: tuple[Mapping[str, Any], ...] = ()
     held_out_columns: tuple[Mapping[str, Any], ...] = ()
     """The other columns of the job by their names, of each prompt that is there."""
@@ -157,7 +157,7 @@ def read_data(job: Job, directory: Path) -> PromptData:
         ),
         stop=StopStrings(tokenizer, job.settings.stop) if job.settings.stop else None,
         batch_size=job.workload.batch_size,
-        group_size=job.workload.group_size,
+        group_size=job.workload.candidates.group_size,
         seed=job.settings.seed,
         num_tokens=encoder.num_ids,
     )

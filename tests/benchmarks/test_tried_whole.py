@@ -43,6 +43,15 @@ def test_it_does_so_with_several_samples_of_a_prompt(seed: int, group_size: int)
     assert tried(random_job(seed, group_size=group_size)).disagreements == ()
 
 
+@pytest.mark.parametrize(("seed", "group_size", "best_of"), [(0, 1, 3), (1, 2, 6), (2, 4, 8), (3, 2, 4), (4, 1, 3)])
+def test_it_does_so_where_the_best_of_several_samples_are_kept(seed: int, group_size: int, best_of: int) -> None:
+    job = random_job(seed, group_size=group_size, best_of=best_of)
+    assert job.facts.workload.best_of == best_of
+    found = tried(job)
+    assert found.disagreements == ()
+    assert found.num_choices > 0
+
+
 @pytest.mark.parametrize("less", ["actor_generate", "actor_train", "refit"])
 def test_a_cost_that_differs_is_found_out(less: str) -> None:
     job = random_job(3)
@@ -71,3 +80,4 @@ def test_a_report_counts_those_that_agree_and_tells_the_others() -> None:
     assert "| 2 of one sample a prompt | 1 | 0 |" in text
     assert "| 1 of 2 or 4 samples a prompt | 1 | 0 |" in text
     assert f"- {bad.disagreements[0]}" in text
+    assert "| 1 of the best 1, 2 or 4 of 3, 6 or 8 samples | 1 | 0 |" in report([good], [], "command", [good])

@@ -1,4 +1,4 @@
-"""The graph in the page on graphs of one's own is PPO's, as the page says."""
+"""The graphs in the pages are those of the presets that the pages name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.planner.plan.own_graph import OwnGraph
-from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.planner.plan.own_graph import OwnGraph, is_same
+from meshwright.profiles.algorithms import PPO_GRAPH, graph_of
 from meshwright.profiles.documents import parse
 
-PAGE = Path(__file__).parents[2] / "docs" / "graphs.md"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def stated_in(page: str) -> OwnGraph:
+    """The one graph of a page."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    (stated,) = (found["algorithm"] for found in map(yaml.safe_load, blocks) if "algorithm" in found)
+    return parse(OwnGraph, json.dumps(stated), page)
 
 
 def test_the_graph_in_the_page_is_that_of_ppo() -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    stated = yaml.safe_load(block)["algorithm"]
-    assert parse(OwnGraph, json.dumps(stated), "page").graph() == PPO_GRAPH
+    assert stated_in("graphs.md").graph() == PPO_GRAPH
+
+
+def test_the_graph_with_a_filter_is_that_of_grpo_on_the_best_samples() -> None:
+    assert is_same(stated_in("dynamic_sampling.md").graph(), graph_of("grpo", has_filter=True))

@@ -159,6 +159,15 @@ def test_batches_that_may_be_in_flight_together_are_decoded_together_and_nothing
     assert {point.body for point in set(found) - set(fresh)} == {Body.DECODE}
 
 
+def test_all_samples_that_are_drawn_are_decoded_together_and_those_that_are_kept_are_trained_on(
+    specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
+) -> None:
+    few = workload.model_copy(update={"batch_size": 4})
+    found = points(PPO_GRAPH, specs, few.model_copy(update={"best_of": 3}), cluster)
+    most = {body: max(point.rows for point in found if point.body is body) for body in (Body.DECODE, Body.TRAIN)}
+    assert most == {Body.DECODE: 12, Body.TRAIN: 4}
+
+
 def test_points_of_one_shape_and_depth_are_neighbours(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:

@@ -55,3 +55,18 @@ def test_a_batch_of_broken_groups_is_refused(batch_size: int, near: str) -> None
     document = {"batch_size": batch_size, "group_size": 4, "prompt": lengths, "response": lengths}
     with pytest.raises(BadInput, match=f"workload: batch_size={batch_size} is not a multiple of .* use {near}"):
         parse(Workload, json.dumps(document), "workload")
+
+
+def test_the_candidates_of_a_batch_are_all_samples_that_are_drawn_of_its_prompts() -> None:
+    lengths = LengthSpec(max=4, fixed=4)
+    plain = Workload(batch_size=8, group_size=2, num_minibatches=2, prompt=lengths, response=lengths)
+    assert plain.candidates is plain
+    assert not plain.chooses
+    assert "best_of" not in json.loads(plain.model_dump_json())
+    best = plain.model_copy(update={"best_of": 6})
+    assert parse(Workload, best.model_dump_json(), "workload") == best
+    assert best.chooses
+    assert best.wave == best.candidates
+    drawn = best.candidates
+    assert (drawn.batch_size, drawn.group_size, drawn.num_prompts) == (24, 6, best.num_prompts)
+    assert drawn == Workload(batch_size=24, group_size=6, prompt=lengths, response=lengths)

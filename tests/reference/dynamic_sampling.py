@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -19,6 +20,23 @@ from tests.reference.ppo import Row, uniform
 
 SAME = 1e-9
 """Scores nearer than this are one."""
+
+
+class Sampled(Protocol):
+    """What a sample is drawn by."""
+
+    @property
+    def max_response(self) -> int: ...
+    @property
+    def end_tokens(self) -> frozenset[int]: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +56,7 @@ class DynamicSampling:
         self, prompts: Sequence[Sequence[int]], settings: CriticFreeSettings, *, num_groups: int, num_prompts: int
     ) -> None:
         self._settings, self._num_groups, self._num_prompts = settings, num_groups, num_prompts
-        self._dealt = enumerate(_passes(prompts, settings.seed))
+        self._dealt = enumerate(passes(prompts, settings.seed))
 
     def batch(self, policy: nn.Module, score: Callable[[Row], float], version: int) -> Batch:
         """That of the next step, whose policy has seen `version` updates."""
@@ -49,7 +67,7 @@ class DynamicSampling:
             for place, prompt in itertools.islice(self._dealt, self._num_prompts):
                 first = place * self._settings.group_size
                 draws = range(first, first + self._settings.group_size)
-                group = [_sample(policy, prompt, draw, version, self._settings) for draw in draws]
+                group = [sample(policy, prompt, draw, version, self._settings) for draw in draws]
                 scores = [score(row) for row in group]
                 if max(scores) - min(scores) > SAME:
                     kept.append(group)
@@ -61,7 +79,8 @@ class DynamicSampling:
         )
 
 
-def _passes(prompts: Sequence[Sequence[int]], seed: int) -> itertools.chain[Sequence[int]]:
+def passes(prompts: Sequence[Sequence[int]], seed: int) -> itertools.chain[Sequence[int]]:
+    """The prompts in the order in which they are dealt, shuffled anew in every pass."""
     return itertools.chain.from_iterable(_shuffled(prompts, f"{seed}/{number}") for number in itertools.count())
 
 
@@ -72,7 +91,7 @@ def _shuffled(prompts: Sequence[Sequence[int]], seed: str) -> list[Sequence[int]
 
 
 @torch.no_grad()
-def _sample(policy: nn.Module, prompt: Sequence[int], draw: int, version: int, s: CriticFreeSettings) -> Row:
+def sample(policy: nn.Module, prompt: Sequence[int], draw: int, version: int, s: Sampled) -> Row:
     """Token by token, each the inverse of the cumulative filtered distribution at its number."""
     ids = list(prompt)
     for place in range(s.max_response):

@@ -12,6 +12,8 @@ import torch
 import transformers
 import yaml
 
+from meshwright.planner.plan.job import SETTINGS_KEYS
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference.dynamic_sampling import Batch, DynamicSampling
@@ -34,16 +36,26 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+DYNAMIC = {
+    "batch_size": NUM_GROUPS * GROUP,
+    "group_size": GROUP,
+    "dynamic_sampling": {"acceptance": 0.6, "num_prompts": NUM_PROMPTS},
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """A plan on so many ranks, and what differs from the other jobs."""
 
     num_ranks: int
     where: Mapping[str, Where]
-    algorithm: str = "grpo"
+    algorithm: Algorithm = "grpo"
     settings: Mapping[str, Any] = field(default_factory=dict)
     rewards: tuple[dict[str, Any], ...] = ()
     has_reward_model: bool = True
+    reward: str = "scores"
+    """The directory of the reward model."""
+    workload: Mapping[str, Any] = field(default_factory=lambda: DYNAMIC)
 
 
 def write_two_scores(directory: Path) -> None:
@@ -65,11 +77,12 @@ def request(directory: Path, name: str, case: Case, *, steps: int) -> RunRequest
     path = write_job(directory, num_ranks=case.num_ranks)
     job = yaml.safe_load(path.read_text())
     del job["ppo"]
-    paths = {"actor": "policy", "ref": "ref", **({"reward": "scores"} if case.has_reward_model else {})}
+    paths = {"actor": "policy", "ref": "ref", **({"reward": case.reward} if case.has_reward_model else {})}
+    if case.algorithm == "ppo":
+        paths["critic"] = "values"
     job["models"] = {role: {"path": path} for role, path in paths.items()}
-    job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, "batch_size": NUM_GROUPS * GROUP}
-    job["workload"] |= {"group_size": GROUP, "dynamic_sampling": {"acceptance": 0.6, "num_prompts": NUM_PROMPTS}}
-    job |= {"algorithm": case.algorithm, case.algorithm: {**SETTINGS, **case.settings}}
+    job["workload"] |= {"response": {"max": MAX_RESPONSE, "fixed": 8}, **case.workload}
+    job |= {"algorithm": case.algorithm, SETTINGS_KEYS[case.algorithm]: {**SETTINGS, **case.settings}}
     if case.rewards:
         job["rewards"] = list(case.rewards)
     return request_of(job, directory, name, case.where, steps=steps)
@@ -77,9 +90,13 @@ def request(directory: Path, name: str, case: Case, *, steps: int) -> RunRequest
 
 def sampling(asked: RunRequest) -> DynamicSampling:
     """What the reference draws of the prompts of a run."""
+    return DynamicSampling(prompts_of(asked), settings_of(asked), num_groups=NUM_GROUPS, num_prompts=NUM_PROMPTS)
+
+
+def prompts_of(asked: RunRequest) -> list[list[int]]:
+    """The tokens of a run's prompts, in the order of their file."""
     lines = (asked.directory / "prompts.jsonl").read_text().splitlines()
-    prompts = [[int(word[1:]) + 2 for word in json.loads(line)["prompt"].split()] for line in lines]
-    return DynamicSampling(prompts, settings_of(asked), num_groups=NUM_GROUPS, num_prompts=NUM_PROMPTS)
+    return [[int(word[1:]) + 2 for word in json.loads(line)["prompt"].split()] for line in lines]
 
 
 def trained_on(run: Observed, step: int) -> list[list[int]]:

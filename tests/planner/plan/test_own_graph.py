@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.own_graph import is_same
-from meshwright.profiles.algorithms import PPO_GRAPH, graph_of
+from meshwright.planner.plan.own_graph import OwnGraph, is_same
+from meshwright.profiles.algorithms import PPO_GRAPH, Algorithm, graph_of
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role
@@ -231,3 +231,77 @@ def test_of_presets_that_have_the_same_graph_the_settings_say_which_it_is() -> N
         alike(grpo, models=models, rloo={}, reinforce={})
     with pytest.raises(BadInput, match="group_size=1: algorithm=rloo compares the samples"):
         alike(grpo, models=models, rloo={}, workload={**JOB["workload"], "group_size": 1})
+
+
+KEEP = {"name": "keep_best", "kind": "filter", "reads": ["scores"], "writes": ["kept"]}
+KEPT_VALUE, KEPT_ACTOR, KEPT_CRITIC = (
+    {**stage, "reads": [*stage["reads"], "kept"]} for stage in (VALUE, ACTOR, CRITIC)
+)
+FILTERED = (GENERATE, SCORE, KEEP, KEPT_VALUE, KEPT_ACTOR, KEPT_CRITIC)
+BEST = {"workload": {**JOB["workload"], "best_of": 8}}
+
+
+def test_all_but_what_scores_stands_behind_a_filter() -> None:
+    job = job_of(FILTERED, **BEST)
+    assert not isinstance(job.algorithm, str)
+    assert parse(Job, canonical_json(job), "job") == job
+    graph = job.algorithm.graph()
+    assert graph.names == ("actor_generate", "score", "value", "actor_train", "critic_train")
+    assert {consumer for producer, consumer, _ in graph.edges if producer == "score"} == set(graph.names[2:])
+    assert graph.by_name["value"].reads == ("tokens", "scores")
+    assert graph.by_name["actor_train"].reads == ("tokens", "values", "scores")
+
+
+@pytest.mark.parametrize(("has_reward", "hosted"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_a_preset_that_keeps_the_best_samples_is_told_with_a_filter(
+    algorithm: Algorithm, has_reward: bool, hosted: bool
+) -> None:
+    preset = graph_of(algorithm, has_reward=has_reward, has_environment=hosted, has_filter=True)
+    generate, *others = json.loads(canonical_json(stated(preset)))["stages"]
+    for stage in others:
+        if stage["kind"] in ("inference", "training") and stage["role"] != "reward":
+            stage["reads"] = [*(f for f in stage["reads"] if f != "scores" or stage["kind"] == "training"), "kept"]
+    scorers = [stage for stage in others if stage["role"] == "reward" or stage["kind"] == "environment"]
+    keep = {**KEEP, "reads": [stage["writes"][0] for stage in scorers]}
+    stages = (generate, *scorers, keep, *(stage for stage in others if stage not in scorers))
+    assert is_same(parse(OwnGraph, json.dumps({"stages": stages}), "graph").graph(), preset)
+
+
+@pytest.mark.parametrize(
+    ("stages", "sentence"),
+    [
+        ((GENERATE, SCORE, KEEP, {**KEEP, "name": "again"}, *FILTERED[3:]), "keep_best and again are filters, .*"),
+        ((GENERATE, SCORE, {**KEEP, "role": "actor"}, *FILTERED[3:]), "keep_best filters and has role=actor; .*"),
+        ((GENERATE, SCORE, {**KEEP, "writes": []}, *FILTERED[3:]), "keep_best writes nothing; let a later stage"),
+        ((GENERATE, SCORE, {**KEEP, "writes": ["kept", "more"]}, *FILTERED[3:]), "keep_best filters and writes more"),
+        ((GENERATE, SCORE, {**KEEP, "reads": []}, *FILTERED[3:]), "keep_best filters and reads nothing; .* scores"),
+        (
+            (GENERATE, SCORE, {**KEEP, "reads": ["scores", "values"]}, *FILTERED[3:]),
+            "keep_best reads values, which is no score; .*: let it read that",
+        ),
+        ((GENERATE, KEEP, SCORE, *FILTERED[3:]), "keep_best reads scores before score writes it; put score first"),
+        (
+            (GENERATE, KEPT_VALUE, SCORE, KEEP, KEPT_ACTOR, KEPT_CRITIC),
+            "value reads kept before keep_best writes it; put keep_best first",
+        ),
+        ((GENERATE, SCORE, KEEP, VALUE, *FILTERED[4:]), "value does not read kept, .* add it to its reads"),
+        (
+            (GENERATE, {**SCORE, "reads": ["tokens", "kept"]}, *FILTERED[2:]),
+            "score reads kept, and it scores all samples before keep_best keeps some; .*",
+        ),
+        (
+            (GENERATE, SCORE, HOSTED, KEEP, *FILTERED[3:4], {**KEPT_ACTOR, "reads": [*KEPT_ACTOR["reads"], "paid"]}),
+            "environment_score scores what keep_best compares; let keep_best read what it writes",
+        ),
+        (WHOLE, "workload.best_of: the job's own graph has no stage that keeps the best samples; .*kind=filter"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_refused(stages: Sequence[Mapping[str, Any]], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        job_of(stages, **BEST)
+
+
+def test_a_filter_needs_more_samples_than_it_keeps() -> None:
+    with pytest.raises(BadInput, match=r"missing key 'workload\.best_of': keep_best keeps some samples of a prompt"):
+        job_of(FILTERED)

@@ -11,7 +11,7 @@ import torch
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_ERROR, REWARDS
-from meshwright.runtime.execution.filling import GroupSampling, WaveFilling
+from meshwright.runtime.execution.filling import GroupSampling, PaidBy, WaveFilling
 from meshwright.runtime.messages.step_experience import StepExperience
 
 SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4, most_waves=75)
@@ -85,7 +85,7 @@ def test_rewards_of_hosts_are_added_up_before_groups_are_compared() -> None:
     """Two rewards that differ and make up for each other are no signal; a reward model's score beside them may be."""
     for of_model, share in ((0.0, 0.0), (1.0, 1.0)):
         sampling = GroupSampling(
-            num_groups=1, group_size=2, num_prompts=1, most_waves=100, reward_weights=(1.0, 0.5), model_weight=of_model
+            num_groups=1, group_size=2, num_prompts=1, most_waves=100, paid=PaidBy((1.0, 0.5), of_model)
         )
         filling = sampling.filling(0)
         wave = put(filling.next_wave(), [APART])

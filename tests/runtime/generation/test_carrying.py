@@ -83,7 +83,7 @@ def test_dynamic_sampling_goes_on_behind_the_prompts_that_it_was_dealt() -> None
 
 
 def test_a_checkpoint_that_does_not_tell_what_was_dealt_is_refused() -> None:
-    with pytest.raises(BadInput, match="does not tell how many prompts dynamic sampling was dealt"):
+    with pytest.raises(BadInput, match="does not tell how many prompts were dealt so far"):
         carry([], sampled(), DONE, BATCH, max_response=32, draws_again=False)
 
 

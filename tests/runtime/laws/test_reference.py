@@ -112,13 +112,13 @@ def test_a_run_draws_and_learns_what_the_reference_does(
 ) -> None:
     run, asked = runs[name], requests[name]
     models = (asked.directory / asked.job.models.source(role).path for role in asked.job.models.roles)
-    judge = Reference(*models, _settings(asked))
+    judge = Reference(*models, settings_of_ppo(asked))
     found = Distances()
     for step in range(STEPS):
         drawn = drawn_in(run, step, BATCH)
         learnt = judge.step(step, drawn)
-        _compare_experience(found, run, step, drawn, learnt)
-        _compare_updates(found, run, step, drawn, learnt)
+        compare_experience_of_ppo(found, run, step, drawn, learnt)
+        compare_updates_of_ppo(found, run, step, drawn, learnt)
     for role, model in (("actor", judge.actor), ("critic", judge.critic)):
         found.add_all(f"{role} weights", run.weights(role), ppo.weights_of(model))
     assert found.beyond(TOLERANCE) == {}
@@ -133,17 +133,17 @@ PER_TOKEN = {
 """Fields of the experience, and what the reference calls them."""
 
 
-def _compare_experience(found: Distances, run: Observed, step: int, drawn: Sequence[Row], learnt: Learnt) -> None:
+def compare_experience_of_ppo(found: Distances, run: Observed, step: int, drawn: Sequence[Row], learnt: Learnt) -> None:
     held = run.steps[step]
-    assert [bool(held["truncated"][row]) for row in range(BATCH)] == learnt.cut
+    assert [bool(held["truncated"][row]) for row in range(len(drawn))] == learnt.cut
     assert learnt.draws_explained > 0.99
-    found.add("scores", torch.cat([held["scores"][row] for row in range(BATCH)]), torch.stack(learnt.scores))
+    found.add("scores", torch.cat([held["scores"][row] for row in range(len(drawn))]), torch.stack(learnt.scores))
     for name, known in PER_TOKEN.items():
         of_responses = [held[name][index][row.num_prompt - 1 : -1] for index, row in enumerate(drawn)]
         found.add(name, torch.cat(of_responses), torch.cat(getattr(learnt, known)))
 
 
-def _compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence[Row], learnt: Learnt) -> None:
+def compare_updates_of_ppo(found: Distances, run: Observed, step: int, drawn: Sequence[Row], learnt: Learnt) -> None:
     count = len(learnt.minibatches)
     for stage, expected in (("actor_train", learnt.actor_updates), ("critic_train", learnt.critic_updates)):
         updates = run.updates[stage][step * count : (step + 1) * count]
@@ -162,7 +162,7 @@ def _compare_updates(found: Distances, run: Observed, step: int, drawn: Sequence
                 )
 
 
-def _settings(asked: RunRequest) -> Settings:
+def settings_of_ppo(asked: RunRequest) -> Settings:
     workload, own = asked.job.workload, asked.job.ppo
     return Settings(
         **{name: getattr(own, name) for name in Settings.__annotations__ if hasattr(own, name)},

@@ -1,0 +1,183 @@
+"""A plan that trains on the best of several samples costs all of them where they are drawn and scored, and says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost_models.waves import WAVE_REWARDS
+from meshwright.planner.analysis.best_samples import best_samples
+from meshwright.planner.analysis.explain import explain
+from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.plan.calls import call_in, model_of
+from meshwright.planner.plan.host_workers import host_seconds
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job_limits import require_possible
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.rules import schedule_rules
+from meshwright.planner.plan.verify import verify
+from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
+from tests.planner.jobs import critic_free_facts, distill_facts, small_facts
+
+SCORE = "reward_score"
+
+
+def best_facts(best_of: int = 16, *, algorithm: Algorithm = "grpo", group_size: int = 4) -> Facts:
+    facts = small_facts(memory_bytes=2**40, batch_size=64)
+    if algorithm != "ppo":
+        facts = critic_free_facts(algorithm, facts=facts)
+    return changed(facts, best_of=best_of, group_size=group_size)
+
+
+def changed(facts: Facts, **changes: object) -> Facts:
+    """The facts with another workload, read again."""
+    document = json.loads(canonical_json(facts))
+    return parse(Facts, json.dumps({**document, "workload": {**document["workload"], **changes}}), "facts")
+
+
+def made(facts: Facts) -> Plan:
+    found = compile_plan(facts, model_of(facts))
+    assert isinstance(found, Plan)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return made(best_facts())
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plan:
+    """Of the same job without a filter."""
+    return made(changed(best_facts(), best_of=None))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Plan:
+    """Of the job that trains on all that is drawn."""
+    facts = best_facts()
+    return made(facts.model_copy(update={"workload": facts.workload.candidates}))
+
+
+def test_what_draws_and_scores_counts_all_and_what_stands_behind_counts_what_is_kept(
+    plan: Plan, plain: Plan, whole: Plan
+) -> None:
+    assert verify(plan) == ()
+    assert plan.facts.workload.candidates == whole.facts.workload
+    own, of_kept, of_all = (model_of(one.facts) for one in (plan, plain, whole))
+    for placement in plan.placements:
+        call, alike = call_in(plan, placement), of_all if placement.stage in (GENERATE, SCORE) else of_kept
+        assert own.seconds(call) == alike.seconds(call)
+        assert own.memory(call) == alike.memory(call)
+    assert of_all.seconds(call_in(plan, plan.placement(SCORE))) != of_kept.seconds(call_in(plan, plan.placement(SCORE)))
+
+
+def test_what_scores_is_handed_all_samples_and_the_other_stages_those_that_are_kept(
+    plan: Plan, plain: Plan, whole: Plan
+) -> None:
+    handed = {(edge.producer, edge.consumer): edge.bytes for edge in plan.edges}
+    of_kept, of_all = ({(e.producer, e.consumer): e.bytes for e in one.edges} for one in (plain, whole))
+    assert handed[GENERATE, SCORE] == of_all[GENERATE, SCORE] == 4 * of_kept[GENERATE, SCORE]
+    behind = [pair for pair in of_kept if pair != (GENERATE, SCORE)]
+    assert {pair: handed[pair] for pair in behind} == {pair: of_kept[pair] for pair in behind}
+
+
+def test_a_step_lies_between_those_that_draw_and_those_that_train_on_other_numbers(
+    plan: Plan, plain: Plan, whole: Plan
+) -> None:
+    assert plain.period_seconds < plan.period_seconds < whole.period_seconds
+    assert max(plan.peak_bytes_per_rank) <= max(whole.peak_bytes_per_rank)
+
+
+def test_what_is_kept_is_known_when_all_samples_are_scored(plan: Plan) -> None:
+    edges = {(producer, consumer) for producer, consumer, _ in plan.graph.edges}
+    assert {(SCORE, "ref_logprob"), (SCORE, "actor_logprob")} <= edges
+    assert plan.placement("actor_logprob").start_seconds >= plan.placement(SCORE).end_seconds - 1e-9
+    assert plan.graph.streaming == ()
+
+
+@pytest.mark.parametrize(("algorithm", "group_size"), [("ppo", 1), ("rloo", 2), ("reinforce++", 1)])
+def test_every_algorithm_that_pays_rewards_is_planned_with_it(algorithm: Algorithm, group_size: int) -> None:
+    plan = made(best_facts(4, algorithm=algorithm, group_size=group_size))
+    assert verify(plan) == ()
+    behind = {stage.name for stage in plan.graph.stages} - {GENERATE, SCORE}
+    assert {consumer for producer, consumer, _ in plan.graph.edges if producer == SCORE} == behind
+
+
+def test_a_plan_says_what_is_drawn_and_what_is_kept(plan: Plan, plain: Plan) -> None:
+    found = best_samples(plan)
+    assert found is not None
+    first, second = found.sentences
+    assert first == (
+        "16 samples of each of 16 prompts are drawn and scored, and the best 4 are trained on: 256 and 64 a step"
+    )
+    assert second.startswith("stages that see all 256 take 0.")
+    assert found.all_seconds + found.kept_seconds == pytest.approx(sum(p.cost.total for p in plan.placements))
+    assert first in explain(plan).sentences
+    assert best_samples(plain) is None
+
+
+def test_rewards_on_hosts_are_waited_for_once_before_samples_are_kept() -> None:
+    reward = {"name": "judge", "is_remote": True, "batch_size": 1, "latency_seconds": {"fixed": 0.25}}
+    document = {**json.loads(canonical_json(best_facts())), "rewards": [reward]}
+    plan = made(parse(Facts, json.dumps(document), "facts"))
+    assert verify(plan) == ()
+    assert plan.placement(GENERATE).cost.amount(WAVE_REWARDS) == 0.25
+    assert max(map(host_seconds, plan.edges)) == 0
+    found = host_rewards(plan)
+    assert found is not None
+    assert found.tail_seconds == found.added_seconds == 0.25
+
+
+@pytest.mark.parametrize("name", ["chunk_tokens", "batches_in_flight", "overcommit"])
+def test_what_delivers_samples_one_by_one_does_not_go_with_it(name: str) -> None:
+    facts = best_facts()
+    number = {"chunk_tokens": 128, "batches_in_flight": 2, "overcommit": 4}[name]
+    schedule = replace(Schedule(generation_slots=32), **{name: number})
+    broken = schedule_rules(facts, facts.graph.by_name[GENERATE], Layout(dp=4), schedule)
+    assert any(sentence.startswith(f"{name}={number} with best_of; use") for sentence in broken)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"staleness": 1}, "workload.best_of with staleness=1 is not known yet: .*; use staleness 0"),
+        ({"workload.best_of": 4}, "best_of=4 is not above group_size=4, .*; draw more of them, or remove best_of"),
+        ({"workload.best_of": 2**25}, None),
+        (
+            {"workload.dynamic_sampling": {"acceptance": 0.5}},
+            "best_of and dynamic_sampling are not known together yet; remove one",
+        ),
+    ],
+)
+def test_what_is_not_possible_is_refused(changes: dict[str, object], sentence: str | None) -> None:
+    document = json.loads(canonical_json(best_facts()))
+    for key, value in changes.items():
+        first, _, rest = key.partition(".")
+        (document[first] if rest else document).update({rest or first: value})
+    if sentence is None:
+        found = parse(Facts, json.dumps(document), "facts")
+        with pytest.raises(BadInput, match=r"workload\.best_of=33554432 is above 16777216"):
+            require_possible(found.models.by_name, found.cluster, found.workload, "job")
+        return
+    with pytest.raises(BadInput, match=sentence):
+        parse(Facts, json.dumps(document), "facts")
+
+
+def test_a_distillation_has_no_best_samples() -> None:
+    with pytest.raises(BadInput, match=r"workload\.best_of: algorithm=distill pays no rewards .*; remove it"):
+        changed(distill_facts(), best_of=4)
+
+
+def test_other_trainers_are_not_given_it(plan: Plan) -> None:
+    with pytest.raises(BadInput, match=r"the best 4 of 16 samples \(workload.best_of\) are not written for verl"):
+        TRAINERS["verl"].require_sayable(plan.facts)

@@ -1,0 +1,62 @@
+"""Training on the best of several samples: one process, float64, one prompt after another.
+
+Of each prompt n samples are drawn and scored, and the k with the highest scores are the batch, in the order in which
+they were drawn; of equal ones those that were drawn first. What is learned of them is what an algorithm learns of a
+group of k. Nothing is imported from the project.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tests.reference.dynamic_sampling import Sampled, passes, sample
+from tests.reference.ppo import Row
+
+SAME_DIGITS = 6
+"""Scores that are alike in so many digits behind the point are one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a step is trained on, and what all samples of its prompts are scored."""
+
+    rows: list[Row]
+    scores: list[float]
+    tied: int
+    """Prompts of which a sample was dropped that is scored as one that was kept."""
+
+
+class BestOf:
+    """The batches of a run, the best `kept` of `drawn` samples of each of `num_prompts` prompts."""
+
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], settings: Sampled, *, num_prompts: int, drawn: int, kept: int
+    ) -> None:
+        self._settings, self._num_prompts, self._drawn, self._kept = settings, num_prompts, drawn, kept
+        self._dealt = enumerate(passes(prompts, settings.seed))
+
+    @torch.no_grad()
+    def batch(self, policy: nn.Module, score: Callable[[Row], float], version: int) -> Kept:
+        """That of the next step, whose policy has seen `version` updates."""
+        rows: list[Row] = []
+        said: list[float] = []
+        tied = 0
+        for place, prompt in itertools.islice(self._dealt, self._num_prompts):
+            draws = range(place * self._drawn, (place + 1) * self._drawn)
+            group = [sample(policy, prompt, draw, version, self._settings) for draw in draws]
+            scores = [round(score(row), SAME_DIGITS) for row in group]
+            left = list(range(self._drawn))
+            chosen: list[int] = []
+            while len(chosen) < self._kept:
+                first = next(index for index in left if scores[index] == max(scores[other] for other in left))
+                chosen.append(first)
+                left.remove(first)
+            rows += [group[index] for index in sorted(chosen)]
+            tied += max(scores[index] for index in left) == scores[chosen[-1]]
+            said += scores
+        return Kept(rows=rows, scores=said, tied=tied)
