@@ -20,6 +20,7 @@ from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
+from meshwright.runtime.device.lost_partner import lost_partner
 from meshwright.runtime.execution.resume import latest_checkpoint
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.model.adapter_files import save_adapter
@@ -145,6 +146,8 @@ def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, began_with: Pa
     try:
         loaded = dist_checkpointing.load({name: trained_state_of(chunk, name, metadata)}, str(checkpoint))
     except (*_UNREADABLE, pickle.UnpicklingError) as error:
+        if lost := lost_partner(error):
+            raise lost from None
         raise BadInput(
             f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are cut short, or are not of "
             "this run; give a run whose files are whole."

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.device import host
+from meshwright.runtime.device.lost_partner import lost_partner
 from meshwright.runtime.model.adapted import is_of_adapter
 from meshwright.runtime.model.model_shard import Decoder, model_chunks_of
 from meshwright.runtime.training.bodies import Trainer
@@ -27,7 +28,8 @@ _WAY_OUT = "it was cut short or is of another job, so remove it, or begin again 
 def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     """Fills trainers from a directory that `saving` wrote, whatever the layouts they had then.
 
-    Collective over the world. Raises BadInput if the directory is not such a checkpoint.
+    Collective over the world. Raises BadInput if the directory is not such a checkpoint, and what a collective raises
+    if another rank ends meanwhile.
     """
     host.install()
     if not directory.is_dir():
@@ -37,6 +39,8 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     try:
         loaded = dist_checkpointing.load(wanted, str(directory))
     except ANY_ERROR as error:  # megatron, torch and pickle raise what they like at a file that was cut or is foreign
+        if lost := lost_partner(error):
+            raise lost from None
         raise BadInput(f"checkpoint {directory} cannot be read: {reason_of(error)}; {_WAY_OUT}.") from error
     for name, trainer in trainers.items():
         for number, chunk in enumerate(model_chunks_of(trainer.model)):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -156,3 +160,18 @@ def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "there is no checkpoint" in run_on_ranks(1, _complaint, tmp_path / "missing")[0]
     (tmp_path / "empty").mkdir()
     assert "cannot be read" in run_on_ranks(1, _complaint, tmp_path / "empty")[0]
+
+
+def _loads_until_one_is_killed(saved: Path) -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    load_trainers(saved, {})
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_a_checkpoint_is_read_is_no_fault_of_the_checkpoint(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "actor")
+    saved = tmp_path / "saved"
+    _merge(tmp_path, Run(places={"actor": ("dp2", 0)}, num_updates=0, written=saved))
+    with pytest.raises(RunFailed, match=r"SIGKILL|rank 0 failed: RuntimeError"):
+        launch(_loads_until_one_is_killed, saved, num_ranks=2, preparation=Preparation("cpu"))
