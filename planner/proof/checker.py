@@ -99,7 +99,8 @@ def _wrong(proof: Proof, plan: Plan) -> Iterator[str]:
 
 def _not_proven(proof: Proof, plan: Plan, model: CostModel) -> Iterator[str]:
     every = Enumeration(plan.facts, model, plan.period_seconds)  # what is slower than the plan is in no faster one
-    trees = zip(every_scope(plan), proof.trees, strict=True)
-    found = min(plan.period_seconds, *(proven_seconds(every.space(scope), tree.nodes) for scope, tree in trees))
+    spaces = every.spaces(every_scope(plan))
+    trees = zip(spaces, proof.trees, strict=True)
+    found = min(plan.period_seconds, *(proven_seconds(space, tree.nodes) for space, tree in trees))
     if abs(found - proof.bound_seconds) > _TOLERANCE * found:
         yield f"the proof states {proof.bound_seconds:.12g} s and its trees prove {found:.12g} s; state that."

@@ -4,22 +4,23 @@ is taken."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.cost import WEIGHTS
-from meshwright.cost_models.question import CostModel, Move
+from meshwright.cost_models.question import CostModel, LayoutCosts, Move
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
 from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
+from meshwright.planner.proof.allowance import Allowance, Least, ShortTurn
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage, StageGraph
@@ -59,6 +60,18 @@ class Choices:
         least = self.amounts[:, numbers].min(axis=1).tolist() if len(numbers) else ()
         return Some(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
 
+    @property
+    def least(self) -> Least:
+        """What every one of them takes at least; nothing takes forever where there are none."""
+        kinds = (AMOUNTS.index(f"tail_{kind}") for kind in ("seconds", "work"))
+        return Least(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
+
+    def allowed(self, allowance: Allowance) -> Choices:
+        """Those that are in a turn that leaves so much to them."""
+        seconds, work = (self.amounts[AMOUNTS.index(f"tail_{kind}")] for kind in ("seconds", "work"))
+        kept = (seconds <= allowance.seconds) & (work <= allowance.work)
+        return Choices(self.amounts[:, kept], self.site[kept])
+
     @cached_property
     def sites(self) -> tuple[int, ...]:
         """The numbers of all, ascending."""
@@ -91,102 +104,125 @@ class Space:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """The spaces of some facts by a cost model, without what alone takes more than `most_seconds`; choices that are the
-    same in two scopes are costed once."""
+    """The spaces of some facts by a cost model, without what is in no plan of less than `most_seconds` a turn: choices
+    that take longer, alone or with the least of what comes before and after. Those that are the same in two scopes are
+    costed once."""
 
     facts: Facts
     model: CostModel
     most_seconds: float
-    _choices: dict[tuple[str, ScopeKey], Choices] = field(default_factory=dict)
+    _choices: dict[tuple[str, ScopeKey], tuple[Allowance, Choices]] = field(default_factory=dict)
     _sites: dict[Site, int] = field(default_factory=dict)
+
+    def spaces(self, scopes: Sequence[Scope]) -> tuple[Space, ...]:
+        """Those of some scopes; the last come first, where stages work ahead and least is left out."""
+        return tuple(self.space(scope) for scope in reversed(scopes))[::-1]
 
     def space(self, scope: Scope) -> Space:
         """All of a scope."""
         facts, ahead = self.facts, scope.ahead
-        choices = {stage.name: self._choices_of(stage, scope) for stage in facts.graph.stages}
-        refit = [stage for stage in facts.graph.stages if stage.is_refit]
         edges = (h for h in handovers(facts, self.model) if ahead[h.producer] == ahead[h.consumer])
+        lags = {(edge.producer, edge.consumer): edge.cost.total for edge in edges}
+        choices = self._allowed(scope, lags)
         return Space(
             graph=facts.graph,
             num_ranks=facts.cluster.num_ranks,
             room_bytes=max(part.device.usable_bytes for part in facts.cluster.parts),
             scope=scope,
-            lags={(edge.producer, edge.consumer): edge.cost.total for edge in edges},
+            lags=lags,
             choices=choices,
-            refits={stage.name: self._refits(stage, choices) for stage in refit},
+            refits={stage.name: self._refits(stage, choices) for stage in facts.graph.stages if stage.is_refit},
         )
 
-    def _choices_of(self, stage: Stage, scope: Scope) -> Choices:
+    def _allowed(self, scope: Scope, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
+        """The choices of every stage. What takes most of a turn comes first, and leaves the less to the others."""
+        graph = self.facts.graph
+        turn = ShortTurn(self.most_seconds, self.facts.cluster.num_ranks, graph.names, lags)
+        found: dict[str, Choices] = {}
+        least: dict[str, Least] = {}
+        for stage in sorted(graph.stages, key=lambda stage: (not stage.generates, not stage.trains)):
+            found[stage.name] = self._choices_of(stage, scope, turn.left_to(stage.name, least))
+            least[stage.name] = found[stage.name].least
+        return {name: found[name].allowed(turn.left_to(name, least)) for name in graph.names}
+
+    def _choices_of(self, stage: Stage, scope: Scope, allowance: Allowance) -> Choices:
         key = stage.name, scope.of(stage)
-        if key not in self._choices:
+        if key not in self._choices or not self._choices[key][0].holds(allowance):
             numbers, rows = [], []
-            for site in self._sites_of(stage):
-                for row in self._rows(stage, scope, site):
+            for site in self._sites_of(stage, allowance, streams=scope.streams(stage)):
+                for row in self._rows(stage, scope, site, allowance):
                     numbers.append(self._sites.setdefault(site, len(self._sites)))
                     rows.append(row)
             plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN)).T
             amounts = np.concatenate([plain, plain[0] * plain[1:]])
-            self._choices[key] = Choices(amounts, np.array(numbers, dtype=np.int64))
-        return self._choices[key]
+            self._choices[key] = allowance, Choices(amounts, np.array(numbers, dtype=np.int64))
+        return self._choices[key][1]
 
-    def _sites_of(self, stage: Stage) -> Iterator[Site]:
+    def _sites_of(self, stage: Stage, allowance: Allowance, *, streams: bool) -> Iterator[Site]:
         """Every layout that breaks no rule, on every kind of pool that is not too slow whatever the layout."""
         cluster, model = self.facts.cluster, self.facts.models.spec(stage.role)
         kinds = {(cluster.part_of(first), size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size)}
         for part, size in sorted(kinds):
-            if self.model.least_seconds(stage, model, size, part) <= self.most_seconds:
+            least = self.model.least_seconds(stage, model, size, part)
+            if least <= self.most_seconds and (streams or allowance.allows(size, least)):
                 for layout in _layouts(size, model.num_layers if stage.trains else 1, has_experts=bool(model.experts)):
                     if not layout_rules(self.facts, stage, layout):
                         yield Site(part, layout)
 
-    def _rows(self, stage: Stage, scope: Scope, site: Site) -> Iterator[tuple[float, ...]]:
+    def _rows(self, stage: Stage, scope: Scope, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
         """The ranks and plain amounts of every schedule on a site that fits device and host, and is not too slow."""
         facts, model, (part, layout) = self.facts, self.model, site
         kind, deferral = facts.cluster.parts[part], max_deferral(scope.ahead, facts.staleness)
         host_bytes = host_share(kind, facts.graph)
         too_large: set[Schedule] = set()
-        least: dict[Schedule, float] = {}
+        allowed: dict[Schedule, bool] = {}
+        costs: LayoutCosts | None = None
         for schedule in schedules(facts, stage, layout, scope):
             family, quickest = _alike(schedule)
             if family in too_large or streaming_rules(facts, layout, schedule):
                 continue
-            call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
-            if model.seconds_grow and not schedule.chunk_tokens:
-                if quickest not in least:
-                    least[quickest] = model.seconds(replace(call, schedule=quickest)).total
-                if least[quickest] > self.most_seconds:
+            if costs is None:
+                call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
+                costs = model.on_layout(replace(call, max_deferral=deferral))
+            if model.seconds_grow and not (schedule.chunk_tokens or stage.generates):  # whose turns are played
+                if quickest not in allowed:
+                    allowed[quickest] = allowance.allows(layout.num_ranks, costs.seconds(quickest))
+                if not allowed[quickest]:
                     continue
-            memory = model.memory(call)
-            resident, transient = memory.resident.total, memory.transient.total
-            if resident + transient > kind.device.usable_bytes or memory.host.total > host_bytes:
+            held = costs.bytes(schedule)
+            if held.peak > kind.device.usable_bytes or held.host > host_bytes:
                 if model.memory_grows:  # a family's choices come with the smaller ones first
                     too_large.add(family)
                 continue
-            seconds = model.seconds(call).total
-            if seconds <= self.most_seconds:
-                tail = model.tail_seconds(call) if schedule.chunk_tokens else seconds
-                shared = (t.amount for t in memory.resident.terms if t.name == WEIGHTS and stage.may_share)
-                weights = math.fsum(shared)
-                yield layout.num_ranks, seconds, tail, resident - weights, weights, transient
+            seconds = costs.seconds(schedule)
+            tail = costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
+            if seconds <= self.most_seconds and allowance.allows(layout.num_ranks, tail):
+                weights = held.weights if stage.may_share else 0.0
+                yield layout.num_ranks, seconds, tail, held.resident - weights, weights, held.transient
 
     def _refits(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
-        """The least that refits of a stage take, wherever the pools lie."""
+        """The least that refits of a stage take, wherever the pools lie: none where the two may be one copy, and
+        otherwise what depends on their kinds alone (`Move`)."""
         numbered = list(self._sites)
         ends = (choices[name].sites for name in (self.facts.graph.trainer_of(stage.name), stage.name))
         sources, targets = ([numbered[number] for number in some] for some in ends)
+        found = np.zeros((len(sources), len(targets)), dtype=np.float64)
         known: dict[object, float] = {}
-
-        def least(source: Site, target: Site) -> float:
-            if source == target:  # they may be one copy
-                return 0.0
-            slices = source.layout.slices_for(target.layout)
-            key = source.part, source.layout.num_ranks, slices, target.part, target.layout.cut
-            if key not in known:
-                known[key] = self._least_move(stage, source, target)
-            return known[key]
-
-        found = [[least(source, target) for target in targets] for source in sources]
-        return np.array(found, dtype=np.float64).reshape(len(sources), len(targets))
+        for rows, columns in product(_by_kind(sources), _by_kind(targets)):
+            apart = ((sources[row], targets[column]) for row in rows for column in columns)
+            pair = next(((one, other) for one, other in apart if one != other), None)
+            if pair:
+                source, target = pair
+                slices = source.layout.slices_for(target.layout)
+                key = source.part, source.layout.num_ranks, slices, target.part, target.layout.cut
+                if key not in known:
+                    known[key] = self._least_move(stage, source, target)
+                found[np.ix_(rows, columns)] = known[key]
+        place = {site: column for column, site in enumerate(targets)}
+        for row, source in enumerate(sources):
+            if source in place:
+                found[row, place[source]] = 0.0
+        return found
 
     def _least_move(self, stage: Stage, source: Site, target: Site) -> float:
         """Of pools that are apart, and of pools one within the other."""
@@ -206,6 +242,14 @@ class Enumeration:
             for overlap in nested | apart
         )
         return min(self.model.move_seconds(move).total for move in moves)
+
+
+def _by_kind(sites: Sequence[Site]) -> list[list[int]]:
+    """The positions of the sites that are the same but for what a move of their weights does not see."""
+    kinds: dict[object, list[int]] = {}
+    for position, (part, layout) in enumerate(sites):
+        kinds.setdefault((part, layout.num_ranks, layout.tp, layout.pp, layout.ep), []).append(position)
+    return list(kinds.values())
 
 
 @lru_cache(maxsize=4096)  # many layouts have the same schedules

@@ -56,7 +56,7 @@ class _Branch:
 def prove(plan: Plan, model: CostModel, *, most_splits: int = MOST_SPLITS) -> Proof:
     """What this many splits prove of the plan's facts. The model is the one that the plan was made with."""
     every = Enumeration(plan.facts, model, plan.period_seconds)
-    spaces = [every.space(scope) for scope in every_scope(plan)]
+    spaces = every.spaces(every_scope(plan))
     wanted = plan.period_seconds * (1 - ENOUGH)
     roots = [_bounded(Case.whole(space), wanted) for space in spaces]
     _grow(roots, wanted, most_splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
 from meshwright.planner.search.frontier import frontier
 from meshwright.planner.search.space import choices
@@ -73,14 +75,6 @@ def test_what_the_search_keeps_is_there_and_costs_as_much(name: str) -> None:
                 assert same.any(), (stage.name, candidate.layout, candidate.schedule)
 
 
-def test_what_alone_takes_longer_than_asked_is_left_out() -> None:
-    facts, scope = small_facts(), scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
-    whole = enumeration(facts).space(scope).choices["actor_train"].amounts
-    half = float(np.median(whole[AMOUNTS.index("seconds")]))
-    left = enumeration(facts, half).space(scope).choices["actor_train"].amounts
-    assert left.shape[1] == (whole[AMOUNTS.index("seconds")] <= half).sum() < whole.shape[1]
-
-
 def test_a_refit_takes_nothing_where_the_copy_may_be_shared_and_no_more_than_any_pools_make_it() -> None:
     facts, scope = small_facts(), scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
     found = Enumeration(facts, ToyModel(facts), math.inf).space(scope)
@@ -90,3 +84,19 @@ def test_a_refit_takes_nothing_where_the_copy_may_be_shared_and_no_more_than_any
     assert found.refit_seconds("actor_generate", frozenset([shared]), frozenset([shared])) == 0.0
     between = found.refit_seconds("actor_generate", frozenset(trained - {other}), frozenset([other]))
     assert between in {0.0, facts.models.actor.num_params * 2 / 1e9}
+
+
+@pytest.mark.parametrize("name", ["small", "long", "two kinds"])
+def test_what_is_left_out_of_a_turn_makes_every_plan_longer(name: str) -> None:
+    facts = JOBS[name]
+    scope = scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
+    every = enumeration(facts).space(scope)
+    whole = Case.whole(every)
+    most = 1.5 * whole.least_seconds()
+    left = enumeration(facts, most).space(scope)
+    for stage in PPO_GRAPH.names:
+        kept = {tuple(amounts) for amounts in left.choices[stage].amounts.T}
+        dropped = [n for n, amounts in enumerate(every.choices[stage].amounts.T) if tuple(amounts) not in kept]
+        case = replace(whole, left={**whole.left, stage: every.choices[stage].some(np.array(dropped, dtype=np.int64))})
+        assert case.is_empty or case.least_seconds() >= most * (1 - 1e-9), stage
+    assert sum(len(c.site) for c in left.choices.values()) < sum(len(c.site) for c in every.choices.values())
