@@ -382,7 +382,7 @@ class _Search:
             raise _EnoughError
 
     def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
-        most = self.worth.most_seconds(stage.name, scope.of(stage)) if self.worth else None
+        most = self.worth.most(stage.name, scope.of(stage)) if self.worth else None
         return self.costs.frontier(stage, scope, most)
 
 

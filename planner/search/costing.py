@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts
 from meshwright.planner.plan.calls import Choice
@@ -45,11 +46,26 @@ class Notes:
     played: set[Hashable] = field(default_factory=set)
 
 
+class Most(NamedTuple):
+    """Seconds above which a choice is in no plan that is worth finding: all of them, and those that remain when what it
+    streams has ended."""
+
+    seconds: float
+    tail_seconds: float
+
+    def allows(self, seconds: float, tail_seconds: float) -> bool:
+        """Whether a choice takes no more."""
+        return seconds <= self.seconds and tail_seconds <= self.tail_seconds
+
+
+ANY_TIME = Most(math.inf, math.inf)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The most that a choice may take, of a device and of its part of the host's memory."""
+    """The most that a choice may take, of time, of a device and of its part of the host's memory."""
 
-    most_seconds: float
+    most: Most
     device_bytes: float
     host_bytes: float
 
@@ -79,7 +95,7 @@ class OnLayout:
         if self.call.stage.trains and self.call.layout.vpp == 1 and self.model.memory_grows:
             self.beside.note(self.call.layout, schedule, found if isinstance(found, str) else found.amounts)
         if isinstance(found, Candidate):
-            return TOO_SLOW if found.seconds > self.room.most_seconds and not schedule.chunk_tokens else found
+            return found if self.room.most.allows(found.seconds, found.tail_seconds) else TOO_SLOW
         if found in (TOO_LARGE, TOO_LARGE_FOR_HOST) and self.model.memory_grows:
             self.too_large[family] = found
         return found
@@ -106,15 +122,15 @@ class OnLayout:
         """Whether it takes more than the most seconds, told once by the quickest of those that differ in what only
         takes longer.
 
-        A stage that reads while generation goes on may take any time, and of a generation, whose turn is played for as
-        long as many are weighed, it is not asked first.
+        A stage that reads while generation goes on is weighed before, and so is a generation, whose turn is played for
+        as long as many are weighed.
         """
-        if self.room.most_seconds == math.inf or schedule.chunk_tokens or self.call.stage.generates:
+        if self.room.most == ANY_TIME or schedule.chunk_tokens or self.call.stage.generates:
             return False
         quickest = _quickest(schedule) if self.model.seconds_grow else schedule
         asked = quickest.micro_batch_size, quickest.micro_batch_tokens, quickest.recompute, quickest.offload
         if asked not in self.slower:
-            self.slower[asked] = self._seconds(quickest) > self.room.most_seconds
+            self.slower[asked] = self._seconds(quickest) > self.room.most.tail_seconds
         return self.slower[asked]
 
     def _seconds(self, schedule: Schedule) -> float:

@@ -6,7 +6,6 @@ give a better one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from importlib import import_module
 
 from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.steps_ahead import Scope
+from meshwright.planner.search.costing import ANY_TIME
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.searched import Searched
@@ -60,7 +60,7 @@ class FirstPlans:
         def plain(stage: Stage) -> Frontier:
             kinds = self.costs.kinds[stage.name]
             parts = {nearest(num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
-            large = {kind: math.inf for kind in kinds if kind.num_ranks in parts}
+            large = {kind: ANY_TIME for kind in kinds if kind.num_ranks in parts}
             return self.costs.frontier(stage, self.scope, large, is_plain=True)
 
         return self.costs.side_by_side(plain, self.costs.facts.graph.stages, prepare=load_solver, begun=self.begun)

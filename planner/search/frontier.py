@@ -19,7 +19,7 @@ from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.rules import host_share
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.planner.search.candidates import Candidate, costed, undominated, undominated_by_layout
-from meshwright.planner.search.costing import DOMINATED, TOO_SLOW, Asked, Notes, OnLayout, Room
+from meshwright.planner.search.costing import ANY_TIME, DOMINATED, TOO_SLOW, Asked, Most, Notes, OnLayout, Room
 from meshwright.planner.search.interleaved import Beside
 from meshwright.planner.search.space import choices_by_layout, pools
 from meshwright.profiles.stages import Stage
@@ -59,15 +59,15 @@ def frontier(
     *,
     is_limited: bool = True,
     scope: Scope | None = None,
-    most_seconds: Mapping[PoolKind, float] | None = None,
+    most: Mapping[PoolKind, Most] | None = None,
     is_plain: bool = False,
     on: Mapping[Ranks, PoolKind] | None = None,
 ) -> Frontier:
     """The frontier of one stage; without a limit, choices are kept however much of the device they need.
 
-    `most_seconds` are those of a choice on a kind of pool, none for a kind that is not of use; all may take any without
-    it. With `is_plain` only plain choices are costed (`space.is_plain`). `on` are its pools where they are known. The
-    scope is the plainest where none is given.
+    `most` is what a choice on a kind of pool may take, nothing for a kind that is not of use; all may take any time
+    without it. With `is_plain` only plain choices are costed (`space.is_plain`). `on` are its pools where they are
+    known. The scope is the plainest where none is given.
     """
     mine = [pin for pin in pins if pin.stage == stage.name]
     found = kinds_of(facts, stage, mine) if on is None else on
@@ -78,7 +78,7 @@ def frontier(
         pins=mine,
         is_limited=is_limited,
         scope=scope or plain(facts.graph),
-        most_seconds=most_seconds,
+        most=most,
         is_plain=is_plain,
     )
     return Frontier(
@@ -107,7 +107,7 @@ class _Costing:
     pins: Sequence[Pin]
     is_limited: bool
     scope: Scope
-    most_seconds: Mapping[PoolKind, float] | None
+    most: Mapping[PoolKind, Most] | None
     is_plain: bool
     notes: Notes = field(default_factory=Notes)
 
@@ -117,13 +117,13 @@ class _Costing:
 
     def kept(self, kind: PoolKind) -> tuple[Candidate, ...]:
         """The choices on pools of one kind that fit, are not too slow, and that no other beats."""
-        most = math.inf if self.most_seconds is None else self.most_seconds.get(kind, 0.0)
-        if most == 0.0:
+        most = ANY_TIME if self.most is None else self.most.get(kind)
+        if most is None:
             self.notes.rejected[TOO_SLOW] += 1
             return ()
         part, rejected = self.facts.cluster.parts[kind.part], self.notes.rejected
         room = Room(
-            most_seconds=most,
+            most=most,
             device_bytes=part.device.usable_bytes if self.is_limited else math.inf,
             host_bytes=host_share(part, self.facts.graph),
         )

@@ -11,6 +11,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.steps_ahead import Scope
 from meshwright.planner.search import parallel
+from meshwright.planner.search.costing import Most
 from meshwright.planner.search.frontier import Frontier, PoolKind, frontier, kinds_of
 from meshwright.profiles.stages import Stage
 
@@ -42,11 +43,11 @@ class StageCosts:
         return {name: set(pools.values()) for name, pools in self.pools.items()}
 
     def frontier(
-        self, stage: Stage, scope: Scope, most: Mapping[PoolKind, float] | None, *, is_plain: bool = False
+        self, stage: Stage, scope: Scope, most: Mapping[PoolKind, Most] | None, *, is_plain: bool = False
     ) -> Frontier:
         """One stage's in a scope, without its pools: they are known, and too many to be told by another process.
 
-        `most` seconds and `is_plain` as in `frontier.frontier`.
+        `most` and `is_plain` as in `frontier.frontier`.
         """
         found = frontier(
             self.facts,
@@ -54,7 +55,7 @@ class StageCosts:
             stage,
             self.pins,
             scope=scope,
-            most_seconds=most,
+            most=most,
             is_plain=is_plain,
             on=self.pools[stage.name],
         )

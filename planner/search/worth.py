@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey
+from meshwright.planner.search.costing import Most
 from meshwright.planner.search.formulate import precedences, refits
 from meshwright.planner.search.frontier import Frontier, PoolKind
 from meshwright.planner.solver.bounds import bounds_with, least_makespan
@@ -55,14 +56,21 @@ class Worth:
     handovers: Sequence[Handover]
     least: dict[Key, Least]
 
-    def most_seconds(self, stage: str, key: ScopeKey) -> dict[PoolKind, float]:
-        """Seconds above which a choice of the stage is in no plan that is worth finding, of any scope that offers the
-        stage these choices; nothing for a kind of pool on which every choice is."""
-        found: dict[PoolKind, float] = {}
+    def most(self, stage: str, key: ScopeKey) -> dict[PoolKind, Most]:
+        """What a choice of the stage may take in a plan that is worth finding, of any scope that offers the stage these
+        choices; nothing for a kind of pool on which every choice takes more.
+
+        What streams is in a plan only where one that took what remains of it, and streamed nothing, could be.
+        """
+        found: dict[PoolKind, Most] = {}
         for scope, enough in zip(self.scopes, self.enough_seconds, strict=True):
             if scope.of(self.graph.by_name[stage]) == key:
-                for kind, seconds in self._most(stage, scope, enough).items():
-                    found[kind] = max(found.get(kind, 0.0), seconds)
+                streams = scope.streams(self.graph.by_name[stage])
+                whole = self._most(stage, scope, enough, streams=streams)
+                tails = self._most(stage, scope, enough, streams=False, is_tail=True) if streams else whole
+                for kind in whole.keys() & tails.keys():
+                    known = found.get(kind, Most(0.0, 0.0))
+                    found[kind] = Most(max(known.seconds, whole[kind]), max(known.tail_seconds, tails[kind]))
         return found
 
     def least_seconds(self, position: int) -> float:
@@ -86,14 +94,17 @@ class Worth:
             if candidates
         }
 
-    def _most(self, name: str, scope: Scope, enough: float) -> dict[PoolKind, float]:
+    def _most(
+        self, name: str, scope: Scope, enough: float, *, streams: bool, is_tail: bool = False
+    ) -> dict[PoolKind, float]:
+        """The most seconds on each kind of pool, no less than the least unless they are but a tail."""
         stage = self.graph.by_name[name]
         tried = {
-            kind: [max(seconds, enough * step / _GRID) for step in range(_GRID + 1)]
+            kind: [max(0.0 if is_tail else seconds, enough * step / _GRID) for step in range(_GRID + 1)]
             for kind, seconds in self.least[name, scope.of(stage)].items()
             if seconds <= enough
         }
-        options = [_option(kind, s, scope.streams(stage), enough) for kind, each in tried.items() for s in each]
+        options = [_option(kind, s, streams, enough) for kind, each in tried.items() for s in each]
         if not options:
             return {}
         bounds = iter(bounds_with(self._problem(scope, enough), CallOptions(name, tuple(options))).tolist())

@@ -1,7 +1,7 @@
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call
-from meshwright.planner.search.costing import TOO_LARGE, TOO_SLOW
+from meshwright.planner.search.costing import TOO_LARGE, TOO_SLOW, Most
 from meshwright.planner.search.frontier import PoolKind, frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, small_facts
@@ -36,8 +36,8 @@ def test_where_memory_grows_what_is_larger_than_what_does_not_fit_is_not_weighed
 
 def test_what_only_takes_longer_than_what_is_too_slow_is_not_timed() -> None:
     model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision)
-    stage, most = PPO_GRAPH.by_name["actor_train"], {PoolKind(0, FACTS.cluster.num_ranks): 1e-9}
-    found = frontier(FACTS, model, stage, (), most_seconds=most)
+    stage, most = PPO_GRAPH.by_name["actor_train"], {PoolKind(0, FACTS.cluster.num_ranks): Most(1e-9, 1e-9)}
+    found = frontier(FACTS, model, stage, (), most=most)
     kinds_of_recomputation = 3
     assert found.rejected[TOO_SLOW] >= kinds_of_recomputation * found.asked.timed > 0
     assert found.asked.weighed == 0

@@ -12,6 +12,7 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.search.costing import Most
 from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
 from meshwright.planner.search.worth import Worth
 from meshwright.planner.solver.result import Limits
@@ -69,7 +70,7 @@ def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
     whole = frontier(FACTS, model, stage, ())
     kinds = list(whole.candidates)
     most = {kind: 1.2 * min(c.seconds for c in whole.candidates[kind]) for kind in kinds[1:]}
-    found = frontier(FACTS, model, stage, (), most_seconds=most)
+    found = frontier(FACTS, model, stage, (), most={kind: Most(seconds, seconds) for kind, seconds in most.items()})
     assert found.candidates[kinds[0]] == ()
     assert found.rejected[TOO_SLOW]
     for kind, seconds in most.items():
@@ -82,12 +83,37 @@ def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
     assert worth is not None
     scope, every = asked.scopes[0], PoolKind(0, 4)
     actor, critic = PPO_GRAPH.by_name["actor_train"], PPO_GRAPH.by_name["critic_train"]
-    before = worth.most_seconds("actor_train", scope.of(actor))
+    before = worth.most("actor_train", scope.of(actor))
     worth.learn("critic_train", scope.of(critic), asked._frontier(scope, critic))
-    after = worth.most_seconds("actor_train", scope.of(actor))
-    assert after[every] <= before[every] <= max(worth.enough_seconds) * 1.01
+    after = worth.most("actor_train", scope.of(actor))
+    assert after[every].seconds <= before[every].seconds <= max(worth.enough_seconds) * 1.01
+    assert after[every].tail_seconds == after[every].seconds
     assert after.keys() <= before.keys()
     assert PoolKind(0, 1) not in after
+
+
+def test_what_streams_may_take_long_but_not_when_what_it_streams_has_ended() -> None:
+    asked = asked_search()
+    worth, scope = asked.worth, asked.scopes[0]
+    assert worth is not None
+    reads = PPO_GRAPH.by_name["reward_score"]
+    assert scope.streams(reads)
+    for name in ("actor_generate", "actor_train"):
+        worth.learn(name, scope.of(PPO_GRAPH.by_name[name]), asked._frontier(scope, PPO_GRAPH.by_name[name]))
+    most = worth.most("reward_score", scope.of(reads))
+    assert all(may.tail_seconds <= may.seconds for may in most.values())
+    assert any(may.tail_seconds < may.seconds for may in most.values())
+    whole = [
+        one
+        for candidates in frontier(FACTS, asked.model, reads, (), scope=scope).candidates.values()
+        for one in candidates
+    ]
+    kept = {one for candidates in asked._frontier(scope, reads).candidates.values() for one in candidates}
+    assert kept
+    assert all(
+        one in kept or not most[PoolKind(0, one.layout.num_ranks)].allows(one.seconds, one.tail_seconds)
+        for one in whole
+    )
 
 
 @pytest.mark.parametrize(("gap", "status"), [(0.0, "optimal"), (0.1, "feasible")])
