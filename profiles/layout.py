@@ -14,7 +14,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 
-_AXIS = re.compile(r"(tp|pp|dp|ep|cp|vpp)([0-9]+)$")
+_AXIS = re.compile(r"(tp|pp|dp|ep|cp|vpp)([0-9]{1,18})$")
 
 _RARE_AXES = ("ep", "cp", "vpp")
 """Not written where they are 1."""

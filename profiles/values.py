@@ -37,7 +37,15 @@ _MOST_VALUES, _MOST_CHARACTERS = 100_000, 16 * _MIB
 _MOST_MERGED = 100
 """Keys of a mapping after those that `<<` brings."""
 
+_DIGITS = re.compile(r"[0-9]{1,18}")
+"""Other alphabets have digits too, and what has thousands of them is no number that Python reads."""
+
 _PLAIN = str | int | float | None
+
+
+def whole_number(text: str) -> int | None:
+    """What up to 18 plain digits say; None for any other text."""
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def read_text(path: Path, what: str, most_bytes: int = _MOST_BYTES) -> str:

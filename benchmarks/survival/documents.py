@@ -95,7 +95,7 @@ def measure(world: Path, kept: Path, *, number: int, num_workers: int, seed: int
 
 def _followed(world: Path, place: Path, kept: Path, shares: Counter[str], seed: int) -> Tried:
     """What a worker finds; one that dies, or says nothing for too long, is replaced."""
-    left, refused, findings = shares.copy(), Counter[str](), list[Finding]()
+    left, read, refused, findings = shares.copy(), Counter[str](), Counter[str](), list[Finding]()
     context = multiprocessing.get_context("spawn")
     for life in itertools.count():
         shutil.rmtree(place, ignore_errors=True)
@@ -109,22 +109,24 @@ def _followed(world: Path, place: Path, kept: Path, shares: Counter[str], seed: 
             while told.poll(_PATIENCE_SECONDS * (1.5 if any(last) else 20)):
                 what, value = told.recv()
                 is_over = what == "over"
-                if what == "begins":
+                if what in ("draws", "begins"):
                     last = value
                 elif what == "finding":
                     findings.append(value)
                     print(value, flush=True)
                 elif not is_over:
                     left[value] -= 1
+                    read[value] += 1
                     refused[value] += what == "refused"
         if is_over:
             worker.join()
-            return Tried(numbers=shares, refused=refused, findings=tuple(findings))
+            return Tried(numbers=read, refused=refused, findings=tuple(findings))
         worker.kill()
         worker.join()
-        kind, read, path = last
+        kind, call, path = last
         left[kind] -= 1
-        findings.append(Finding(kind=kind, read=read, what=f"the process ended with {worker.exitcode}", kept=path))
+        read[kind] += 1
+        findings.append(Finding(kind=kind, read=call, what=f"the process ended with {worker.exitcode}", kept=path))
         print(findings[-1], flush=True)
     raise AssertionError("workers are replaced for as long as there is work")
 
@@ -150,6 +152,7 @@ def _work(world: Path, kept: Path, shares: Counter[str], seed: str, tell: Any) -
     with mock.patch.object(cli, "app", typer.main.get_command(cli.app)):
         for kind in hostile_world.kinds(world):
             good = (world / kind.path).read_bytes()
+            tell.send(("draws", ("", "", "")))
             for number, content in enumerate(_drawn(kind, good, shares[kind.name], seed)):
                 read = kind.reads[number % len(kind.reads)]
                 path = _keep(kept, content, f"{kind.name}-{seed}-{number}")

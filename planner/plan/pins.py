@@ -15,6 +15,7 @@ from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import GENERATE, StageGraph
+from meshwright.profiles.values import whole_number
 
 
 @dataclass(frozen=True, order=True)
@@ -115,22 +116,25 @@ def _told(text: str) -> str:
 
 
 def _whole(text: str, value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
+    number = whole_number(value)
+    if not number:
         raise BadInput(f"{_told(text)}: {value!r} is not a whole number; use 1 or more.")
-    return int(value)
+    return number
 
 
 def _count(text: str, value: str) -> int:
-    if not value.isdigit():
+    number = whole_number(value)
+    if number is None:
         raise BadInput(f"{_told(text)}: {value!r} is not a whole number; use 0 or more.")
-    return int(value)
+    return number
 
 
 def _ranks(text: str, value: str) -> Ranks:
-    match = re.match(r"([0-9]+):([0-9]+)$", value)
-    if not match or int(match[2]) < 1:
+    first, _, number = value.partition(":")
+    first_rank, num_ranks = whole_number(first), whole_number(number)
+    if first_rank is None or not num_ranks:
         raise BadInput(f"{_told(text)}: {value!r} is not a pool; write first:number, such as 0:4.")
-    return Ranks(int(match[1]), int(match[2]))
+    return Ranks(first_rank, num_ranks)
 
 
 def _recompute(text: str, value: str) -> Recompute:

@@ -16,6 +16,7 @@ from typing import Self
 import psutil
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import whole_number
 from meshwright.runtime.launch.rendezvous_token import opened, sealed
 
 _WAITING_CONNECTIONS = 1024
@@ -40,9 +41,10 @@ class Rendezvous:
     def parse(cls, text: str, nodes: int, node_rank: int | None = None, token: str = "") -> Rendezvous:
         """The rendezvous written as host:port. Raises BadInput for anything else."""
         address, _, port = text.rpartition(":")
-        if not address or not port.isdigit() or int(port) > 65535:
+        number = whole_number(port)
+        if not address or number is None or number > 65535:
             raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500.")
-        return cls(nodes=nodes, address=address, port=int(port), node_rank=node_rank, token=token)
+        return cls(nodes=nodes, address=address, port=number, node_rank=node_rank, token=token)
 
     def again(self, nodes: int) -> Rendezvous:
         """Where those meet again that have met here, as far as they are left of so many."""

@@ -71,7 +71,9 @@ def test_several_nodes_need_a_port_that_all_know() -> None:
         Rendezvous(nodes=2).check()
 
 
-@pytest.mark.parametrize("text", ["localhost", "localhost:", ":29500", "localhost:99999", "localhost:port"])
+@pytest.mark.parametrize(
+    "text", ["localhost", "localhost:", ":29500", "localhost:99999", "localhost:port", "localhost:\u00b2"]
+)
 def test_a_rendezvous_is_host_and_port(text: str) -> None:
     with pytest.raises(BadInput, match="host:port"):
         Rendezvous.parse(text, nodes=1)
