@@ -40,12 +40,22 @@ _MOST_MERGED = 100
 _DIGITS = re.compile(r"[0-9]{1,18}")
 """Other alphabets have digits too, and what has thousands of them is no number that Python reads."""
 
+_LONGEST_NAME = 255
+"""Bytes of a file's name, on the file systems of Linux."""
+
 _PLAIN = str | int | float | None
 
 
 def whole_number(text: str) -> int | None:
     """What up to 18 plain digits say; None for any other text."""
     return int(text) if _DIGITS.fullmatch(text) else None
+
+
+def is_file_name(value: object) -> bool:
+    """Whether a value is a name that a file may have in the directory where it was read: no path, and not too long."""
+    if not isinstance(value, str) or not value or "\0" in value or Path(value).name != value:
+        return False
+    return len(value.encode(errors="surrogatepass")) <= _LONGEST_NAME
 
 
 def read_text(path: Path, what: str, most_bytes: int = _MOST_BYTES) -> str:

@@ -111,6 +111,7 @@ RULES = MappingProxyType(
             for name, rule in _OF_SETTINGS.items()
             if name in type(settings).model_fields
         },
+        "data": _SAME_PROMPTS,  # of a record that has none
         "data.prompts": _SAME_PROMPTS,
         "data.held_out": _AT_ONCE,
         "data.tokenizer": _SAME_PROMPTS,

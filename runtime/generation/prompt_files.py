@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import json_value, read_text, require_file, whole_characters
+from meshwright.profiles.values import is_file_name, json_value, read_text, require_file, whole_characters
 
 _MOST_BYTES = 64 * 2**30
 """Of a file of which a part is in memory at a time."""
@@ -138,7 +138,7 @@ def _listed(path: Path, key: str) -> list[str]:
         names = [one["filename"] if isinstance(one, dict) else one for one in found]
     except (BadInput, KeyError, TypeError):
         names = [None]
-    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+    if not all(is_file_name(name) for name in names):
         raise BadInput(f"prompts {path} is none that `datasets` writes; save the dataset to disk again.")
     return names
 

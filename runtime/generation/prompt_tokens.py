@@ -26,7 +26,11 @@ class Encoder:
         Raises BadInput, beginning with `place`, for anything else, and for a prompt without tokens.
         """
         if isinstance(prompt, str):
-            tokens = self._of_messages([{"role": "user", "content": prompt}], place) if self._chat else self._of(prompt)
+            tokens = (
+                self._of_messages([{"role": "user", "content": prompt}], place)
+                if self._chat
+                else self._ids(prompt, place)
+            )
         elif _are_messages(prompt):
             tokens = self._of_messages(prompt, place)
         elif _are_ids(prompt):
@@ -40,8 +44,12 @@ class Encoder:
             raise BadInput(f"{place} has no tokens; give it a text, or take the row out.")
         return tokens
 
-    def _of(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text).ids)
+    def _ids(self, text: str, place: str, *, special: bool = True) -> tuple[int, ...]:
+        """What the tokenizer makes of a text, with its special tokens around it or without."""
+        try:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        except Exception as error:
+            raise BadInput(f"{place} cannot be encoded: the tokenizer says {error}; give it another one.") from None
 
     def _known_ids(self, ids: Sequence[int], place: str) -> tuple[int, ...]:
         strange = next((token for token in ids if not 0 <= token < self.num_ids), None)
@@ -62,7 +70,7 @@ class Encoder:
             text = self._template.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise BadInput(f"{place}: the chat template refuses the messages: {error}") from None
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, place, special=False)
 
     @cached_property
     def _template(self) -> Any:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a record names what ends a response, and is shown without a
 
 FILES = ("config.json", "generation_config.json")
 _KEY = "eos_token_id"
+_LARGEST_ID = 2**32 - 1  # that a tokenizer numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def _named(config: Mapping[str, Any], path: Path) -> Iterator[int]:
 
 
 def _text(token: int, path: Path, tokenizer: Tokenizer) -> str:
-    text: str | None = tokenizer.id_to_token(token) if token >= 0 else None
+    text: str | None = tokenizer.id_to_token(token) if 0 <= token <= _LARGEST_ID else None
     if text is None:
         raise BadInput(
             f"model config {path}: {_KEY} names {token}, which is no token of the job's tokenizer and would never end "

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text, require_file
+from meshwright.profiles.values import MOST_JSON_BYTES, is_file_name, json_value, read_text, require_file
 from meshwright.runtime.model.hf_mapping import StoredTensor
 
 INDEX = "model.safetensors.index.json"
@@ -108,7 +108,7 @@ def _listed(index: Path) -> dict[str, str]:
     """The file of each tensor, as an index has it."""
     try:
         listed = json_value(read_text(index, "checkpoint index", MOST_JSON_BYTES), "it")["weight_map"]
-        if not all(isinstance(name, str) and Path(name).name == name for name in listed.values()):
+        if not all(is_file_name(name) for name in listed.values()):
             raise ValueError("weight_map names what is no file beside it")
     except (BadInput, ValueError, KeyError, TypeError, AttributeError) as error:
         told = str(error).rstrip(".")

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import is_file_name
 
 MANIFEST = "manifest.json"
 """The last file of a checkpoint: where it is, the others are whole."""
@@ -84,7 +85,7 @@ def _damage_of_share(directory: Path, rank: int, num_ranks: int) -> str | None:
 
 def _damage_of(directory: Path, name: str, known: FileSum) -> str | None:
     path = directory / name
-    if Path(name).name != name or not name or "\0" in name:
+    if not is_file_name(name):
         return f"{MANIFEST} names {name}, which is no file beside it"
     if path.exists() and not path.is_file():
         return f"{path} is no file"

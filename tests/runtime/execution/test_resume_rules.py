@@ -127,6 +127,22 @@ def test_every_field_of_a_job_has_a_rule() -> None:
     assert [rule for rule in RULES if not any(f"{key}.".startswith(f"{rule}.") for key, _ in LEAVES)] == []
 
 
+def optional(kind: Any, *keys: str) -> Iterator[str]:
+    """The keys of documents that a document may lack."""
+    if isinstance(kind, type) and issubclass(kind, Document):
+        for name, field in kind.model_fields.items():
+            inside = without_none(field.annotation)
+            if inside is not field.annotation and isinstance(inside, type) and issubclass(inside, Document):
+                yield ".".join((*keys, name))
+            yield from optional(inside, *keys, name)
+
+
+def test_what_a_job_may_lack_as_a_whole_has_a_rule() -> None:
+    found = set(optional(Job))
+    assert {"data", "workload.turns", "tool"} <= found
+    assert [key for key in sorted(found) if rule_of(key) is None and key not in DEFAULT_SETTINGS] == []
+
+
 @pytest.mark.parametrize(("key", "kind"), RULED)
 def test_a_changed_field_is_named_or_refused_in_one_sentence(key: str, kind: Any, asked: RunFile) -> None:
     rule, changed = rule_of(key), with_another(asked, kind, f"job.{key}")

@@ -123,7 +123,9 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) 
         read(tmp_path, "valid")
 
 
-@pytest.mark.parametrize("listed", ['["../../etc/passwd"]', "7", '[{"filename": 1}]'])
+@pytest.mark.parametrize(
+    "listed", ['["../../etc/passwd"]', "7", '[{"filename": 1}]', r'["\u0000"]', f'["{"x" * 256}"]']
+)
 def test_no_list_of_files_leads_out_of_its_directory(tmp_path: Path, listed: str) -> None:
     (tmp_path / "state.json").write_text(f'{{"_data_files": {listed}}}')
     with pytest.raises(BadInput, match="is none that `datasets` writes"):

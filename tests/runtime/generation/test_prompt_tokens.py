@@ -79,6 +79,13 @@ def test_what_is_no_prompt_is_told_in_a_sentence(directory: Path, prompt: Any, s
         encoder(directory).encode(prompt, "here")
 
 
+def test_a_text_that_the_tokenizer_has_no_words_for_is_told(tmp_path: Path) -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"w0": 0}, unk_token="<unk>"))
+    said = "here cannot be encoded: the tokenizer says .*UNK.*; give it another one"
+    with pytest.raises(BadInput, match=said):
+        Encoder(words, tmp_path, chat=False).encode("w1", "here")
+
+
 def test_messages_need_a_template(directory: Path) -> None:
     (directory / "chat_template.jinja").unlink()
     with pytest.raises(BadInput, match=r"has no chat template and the prompts are messages; give it a chat_template"):

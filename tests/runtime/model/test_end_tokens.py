@@ -74,6 +74,7 @@ def test_the_padding_token_ends_a_response_only_where_it_is_listed(
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; it must be a number or a list of numbers"),
         ({"eos_token_id": [1, True]}, "it must be a number or a list of numbers"),
         ({"eos_token_id": [1, 6]}, "names 6, which is no token of the job's tokenizer"),
+        ({"eos_token_id": 2**80}, "which is no token of the job's tokenizer"),
         ({"eos_token_id": -1}, "names -1, which is no token of the job's tokenizer"),
         ([], "holds list; a JSON object is needed"),
     ],
