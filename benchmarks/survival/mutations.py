@@ -151,10 +151,15 @@ def _places(tree: Any, *keys: Key) -> Iterator[tuple[Key, ...]]:
         yield from _places(value, *here, key)
 
 
+_LARGEST = 2**1000
+"""Of whole numbers that floats come near."""
+
+
 def _replace(draw: st.DrawFn, inside: Any, key: Key) -> None:
     number = inside[key]
     if isinstance(number, int | float) and not isinstance(number, bool) and draw(st.booleans()):
-        inside[key] = draw(st.sampled_from((number + 1, number - 1, -number, number * 2, number / 3, number * 1000)))
+        third = number / 3 if abs(number) < _LARGEST else number // 3  # further on no quotient is a float
+        inside[key] = draw(st.sampled_from((number + 1, number - 1, -number, number * 2, third, number * 1000)))
     else:
         inside[key] = copy.deepcopy(draw(st.sampled_from(_VALUES)))
 
