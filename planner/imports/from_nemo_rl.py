@@ -109,7 +109,9 @@ def _workload(configuration: Configuration, group: str) -> Iterator[Said]:
     yield Said("workload.prompt", prompt, ("data.max_input_seq_length",))
     yield Said("workload.response", min(given.whole(key), total - prompt), (key, "policy.max_total_sequence_length"))
     key = "policy.train_global_batch_size"
-    yield Said("workload.num_minibatches", max(1, batch * samples // given.whole(key)), (key,))
+    if (size := given.whole(key)) < 1:
+        raise BadInput(f"{key}={size} sequences are no minibatch; use 1 or more.")
+    yield Said("workload.num_minibatches", max(1, batch * samples // size), (key,))
     if configuration.algorithm == "ppo":
         yield Said("workload.num_epochs", given.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
 

@@ -53,6 +53,11 @@ def test_other_trainings_and_estimators_are_refused_by_their_keys(tmp_path: Path
         configured(tmp_path, "grpo: {adv_estimator: {name: gdpo}}\npolicy: {train_micro_batch_size: 2}\n")
 
 
+def test_a_minibatch_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"policy.train_global_batch_size=0 sequences are no minibatch; use 1 or more"):
+        configured(tmp_path, "grpo: {}\npolicy: {train_global_batch_size: 0, train_micro_batch_size: 2}\n")
+
+
 def test_what_leaves_no_rank_to_train_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("policy: {generation: {colocated: {enabled: false, resources: {gpus_per_node: 1}}}}\n")
