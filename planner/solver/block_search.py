@@ -1,6 +1,8 @@
 """The search when calls may be anywhere, and its proof.
 
     answer     = the best of a few options per call, where no other is known
+    bound      = of the problem in which few options stand in for all of a short call (`coarse.py`)
+    answer     = the best of those like the best there; often that is all
     repeat
         aim    = a stride further than the bound; strides grow
         for each branch of the problem (`branches.py`), with memory and times in coarse parts and few layouts, then more
@@ -19,13 +21,22 @@ bound leaves little to be proven, and what is not there is proven with few. Ever
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from meshwright.planner.solver.block_model import Relations, block_makespan_model
 from meshwright.planner.solver.blocks import first_ranks
 from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.branches import branches
-from meshwright.planner.solver.coarse import around, blocks_of, coarsened, possible
+from meshwright.planner.solver.coarse import (
+    around,
+    blocks_of,
+    coarsened,
+    like,
+    possible,
+    short_calls,
+    with_stand_ins,
+)
 from meshwright.planner.solver.coarse_steps import Steps
 from meshwright.planner.solver.place_model import Solved, run
 from meshwright.planner.solver.problem import CallOptions, Option, Problem, ends_of
@@ -58,6 +69,10 @@ _STRIDE, _FURTHER = 0.01, 1.5
 """Of what is proven: the first round of the search aims so much further, or by the gap that is asked where that is
 more; and each round by so many times as much as the one before it."""
 
+_SHORT, _FINER = 2, 4
+"""Times the gap that is asked: calls that take less of the bound are told by stand-ins, in a problem that is solved to
+a gap so many times finer."""
+
 _TICKS_PER_GAP = 128
 """Times are rounded to this part of the gap that is asked: a turn of ten tasks in line loses a tenth of it at most."""
 
@@ -74,7 +89,10 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     best.bound = least_makespan(remaining)
     if limits.most is None:
         best.find(_few(remaining))
+    best.by_stand_ins(remaining)
     best.by_branches(remaining)
+    if best.aside:
+        best.offer(best.aside)
     return best.result()
 
 
@@ -93,7 +111,8 @@ def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | N
 class _Best:
     """The best answer so far, what is proven of it, and the time that is left.
 
-    `bound` is of the branch that is looked at, `elsewhere` the least of all others.
+    `bound` is of the branch that is looked at, `elsewhere` the least of all others; `aside` is an answer that is not
+    looked at meanwhile.
     """
 
     problem: Problem
@@ -104,6 +123,7 @@ class _Best:
     elsewhere: int | None = None
     makespan: int = 0
     answer: Answer | None = None
+    aside: Answer | None = None
     aim: int | None = None
     left: float = field(init=False)
 
@@ -154,6 +174,29 @@ class _Best:
                 self._look(few, max(target, self.bound), _FIRST_TIME)
         if self.answer is not None and self.is_open:
             self._look(few, self.target, self.left)
+
+    def by_stand_ins(self, problem: Problem) -> None:
+        """Looks at the problem with one option for each number of ranks in place of all of a short call, and then for
+        an answer on as many ranks as are best there."""
+        short = short_calls(problem, _SHORT * self.limits.tolerance * self.bound)
+        if not self.is_open or not _are_many(problem, short):
+            return
+        problem = self.left_of(problem)
+        if not self.is_open:
+            return
+        limits = replace(self.limits, gap=self.limits.tolerance / _FINER, most=self.target)
+        least = _Best(with_stand_ins(problem, short), limits, lambda _makespan, _bound: None, self.effort, self.bound)
+        least.by_branches(least.problem)
+        self.left -= limits.max_deterministic_time - least.left
+        found = least.result()
+        self._raise_bound(min(found.bound, self.target + 1))
+        if found.answer is not None and self.is_open:
+            known, near = self.answer, like(problem, picked_options(least.problem, found.answer), short)
+            self._look(near, self.target, self.left)
+            if (
+                self.is_open and self.answer is not known
+            ):  # what is only a little shorter than it would be hard to exclude
+                self.aside, self.answer = self.answer, None
 
     def by_branches(self, problem: Problem) -> None:
         """Looks at all branches in rounds, each with an aim: a round that finds no answer proves that there is none."""
@@ -223,7 +266,7 @@ class _Best:
         steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, times = self._run(problem, steps, self.left)
         if solved.is_found:
-            self._offer(_answer(self.problem, problem, solved, x, times))
+            self.offer(_answer(self.problem, problem, solved, x, times))
         self._learn(solved, steps)
 
     def _look(self, few: Problem, target: int, limit: float) -> None:
@@ -231,7 +274,7 @@ class _Best:
         if all(call.options for call in left.calls):
             solved, x, times = self._run(left, Steps.between(self.bound, target, _STEPS), limit)
             if solved.is_found:
-                self._offer(_answer(self.problem, left, solved, x, times))
+                self.offer(_answer(self.problem, left, solved, x, times))
 
     def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
         model, x, times = block_makespan_model(problem, steps.target)
@@ -248,7 +291,7 @@ class _Best:
             self.bound = proven
             self.progress(self.makespan if self.answer else None, self._proven)
 
-    def _offer(self, answer: Answer) -> None:
+    def offer(self, answer: Answer) -> None:
         picked = picked_options(self.problem, answer)
         position = {name: index for index, name in enumerate(self.problem.order)}
         ends = ends_of(self.problem, picked, sorted(position, key=lambda name: (answer.starts[name], position[name])))
@@ -276,6 +319,11 @@ class _Best:
                 return Result.beaten(self.limits.most)
             return Result(status="infeasible", answer=None, objective=None, bound=0)
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
+
+
+def _are_many(problem: Problem, names: Collection[str]) -> bool:
+    """Whether these calls have a quarter of the options or more."""
+    return 4 * sum(len(problem.options(name)) for name in names) >= sum(len(call.options) for call in problem.calls)
 
 
 def _chosen(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:

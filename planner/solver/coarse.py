@@ -1,13 +1,14 @@
 """Fewer options for a call: without those that another can always stand in for, and with amounts that are rounded.
 
-possible    the same best answers
-coarsened   every answer has one here that is no longer and no larger
-around      some of the answers
+possible            the same best answers
+coarsened           every answer has one here that is no longer and no larger
+with_stand_ins      so has it here: of a short call it matters on how many ranks it is, and hardly how
+around, like        some of the answers
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.planner.solver.alike import Alike, alike
@@ -53,6 +54,43 @@ def around(problem: Problem, picked: Sequence[Option], coarse: Alike) -> Problem
         )
         calls.append(CallOptions(call.name, tuple(like)))
     return problem.with_calls(tuple(calls))
+
+
+def short_calls(problem: Problem, ticks: float) -> frozenset[str]:
+    """The calls whose fastest option takes no more ticks, and from which nothing streams."""
+    runs = problem.runs
+    streamed_from = {runs[p.before] for p in problem.precedences if p.streamed and p.before in runs}
+    return frozenset(
+        call.name
+        for call in problem.calls
+        if call.name not in streamed_from and min(option.ticks for option in call.options) <= ticks
+    )
+
+
+def with_stand_ins(problem: Problem, names: Collection[str]) -> Problem:
+    """The problem in which each of these calls has one option for each number of ranks, with the least of every amount.
+
+    Its weights take no room, as if another call had them, nor do those of a call that may share them, and no time to be
+    moved. Options may be anywhere.
+    """
+    calls = tuple(_with_stand_ins(problem, call, names) for call in problem.calls)
+    tasks = tuple(
+        replace(task, ticks={}) if isinstance(task, Transfer) and {task.source, task.target} & set(names) else task
+        for task in problem.tasks
+    )
+    return replace(problem, calls=calls, tasks=tasks)
+
+
+def like(problem: Problem, picked: Mapping[str, Option], names: Collection[str]) -> Problem:
+    """The problem with the options that are on as many ranks as those picked and, but for calls that had stand-ins,
+    have their layout."""
+
+    def alike(call: CallOptions) -> tuple[Option, ...]:
+        place = picked[call.name].place
+        same = (option for option in call.options if option.place.num_ranks == place.num_ranks)
+        return tuple(option for option in same if call.name in names or option.place.layout == place.layout)
+
+    return problem.with_calls(tuple(CallOptions(call.name, alike(call)) for call in problem.calls))
 
 
 def blocks_of(option: Option) -> int:
@@ -135,3 +173,32 @@ def _least_ranks_of_producers(problem: Problem, call: str) -> int:
     before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == call and p.before in run}
     sizes = [min((o.place.num_ranks for o in problem.options(name)), default=0) for name in before]
     return min(sizes, default=problem.num_ranks)
+
+
+def _with_stand_ins(problem: Problem, call: CallOptions, names: Collection[str]) -> CallOptions:
+    if call.name in names:
+        return _least(call)
+    if set(problem.owners(call.name)).isdisjoint(names):
+        return call
+    own = (replace(o, resident_blocks=o.resident_blocks - o.shared_blocks, shared_blocks=0) for o in call.options)
+    return CallOptions(call.name, tuple(own))
+
+
+def _least(call: CallOptions) -> CallOptions:
+    by_size: dict[int, list[Option]] = {}
+    for option in call.options:
+        by_size.setdefault(option.place.num_ranks, []).append(option)
+    return CallOptions(call.name, tuple(_stand_in(size, options) for size, options in by_size.items()))
+
+
+def _stand_in(num_ranks: int, options: Sequence[Option]) -> Option:
+    """It may be done in the last ticks of the time in which any of them is."""
+    ticks = min(option.ticks for option in options)
+    rest = min(option.ticks - option.early_ticks for option in options)
+    return Option(
+        place=Place(0, num_ranks, f"any of {num_ranks}"),
+        ticks=ticks,
+        early_ticks=max(0, ticks - rest),
+        resident_blocks=min(option.resident_blocks - option.shared_blocks for option in options),
+        transient_blocks=min(option.transient_blocks for option in options),
+    )

@@ -56,6 +56,23 @@ def test_rounds_of_the_search_keep_what_was_asked(seed: int, gap: float) -> None
             assert result.objective - result.bound <= gap * result.objective
 
 
+@pytest.mark.parametrize("gap", [0.1, 0.4])
+@pytest.mark.parametrize("seed", range(8))
+def test_stand_ins_for_short_calls_keep_what_was_asked(seed: int, gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever counts as short."""
+    asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
+    best = best_makespan(everywhere(asked))
+    for times in (2, 1000):
+        monkeypatch.setattr(block_search, "_SHORT", times)
+        result = search(asked, Limits(gap=gap), silence)
+        if best is None:
+            assert result.status == "infeasible"
+        else:
+            assert result.objective is not None
+            assert result.bound <= best <= result.objective
+            assert result.objective - result.bound <= gap * result.objective
+
+
 def with_layouts_alike(problem: Problem) -> Problem:
     """The problem in hundredths of its ticks, each layout twice: transfers of the second last a tick less."""
 

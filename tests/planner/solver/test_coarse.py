@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.coarse import around, coarsened, possible
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
+from meshwright.planner.solver.coarse import around, coarsened, like, possible, short_calls, with_stand_ins
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
 from tests.planner.problems import everywhere, random_blocks
 
 SEEDS = range(20)
@@ -83,3 +84,75 @@ def test_a_layout_that_no_other_call_can_share_stands_in_for_one_that_is_moved_a
     assert layouts_of(possible(problem))[0] == left
     also = (*other.options, Option(place=Place(0, 1, "P"), ticks=9))
     assert layouts_of(possible(problem.with_calls((problem.calls[0], CallOptions("b", also)))))[0] == {"P", "Q"}
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_answer_is_shorter_than_the_best_with_stand_ins(seed: int) -> None:
+    problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
+    best = best_makespan(everywhere(problem))
+    for number in (1, 2, 3):
+        for names in itertools.combinations([call.name for call in problem.calls], number):
+            bound = best_makespan(everywhere(with_stand_ins(problem, names)))
+            assert best is None or (bound is not None and bound <= best), names
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_call_has_one_stand_in_for_each_number_of_ranks_and_others_keep_their_options(seed: int) -> None:
+    problem = random_blocks(seed, num_ranks=8, num_calls=4, num_options=6)
+    first, *others = (call.name for call in problem.calls)
+    found = with_stand_ins(problem, {first})
+    sizes = [option.place.num_ranks for option in found.options(first)]
+    assert sorted(sizes) == sorted({option.place.num_ranks for option in problem.options(first)})
+    for name in others:
+        if first not in problem.owners(name):
+            assert found.options(name) == problem.options(name)
+
+
+def two_calls(*short: Option) -> Problem:
+    """A long call, and one that reads it while it goes on."""
+    long = Option(place=Place(0, 2, "P"), ticks=100, resident_blocks=3, shared_blocks=2)
+    return Problem(
+        num_ranks=4,
+        device_blocks=20,
+        calls=(CallOptions("long", (long,)), CallOptions("short", short)),
+        tasks=(
+            CallRun(name="long", call="long"),
+            CallRun(name="short", call="short"),
+            Transfer(name="move", source="long", target="short", occupies="both", ticks={("P", "Q", 0): 9}),
+        ),
+        precedences=(Precedence("long", "short", streamed=True),),
+        copies=(("long", "short"),),
+        anywhere=True,
+    )
+
+
+def test_a_stand_in_has_the_least_of_every_amount_whichever_option_has_it() -> None:
+    quick = Option(place=Place(0, 2, "Q"), ticks=6, resident_blocks=9, shared_blocks=4, transient_blocks=3)
+    streaming = Option(
+        place=Place(0, 2, "R"), ticks=8, early_ticks=7, resident_blocks=7, shared_blocks=1, transient_blocks=5
+    )
+    problem = with_stand_ins(two_calls(quick, streaming), {"short"})
+    (found,) = problem.options("short")
+    assert (found.ticks, found.ticks - found.early_ticks) == (6, 1)
+    assert (found.resident_blocks, found.shared_blocks, found.transient_blocks) == (5, 0, 3)
+    assert not any(task.ticks for task in problem.tasks if isinstance(task, Transfer))
+
+
+def test_short_calls_are_those_that_may_take_few_ticks_but_for_what_is_streamed_from() -> None:
+    slow, quick = (Option(place=Place(0, 1, "Q"), ticks=ticks) for ticks in (50, 5))
+    problem = two_calls(slow, quick)
+    assert short_calls(problem, 5) == {"short"}
+    assert short_calls(problem, 4) == frozenset()
+    assert short_calls(problem, 1000) == {"short"}
+
+
+def test_what_is_like_some_options_has_their_ranks_and_but_for_stand_ins_their_layout() -> None:
+    calls = tuple(
+        CallOptions(name, tuple(Option(place=Place(0, size, layout), ticks=1) for size in (1, 2) for layout in "PQ"))
+        for name in "ab"
+    )
+    tasks = tuple(CallRun(name=name, call=name) for name in "ab")
+    problem = Problem(num_ranks=4, device_blocks=1, calls=calls, tasks=tasks, anywhere=True)
+    picked = {"a": Option(place=Place(2, 2, "any of 2"), ticks=1), "b": Option(place=Place(3, 1, "Q"), ticks=1)}
+    found = [[option.place for option in call.options] for call in like(problem, picked, {"a"}).calls]
+    assert found == [[Place(0, 2, "P"), Place(0, 2, "Q")], [Place(0, 1, "Q")]]
