@@ -27,7 +27,8 @@ from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, work_of
 from meshwright.cost_models.question import Once
-from meshwright.cost_models.rounds import Rounds, RoundWindow, rounds_of
+from meshwright.cost_models.roofline import least_generation_seconds
+from meshwright.cost_models.rounds import Rounds, RoundWindow, responses_of, rounds_of
 from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
@@ -86,6 +87,16 @@ class RolloutCosts:
             cost, played = self._cost(generation, replica, guess)
         idle = played.num_idle * cost.total / played.num_busy
         return cost + Cost((Term(TOOLS, idle),))
+
+    def least_seconds(self, generation: Generation, replica: Replica) -> float:
+        """Seconds below which those are not; 0 where a sequence keeps its slot while it waits.
+
+        Of x sequences that draw on average, x / (1 - e^-x) do where one does at least, no more than x + 1.
+        """
+        if replica.while_waiting is WhileWaiting.KEEP:
+            return 0.0
+        responses = responses_of(self._drawing, replica.num_rows)
+        return least_generation_seconds(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
 
     def _cost(self, generation: Generation, replica: Replica, seconds_of_round: float) -> tuple[Cost, _Played]:
         """Of what is computed, where a round takes so many seconds; waiting takes none where those are infinite."""
