@@ -23,7 +23,8 @@ from meshwright.cost_models.pipeline import Pipeline
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summed
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
-from meshwright.cost_models.roofline import least_rank_seconds
+from meshwright.cost_models.roofline import least_generation_seconds, least_rank_seconds
+from meshwright.cost_models.rounds import responses_of
 from meshwright.cost_models.streaming_cost import (
     Chunks,
     ChunkShard,
@@ -106,6 +107,18 @@ class AnalyticModel:
         least = least_rank_seconds(stage, model, self._cluster, self._workload, self._precision)
         return least / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
+    def least_generation_seconds(self, call: Call) -> float:
+        """By the least that its rounds take, where all times are equations."""
+        if not self.seconds_grow:
+            return 0.0
+        replica, overlap = self._replica(call)
+        generation, num_rows, num_slots = self._generation(call), replica.num_rows, replica.num_slots
+        if self._rollouts:
+            return self._rollouts.least_seconds(generation, replica)
+        responses = responses_of(self._workload, num_rows)
+        longest = int(responses[-1]) - 1 if overlap.in_flight(num_rows) == num_rows else 0
+        return least_generation_seconds(generation, responses, num_slots, num_slots, longest)
+
     def seconds(self, call: Call) -> Cost:
         """Seconds of one step; raises BadInput for a layout that does not divide the model."""
         return self._costs.of(call, lambda: self._seconds(call))
@@ -180,20 +193,15 @@ class AnalyticModel:
         return transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
 
     def _generation_seconds(self, call: Call) -> Cost:
-        num_rows, slots = -(-self._workload.batch_size // call.layout.dp), call.schedule.generation_slots
-        if slots < 1:
-            raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
-        overlap = self._overlap(call, num_rows)
-        num_slots, pp = min(slots, overlap.in_flight(num_rows)), call.layout.pp
-        same_prompt = rows_per_prompt(self._workload.batch_size, self._workload.group_size, call.layout.dp)
+        replica, overlap = self._replica(call)
+        num_rows, num_slots, pp, same_prompt, _ = replica
 
         def work() -> Work:
             rounds, most = self._turns.rounds(num_rows, num_slots, overlap), self._generating.max_tokens
             return work_of(rounds, num_slots, pp, same_prompt, most_tokens=most)
 
-        generation = self._generations.of((call.model, call.layout), lambda: self._generation(call))
+        generation = self._generation(call)
         if self._rollouts:
-            replica = Replica(num_rows, num_slots, pp, same_prompt, call.schedule.while_waiting)
             cost = self._rollouts.seconds(generation, replica)
         else:
             cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
@@ -206,20 +214,35 @@ class AnalyticModel:
             return cost
         return cost + generation.recomputation(carried, self._tokens_in_flight(), min(pp, num_slots))
 
+    def _replica(self, call: Call) -> tuple[Replica, Overlap]:
+        """The fullest replica of a generation, and how it runs into its next batches; raises BadInput for no slots."""
+        layout, schedule, batch_size = call.layout, call.schedule, self._workload.batch_size
+        num_rows, slots = -(-batch_size // layout.dp), schedule.generation_slots
+        if slots < 1:
+            raise BadInput(f"{call.stage.name}: generation_slots=0 generates nothing; use 1 or more.")
+        overlap = self._overlap(call, num_rows)
+        num_slots = min(slots, overlap.in_flight(num_rows))
+        same_prompt = rows_per_prompt(batch_size, self._workload.group_size, layout.dp)
+        return Replica(num_rows, num_slots, layout.pp, same_prompt, schedule.while_waiting), overlap
+
     def _tokens_in_flight(self) -> float:
         """Of a sequence that is met under way."""
         return self._workload.prompt_lengths.mean + self._workload.response_lengths.half_of_one_met
 
     def _generation(self, call: Call) -> Generation:
         """The same for every schedule of a layout."""
-        return Generation(
-            call=call,
-            shard=self._shards(call)[0],
-            groups=self._groups(call.layout),
-            network=self._network(self._generating),
-            element_bytes=self._size,
-            framework=self._generating,
-        )
+
+        def make() -> Generation:
+            return Generation(
+                call=call,
+                shard=self._shards(call)[0],
+                groups=self._groups(call.layout),
+                network=self._network(self._generating),
+                element_bytes=self._size,
+                framework=self._generating,
+            )
+
+        return self._generations.of((call.model, call.layout), make)
 
     def _overlap(self, call: Call, num_rows: int) -> Overlap:
         """How one replica runs into its next batches; raises BadInput when a sequence could miss its turn."""

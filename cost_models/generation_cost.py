@@ -75,6 +75,23 @@ class Generation:
         tally.add("scheduling", work.visits * framework.round_seconds + work.drawn * framework.row_seconds)
         return tally.cost()
 
+    def least_seconds(self, layers: float, ends: float, num_rounds: float, num_tokens: float, num_groups: int) -> float:
+        """Seconds that a generation takes at least whose groups draw so many tokens in as many rounds or more, where
+        one layer takes so many in all of them, and so do the ends.
+
+        Exchanges have a latency, so that fewer and larger ones never take longer. Those of experts are left out.
+        """
+        counts, groups, laws, pp = self._layer_counts, self.groups, self._laws, self.call.layout.pp
+        seconds = max(counts.most * layers, counts.last * layers + ends)
+        number, rows = num_rounds * pp, num_tokens / num_groups / num_rounds
+        if groups.tensor.size > 1:
+            reduced, gathered = laws.reduce(rows * self._hidden_bytes)[0], laws.gather(rows * self._logits_bytes)[0]
+            seconds += number * ((2 * counts.last + 1) * reduced + gathered)
+        if pp > 1:
+            seconds += number * (laws.send(rows * self._hidden_bytes)[0] + (pp - 1) * laws.send(rows * _DRAWN_BYTES)[0])
+        host = self.framework
+        return seconds + num_rounds * num_groups * host.round_seconds + num_tokens * host.row_seconds
+
     def recomputation(self, rows: float, tokens: float, num_groups: int) -> Cost:
         """Keys and values of `rows` sequences of `tokens` on average, computed anew: one packed prefill of each group
         (Fu et al., AReaL, arXiv:2505.24298, section 4.1: interruptible generation). A single term."""

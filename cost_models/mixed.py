@@ -38,6 +38,9 @@ class MixedModel:
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return self._models[part].least_seconds(stage, model, num_ranks, 0)
 
+    def least_generation_seconds(self, call: Call) -> float:
+        return self._models[call.part].least_generation_seconds(call)
+
     def seconds(self, call: Call) -> Cost:
         return self._models[call.part].seconds(call)
 

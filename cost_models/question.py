@@ -150,6 +150,10 @@ class CostModel(Protocol):
         """Seconds below which no choice of the stage on so many ranks of a part is; 0 where none are known."""
         ...
 
+    def least_generation_seconds(self, call: Call) -> float:
+        """Seconds below which a generation is not, told without playing its turns; 0 where none are known."""
+        ...
+
     def seconds(self, call: Call) -> Cost:
         """Seconds that the whole stage takes for one step on its pool."""
         ...
@@ -215,6 +219,9 @@ class PassedOn:
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return self.model.least_seconds(stage, model, num_ranks, part)
+
+    def least_generation_seconds(self, call: Call) -> float:
+        return self._asked().least_generation_seconds(call)
 
     def seconds(self, call: Call) -> Cost:
         return self._asked().seconds(call)

@@ -26,9 +26,10 @@ from typing import NamedTuple
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, work_of
-from meshwright.cost_models.rounds import Rounds, RoundWindow, rounds_of
+from meshwright.cost_models.question import Once
+from meshwright.cost_models.roofline import least_generation_seconds
+from meshwright.cost_models.rounds import Rounds, RoundWindow, responses_of, rounds_of
 from meshwright.cost_models.turn_cost import Overlap, Turns
-from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload
@@ -71,6 +72,9 @@ class RolloutCosts:
         """Half of what a rollout is told stands before an average token that it draws."""
         self._drawing = self._of_one_turn(workload.drawn_lengths)
         self._slowest = Turns(self._drawing)
+        self._answer_tokens = workload.turns.result.resolve().mean
+        self._alone: Once[tuple[int, int], Rounds] = Once()
+        self._slower: Once[tuple[int, int], float] = Once()
 
     def seconds(self, generation: Generation, replica: Replica) -> Cost:
         """Of all rollouts of a replica."""
@@ -84,22 +88,33 @@ class RolloutCosts:
         idle = played.num_idle * cost.total / played.num_busy
         return cost + Cost((Term(TOOLS, idle),))
 
+    def least_seconds(self, generation: Generation, replica: Replica) -> float:
+        """Seconds below which those are not; 0 where a sequence keeps its slot while it waits.
+
+        Of x sequences that draw on average, x / (1 - e^-x) do where one does at least, no more than x + 1.
+        """
+        if replica.while_waiting is WhileWaiting.KEEP:
+            return 0.0
+        responses = responses_of(self._drawing, replica.num_rows)
+        return least_generation_seconds(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
+
     def _cost(self, generation: Generation, replica: Replica, seconds_of_round: float) -> tuple[Cost, _Played]:
         """Of what is computed, where a round takes so many seconds; waiting takes none where those are infinite."""
         played = self._played(replica, seconds_of_round)
-        answered = _answered(self._workload, self._turns, replica, played.num_busy)
+        answered = self._answered(replica, played.num_busy)
         work = work_of(played.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, answered)
         return generation.seconds(work), played
 
     def _played(self, replica: Replica, seconds_of_round: float) -> _Played:
         drawn = self._workload.drawn_lengths
-        under_way = self._turns.rounds(self._workload.response, seconds_of_round)
+        takes_none = math.isinf(seconds_of_round)
+        under_way = drawn if takes_none else self._turns.rounds(self._workload.response, seconds_of_round)
         share = min(1.0, drawn.mean / under_way.mean)
         if replica.while_waiting is WhileWaiting.KEEP:
-            rounds = self._rounds(self._of_one_turn(under_way), replica)
+            rounds = self._prompted(rounds_of(self._of_one_turn(under_way), replica.num_rows, replica.num_slots))
             longer, thinner = self._of_slowest(replica), share
         else:
-            rounds = self._rounds(self._drawing, replica)
+            rounds = self._prompted(self._drawn_alone(replica))
             whole = under_way.expected_maximum(self._workload.batch_size)
             if replica.num_slots < replica.num_rows:
                 of_all = replica.num_rows * drawn.mean / replica.num_slots
@@ -114,8 +129,17 @@ class RolloutCosts:
     def _of_slowest(self, replica: Replica) -> float:
         """By how much the rounds of the slowest replica are more than those of the one with the longest rollout, where
         nobody waits for tools."""
-        alone = rounds_of(self._drawing, replica.num_rows, replica.num_slots).num_rounds
-        return self._slowest.rounds(replica.num_rows, replica.num_slots, Overlap()).num_rounds / alone
+        shape = replica.num_rows, replica.num_slots
+
+        def slower() -> float:
+            return self._slowest.rounds(*shape, Overlap()).num_rounds / self._drawn_alone(replica).num_rounds
+
+        return self._slower.of(shape, slower)
+
+    def _drawn_alone(self, replica: Replica) -> Rounds:
+        """The rounds of the one with the longest rollout, where nobody waits for tools."""
+        shape = replica.num_rows, replica.num_slots
+        return self._alone.of(shape, lambda: rounds_of(self._drawing, *shape))
 
     def _of_one_turn(self, taken: Histogram) -> Workload:
         """A workload whose sequences take a slot for so many rounds."""
@@ -123,31 +147,26 @@ class RolloutCosts:
         response = LengthSpec(max=taken.maximum, histogram=pairs)
         return Workload(batch_size=self._workload.batch_size, prompt=self._prompt, response=response)
 
-    def _rounds(self, workload: Workload, replica: Replica) -> Rounds:
+    def _prompted(self, rounds: Rounds) -> Rounds:
         """Of one turn, with the prompts of this workload."""
-        found, prompt = rounds_of(workload, replica.num_rows, replica.num_slots), self._workload.prompt_lengths
-        return replace(
-            found,
-            first=found.first._replace(tokens=prompt.mean),
-            refills=found.refills._replace(tokens=prompt.mean),
-        )
+        mean = self._workload.prompt_lengths.mean
+        return replace(rounds, first=rounds.first._replace(tokens=mean), refills=rounds.refills._replace(tokens=mean))
+
+    def _answered(self, replica: Replica, num_rounds: float) -> Passes:
+        """Prefills behind the answers of tools. Those that come to a group in one round are prefilled together, and
+        they come independently of each other: as many rounds have none as of a Poisson distribution."""
+        workload, num_calls = self._workload, replica.num_rows * self._turns.mean_calls
+        if not num_calls:
+            return ()
+        visits = num_rounds * min(replica.num_stages, replica.num_slots)
+        passes = visits * -math.expm1(-num_calls / visits)
+        cached = workload.prompt_lengths.mean + workload.response_lengths.half_of_one_met
+        if replica.while_waiting is WhileWaiting.KEEP:
+            return ((passes, num_calls / passes, self._answer_tokens + 1, cached),)
+        return ((passes, num_calls / passes, cached + self._answer_tokens, 0.0),)
 
 
 def _busy(window: RoundWindow, share: float) -> RoundWindow:
     """The rounds of a window in which some sequence draws, where each that is under way does by this share."""
     drawing = 1 - (1 - share) ** (window.live / share)
     return window._replace(rounds=window.rounds * drawing, live=window.live / drawing) if drawing else window
-
-
-def _answered(workload: Workload, turns: ToolTurns, replica: Replica, num_rounds: float) -> Passes:
-    """Prefills behind the answers of tools. Those that come to a group in one round are prefilled together, and they
-    come independently of each other: as many rounds have none as of a Poisson distribution."""
-    num_calls, visits = replica.num_rows * turns.mean_calls, num_rounds * min(replica.num_stages, replica.num_slots)
-    if not num_calls:
-        return ()
-    passes = visits * -math.expm1(-num_calls / visits)
-    answer = turns.result.resolve().mean
-    cached = workload.prompt_lengths.mean + workload.response_lengths.half_of_one_met
-    if replica.while_waiting is WhileWaiting.KEEP:
-        return ((passes, num_calls / passes, answer + 1, cached),)
-    return ((passes, num_calls / passes, cached + answer, 0.0),)

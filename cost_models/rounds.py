@@ -93,16 +93,22 @@ def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
     """The rows of the replica that holds the batch's longest response, in `NUM_ORDERS` orders of arrival; in one when
     all rows are alike.
 
-    Lengths are the middles of `num_rows` equally likely parts of their distribution; the last one is the expected
-    longest response of the whole batch, since every replica waits for the slowest.
+    Prompts are the middles of as many equally likely parts of their distribution.
     """
-    responses = workload.response_lengths.strata(num_rows)
-    responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
+    responses = responses_of(workload, num_rows)
     prompts = workload.prompt_lengths.strata(num_rows)
     if np.ptp(responses) == np.ptp(prompts) == 0:
         return (Batch(responses, prompts),)
     phases = [i / NUM_ORDERS for i in range(NUM_ORDERS)]
     return tuple(Batch(responses[_order(num_rows, p)], prompts[_order(num_rows, p + 0.5)]) for p in phases)
+
+
+def responses_of(workload: Workload, num_rows: int) -> Integers:
+    """The responses of that replica, ascending: the middles of `num_rows` equally likely parts of their distribution,
+    the last one the expected longest response of the whole batch, since every replica waits for the slowest."""
+    responses = workload.response_lengths.strata(num_rows)
+    responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
+    return responses
 
 
 def _order(count: int, phase: float) -> Integers:

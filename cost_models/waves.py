@@ -43,6 +43,9 @@ class InWaves(PassedOn):
             return super().least_seconds(stage, model, num_ranks, part)
         return self.num_waves * self.wave.least_seconds(stage, model, num_ranks, part)
 
+    def least_generation_seconds(self, call: Call) -> float:
+        return self.num_waves * (self.wave.least_generation_seconds(call) + self.reward_seconds)
+
     def seconds(self, call: Call) -> Cost:
         if not sees_waves(call.stage):
             return super().seconds(call)

@@ -71,6 +71,9 @@ class Paced(PassedOn):
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return super().least_seconds(stage, model, num_ranks, part) * self._factor(stage)
 
+    def least_generation_seconds(self, call: Call) -> float:
+        return super().least_generation_seconds(call) * self._factor(call.stage)
+
     def seconds(self, call: Call) -> Cost:
         cost, factor = super().seconds(call), self._factor(call.stage)
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost

@@ -139,11 +139,25 @@ class Enumeration:
         graph = self.facts.graph
         turn = ShortTurn(self.most_seconds, self.facts.cluster.num_ranks, graph.names, lags)
         found: dict[str, Choices] = {}
-        least: dict[str, Least] = {}
+        least = {stage.name: self._least_of(stage) for stage in graph.stages if not scope.streams(stage)}
         for stage in sorted(graph.stages, key=lambda stage: (not stage.generates, not stage.trains)):
             found[stage.name] = self._choices_of(stage, scope, turn.left_to(stage.name, least))
             least[stage.name] = found[stage.name].least
         return {name: found[name].allowed(turn.left_to(name, least)) for name in graph.names}
+
+    def _least_of(self, stage: Stage) -> Least:
+        """By arithmetic, of a stage that streams nothing, on any pool."""
+        model = self.facts.models.spec(stage.role)
+        known = [(size, self.model.least_seconds(stage, model, size, part)) for part, size in self._kinds]
+        return Least(min(seconds for _, seconds in known), min(size * seconds for size, seconds in known))
+
+    @cached_property
+    def _kinds(self) -> list[tuple[int, int]]:
+        """Of pools: their part of the cluster, and their size."""
+        cluster = self.facts.cluster
+        return sorted(
+            {(cluster.part_of(one), size) for size in pool_sizes(cluster) for one in first_ranks(cluster, size)}
+        )
 
     def _choices_of(self, stage: Stage, scope: Scope, allowance: Allowance) -> Choices:
         key = stage.name, scope.of(stage)
@@ -160,9 +174,8 @@ class Enumeration:
 
     def _sites_of(self, stage: Stage, allowance: Allowance, *, streams: bool) -> Iterator[Site]:
         """Every layout that breaks no rule, on every kind of pool that is not too slow whatever the layout."""
-        cluster, model = self.facts.cluster, self.facts.models.spec(stage.role)
-        kinds = {(cluster.part_of(first), size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size)}
-        for part, size in sorted(kinds):
+        model = self.facts.models.spec(stage.role)
+        for part, size in self._kinds:
             least = self.model.least_seconds(stage, model, size, part)
             if least <= self.most_seconds and (streams or allowance.allows(size, least)):
                 for layout in _layouts(size, model.num_layers if stage.trains else 1, has_experts=bool(model.experts)):
@@ -184,11 +197,11 @@ class Enumeration:
             if costs is None:
                 call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
                 costs = model.on_layout(replace(call, max_deferral=deferral))
-            if model.seconds_grow and not (schedule.chunk_tokens or stage.generates):  # whose turns are played
-                if quickest not in allowed:
-                    allowed[quickest] = allowance.allows(layout.num_ranks, costs.seconds(quickest))
-                if not allowed[quickest]:
-                    continue
+            if quickest not in allowed:
+                least = self._least_seconds(stage, site, quickest, deferral, costs)
+                allowed[quickest] = allowance.allows(layout.num_ranks, least)
+            if not allowed[quickest]:
+                continue
             held = costs.bytes(schedule)
             if held.peak > kind.device.usable_bytes or held.host > host_bytes:
                 if model.memory_grows:  # a family's choices come with the smaller ones first
@@ -199,6 +212,16 @@ class Enumeration:
             if seconds <= self.most_seconds and allowance.allows(layout.num_ranks, tail):
                 weights = held.weights if stage.may_share else 0.0
                 yield layout.num_ranks, seconds, tail, held.resident - weights, weights, held.transient
+
+    def _least_seconds(self, stage: Stage, site: Site, quickest: Schedule, deferral: int, costs: LayoutCosts) -> float:
+        """Seconds below which no schedule is that differs from this one in what only takes longer: of a generation they
+        are told without playing its turns, and none of what streams."""
+        if stage.generates:
+            choice = Choice(site.layout, quickest)
+            return self.model.least_generation_seconds(
+                call_of(self.facts, stage, choice, deferral=deferral, part=site.part)
+            )
+        return costs.seconds(quickest) if self.model.seconds_grow and not quickest.chunk_tokens else 0.0
 
     def _refits(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
         """The least that refits of a stage take, wherever the pools lie: none where the two may be one copy, and

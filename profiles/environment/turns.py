@@ -8,6 +8,7 @@ Probability Theory, volume 1, chapter XII). They are taken by a Fourier transfor
 from __future__ import annotations
 
 import math
+from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from meshwright.profiles.documents import Document
-from meshwright.profiles.environment.latency import LatencySpec
+from meshwright.profiles.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.lengths import Histogram, LengthSpec
 
 _MOST_POINTS = 2**14
@@ -49,26 +50,36 @@ class ToolTurns(Document):
 
     def lengths(self, response: LengthSpec) -> Histogram:
         """Tokens behind the prompt, drawn and told, where each turn draws a `response`."""
-        return summed(self.number.resolve(), response.resolve(), self.result.resolve(), self.max_tokens)
+        return summed(_resolved(self.number), _resolved(response), _resolved(self.result), self.max_tokens)
 
     def drawn(self, response: LengthSpec) -> Histogram:
         """Of those the tokens that are drawn. The most that a rollout has cuts this sum as if nothing were told."""
-        return summed(self.number.resolve(), response.resolve(), None, self.max_tokens)
+        return summed(_resolved(self.number), _resolved(response), None, self.max_tokens)
+
+    @cached_property
+    def latencies(self) -> Latencies:
+        """Of one call of the tool."""
+        return self.latency_seconds.resolve()
 
     @property
     def mean_calls(self) -> float:
         """Of the tool by a rollout."""
-        return self.number.resolve().mean - 1
+        return _resolved(self.number).mean - 1
 
     def rounds(self, response: LengthSpec, seconds_of_round: float) -> Histogram:
         """From a rollout's first round to its last, those in which it waits for its tool counted by their seconds."""
         if math.isinf(seconds_of_round):
             return self.drawn(response)
-        latencies = self.latency_seconds.resolve()
+        latencies = self.latencies
         pairs = zip(latencies.seconds, latencies.probabilities, strict=True)
         waits = _whole([(seconds / seconds_of_round, p) for seconds, p in pairs])
         longest = self.max_tokens + math.ceil(latencies.longest / seconds_of_round) * (self.number.max - 1)
-        return summed(self.number.resolve(), response.resolve(), waits, longest)
+        return summed(_resolved(self.number), _resolved(response), waits, longest)
+
+
+@lru_cache(maxsize=64)  # a cost model asks for the same ones in every iteration
+def _resolved(lengths: LengthSpec) -> Histogram:
+    return lengths.resolve()
 
 
 def summed(number: Histogram, each: Histogram, between: Histogram | None, longest: int) -> Histogram:

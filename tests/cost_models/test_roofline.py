@@ -1,17 +1,23 @@
-"""No stage is quicker than its arithmetic at the device's peak."""
+"""No stage is quicker than its arithmetic at the device's peak, and no generation than the least of its rounds."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.roofline import least_rank_seconds
+from meshwright.planner.plan.calls import call_of, model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.pools import pool_sizes
+from meshwright.planner.plan.steps_ahead import max_deferral, patterns, scopes
 from meshwright.planner.search.frontier import frontier
+from meshwright.planner.search.space import choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.stages import GENERATE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -48,3 +54,25 @@ def test_training_is_three_passes_and_every_epoch_is_one_more() -> None:
     assert least("actor_train") == pytest.approx(3 * facts.workload.num_epochs * least("actor_logprob"))
     assert least("actor_train", twice) == pytest.approx(2 * least("actor_train"))
     assert least("actor_generate") > least("actor_logprob")
+
+
+@pytest.mark.parametrize("job", ["moe-16384", "mixed-32", "70b-64xh100", "agents-397b-256"])
+def test_no_generation_is_below_what_it_is_told_to_take_at_least(job: str) -> None:
+    """Random choices, quick and slow: with slots for all and for few, in turn and running on."""
+    path, draw, told = EXAMPLES / job / "job.yaml", random.Random(0), []
+    facts = resolve(read_job(path), path.parent)
+    model, stage = model_of(facts), facts.graph.by_name[GENERATE]
+    every = [scope for ahead in patterns(facts.graph, facts.staleness) for scope in scopes(ahead, facts.staleness)]
+    while len(told) < 40:
+        part, scope = draw.randrange(len(facts.cluster.parts)), draw.choice(every)
+        size = draw.choice([size for size in pool_sizes(facts.cluster) if size <= 1024])
+        legal = (
+            list(choices(facts, stage, size, (), scope=scope)) if size <= facts.cluster.parts[part].num_ranks else []
+        )
+        for choice in draw.sample(legal, min(4, len(legal))):
+            deferral = max_deferral(scope.ahead, facts.staleness)
+            call = call_of(facts, stage, choice, deferral=deferral, part=part)
+            least, seconds = model.least_generation_seconds(call), model.seconds(call).total
+            assert least <= seconds * (1 + 1e-9), choice
+            told.append(least / seconds)
+    assert max(told) > 0.5

@@ -165,6 +165,11 @@ class ToyModel:
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
         return model.num_params * tokens * 1e-10 * (3 if stage.trains else 1) / num_ranks
 
+    def least_generation_seconds(self, call: Call) -> float:
+        """Not told apart."""
+        del call
+        return 0.0
+
     def seconds(self, call: Call) -> Cost:
         layout, workload = call.layout, self.facts.workload
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
@@ -220,6 +225,10 @@ class RandomModel:
         """As seconds are drawn."""
         del stage, model, part
         return 1 / num_ranks**0.7
+
+    def least_generation_seconds(self, call: Call) -> float:
+        """As seconds are drawn."""
+        return 1 / call.layout.num_ranks**0.7
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.question import Call, LayoutCosts, PassedOn, Summed
 from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan, SearchWork
+from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.proof.enumeration import Enumeration
 from meshwright.planner.search import parallel
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import ToyModel, small_facts
 
 JOB = Path(__file__).parents[3] / "examples" / "7b-16xa100" / "job.yaml"
@@ -77,3 +85,34 @@ def test_an_algorithm_with_fewer_stages_takes_fewer_questions() -> None:
     assert plan.solver.work.timed <= 4_000
     assert plan.solver.work.weighed <= 3_900
     assert plan.solver.work.models <= 8
+
+
+@dataclass(frozen=True)
+class Counted(PassedOn):
+    """A cost model that notes of which stages it is asked for seconds of choices, other than for what they stream."""
+
+    asked: Counter[str] = field(default_factory=Counter)
+
+    def seconds(self, call: Call) -> Cost:
+        self.asked[call.stage.name] += 1
+        return super().seconds(call)
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return Summed(self, call)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "most_seconds", "most_turns", "most_choices"),
+    [("7b-16xa100", 144.0, 80, 14_000), ("70b-64xh100", 34.1, 110, 71_000)],
+)
+def test_a_checker_plays_few_turns(job: str, most_seconds: float, most_turns: int, most_choices: int) -> None:
+    """The seconds are those of the best plan that is known."""
+    path = JOB.parents[1] / job / "job.yaml"
+    facts = resolve(read_job(path), path.parent)
+    model = Counted(model_of(facts))
+    every = [scope for ahead in patterns(facts.graph, facts.staleness) for scope in scopes(ahead, facts.staleness)]
+    found = Enumeration(facts, model, most_seconds).spaces(every)
+    assert all(len(space.choices[GENERATE].site) for space in found)
+    assert 0 < model.asked[GENERATE] <= most_turns
+    assert model.asked.total() <= most_choices
