@@ -96,7 +96,8 @@ class _BodyRun(NamedTuple):
 class AnalyticShard(Shard):
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
     that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread`
-    replicas and, where they are whole, over `folded` ranks of each (see `Mixture`). `kernels` replace the laws, and `head_kernels` those of the head where it computes in another format.
+    replicas and, where they are whole, over `folded` ranks of each (see `Mixture`). `kernels` replace the laws, and
+    `head_kernels` those of the head where it computes in another format.
 
     Raises BadInput for a precision that is not known, or for which the device has no peak.
     """

@@ -252,8 +252,8 @@ class _RankMemory:
         return self._whole(shard.hidden_size) + shard.hidden_size + self._routed() + mlp
 
     def _routed(self) -> float:
-        """Elements per token that are copied to its experts and come back from them: on every tensor-parallel rank where
-        these are cut, and on the one that has the expert where they are whole."""
+        """Elements per token that are copied to its experts and come back from them: on every tensor-parallel rank
+        where these are cut, and on the one that has the expert where they are whole."""
         experts = self._shard.experts
         copied = 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
         return copied / self._layout.folded

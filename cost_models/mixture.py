@@ -20,8 +20,8 @@ _BACKWARD = 2.0
 
 
 class Mixture:
-    """Experts, cut along their width by tensor parallelism, and spread over `spread` replicas; or whole, and spread over
-    `folded` ranks of each of these beside (see `Layout`)."""
+    """Experts, cut along their width by tensor parallelism, and spread over `spread` replicas; or whole, and spread
+    over `folded` ranks of each of these beside (see `Layout`)."""
 
     def __init__(
         self,

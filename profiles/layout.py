@@ -50,7 +50,7 @@ class Layout:
     """Degrees of tensor (tp), pipeline (pp) and data (dp) parallelism; `sp` is sequence parallelism.
 
     Ranks of a pool are numbered with tp fastest, then cp, then dp, then pp. Experts are dealt out in `ep` equal parts,
-    each cut along its width by `etp`: that is tp (and so is 0), and the parts lie on ep neighbouring replicas, or 1, and
+    each cut along its width by `etp`: tp (which 0 stands for), and the parts lie on ep neighbouring replicas; or 1, and
     they lie on the tp ranks of ep / tp of them, whole (MoE parallel folding, arXiv:2504.14960). The `cp` ranks of a
     replica hold the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many chunks of
     the pipeline, which micro-batches pass in turns.

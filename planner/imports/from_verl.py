@@ -190,7 +190,9 @@ def _degrees(given: GivenKeys, engine: str) -> dict[str, int]:
 
 def _layout(given: GivenKeys, engine: str) -> Layout:
     nodes, ranks = _shares(given)["train"]
-    return layout_of(_degrees(given, engine), nodes * ranks, sp=bool(given.value(f"{engine}.megatron.sequence_parallel")))
+    return layout_of(
+        _degrees(given, engine), nodes * ranks, sp=bool(given.value(f"{engine}.megatron.sequence_parallel"))
+    )
 
 
 def _expert_notes(configuration: Configuration) -> Iterator[str]:

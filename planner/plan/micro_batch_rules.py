@@ -17,8 +17,8 @@ from meshwright.profiles.workload import Workload
 
 
 class Wanted(NamedTuple):
-    """What is to be offered beside the usual: every number of rows, these caps of tokens, and every way to deal out experts
-    (`rules.with_experts`)."""
+    """What is to be offered beside the usual: every number of rows, these caps of tokens, and every way to deal out
+    experts (`rules.with_experts`)."""
 
     by_rows: bool = False
     caps: tuple[int, ...] = ()

@@ -68,22 +68,25 @@ def max_context_parallel(facts: Facts, stage: Stage) -> int:
 def with_experts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = USUAL) -> Iterator[Layout]:
     """A layout that says nothing of experts, in every way to deal out those of a stage that is offered.
 
-    Whole experts take as much memory as cut ones on as many replicas, make wider products in fewer kernels, and need no
-    exchange around them of what a rank has from others. What they cost is that the busiest of more ranks is busier.
-    Where their ranks are in one node, or have the same tokens, that is less in every choice that has been costed
-    (docs/plan_space.md), and cut ones are offered only where the experts do not divide, or if they are `wanted`.
+    Whole experts take as much memory as cut ones on as many replicas, make wider products in fewer kernels, and need
+    no exchange around them of copies that other ranks have; but the busiest of more ranks is busier. Where that is
+    less, cut ones are offered only if they are `wanted`: of fine-grained experts, not half as wide as the hidden state,
+    whose copies are much to move for what they compute, on ranks of one node or with the same tokens. Whole ones are
+    not offered on more replicas than a node has ranks, unless they are wanted (docs/plan_space.md has the figures).
     """
-    experts, tp = facts.models.spec(stage.role).experts, layout.tp
+    spec, tp, per_node = facts.models.spec(stage.role), layout.tp, facts.cluster.ranks_per_node
+    experts = spec.experts
     if experts is None:
         yield layout
         return
+    is_fine = 2 * experts.ffn_size < spec.hidden_size
     for spread in divisors(layout.dp):
         whole = tp * spread
         has_whole = tp > 1 and experts.num_experts % whole == 0
-        is_better = has_whole and (not layout.sp or whole <= facts.cluster.ranks_per_node)
-        if not is_better or wanted.all_experts:
+        is_better = has_whole and is_fine and (not layout.sp or whole <= per_node)
+        if wanted.all_experts or not is_better:
             yield replace(layout, ep=spread)
-        if has_whole and (is_better or spread <= facts.cluster.ranks_per_node or wanted.all_experts):
+        if has_whole and (wanted.all_experts or is_better or spread <= per_node):
             yield replace(layout, ep=whole, etp=1)
 
 

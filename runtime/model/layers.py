@@ -99,8 +99,8 @@ def keep_tokens_apart(layer: MoELayer, mesh: Mesh) -> None:
 
 
 class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
-    """Passes the tokens of each tensor-parallel rank through its own width of the experts, or through the whole ones that
-    it and its counterparts in other replicas hold, and sums the answers.
+    """Passes the tokens of each tensor-parallel rank through its own width of the experts, or through the whole ones
+    that it and its counterparts in other replicas hold, and sums the answers.
 
     Megatron's takes the tokens of those ranks for different ones, as they are under sequence parallelism, and would
     compute each once per rank. The sum has no gradients: megatron trains with sequence parallelism only.

@@ -104,7 +104,9 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
     if not 0 <= index < layout.num_ranks:
         return Mesh(layout, first_rank, tp_rank=-1, cp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
     tp, cp, dp, pp = layout.coordinates(index)
-    return Mesh(layout, first_rank, tp_rank=tp, cp_rank=cp, dp_rank=dp, pp_rank=pp, _groups=groups, expert_column=column)
+    return Mesh(
+        layout, first_rank, tp_rank=tp, cp_rank=cp, dp_rank=dp, pp_rank=pp, _groups=groups, expert_column=column
+    )
 
 
 def _collection(

@@ -79,8 +79,8 @@ def save_weights(
     of its own.
 
     All members of the mesh call it, over a file system they share; the first replica writes, and the others write the
-    experts that it has not, each stage, and each rank of whole experts, its own files, of about `file_bytes` bytes. The directory appears when it is
-    whole. Raises BadInput if it exists.
+    experts that it has not, each stage, and each rank of whole experts, its own files, of about `file_bytes` bytes. The
+    directory appears when it is whole. Raises BadInput if it exists.
     """
     if directory.exists():
         raise BadInput(f"{directory} exists already; give a new directory for the weights.")

@@ -223,10 +223,11 @@ WHOLE_AND_CUT = [("tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep2,sp"), ("tp2,sp", "tp2,dp2,
 
 
 @pytest.mark.parametrize(
-    ("first", "then"), [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2"), *WHOLE_AND_CUT]
+    ("first", "then"),
+    [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2"), *WHOLE_AND_CUT],
 )
 def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
-    mixture(tmp_path / "actor", "Qwen3Moe")
+    mixture(tmp_path / "actor", "Mixtral" if "ep4" in first else "Qwen3Moe")
     places, others = ({"actor": (layout, 0)} for layout in (first, then))
     whole = _merge(tmp_path, Run(places=places, num_updates=3))
     start = _merge(tmp_path, Run(places=places, num_updates=1, written=tmp_path / "saved"))
