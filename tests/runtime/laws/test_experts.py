@@ -180,15 +180,18 @@ def write_mixture_job(directory: Path) -> Path:
 
 
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path) -> None:
-    """At first two replicas hold half of the experts each, then two ranks half of each expert."""
+    """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
+    whole in the end."""
     job, out = write_mixture_job(tmp_path), tmp_path / "out"
     stages = ("actor_generate", "actor_logprob", "actor_train")
     spread = [f"{stage}.layout=dp2,ep2" for stage in stages]
     cut = [f"{stage}.layout=tp2{'' if stage == 'actor_generate' else ',sp'}" for stage in stages]
     assert run_plan(request(job, out, *spread, "ref_logprob.layout=tp2", steps=1))
     assert run_plan(request(job, out, *cut, "ref_logprob.layout=dp2,ep2", steps=2, resume=True))
+    whole = [f"{stage}.layout=tp2,ep2,etp1{'' if stage == 'actor_generate' else ',sp'}" for stage in stages]
+    assert run_plan(request(job, out, *whole, "ref_logprob.layout=tp2,ep2,etp1", steps=3, resume=True))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all(line["generator_gap"] < 1e-4 for line in lines)
 
 
