@@ -19,20 +19,21 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row
+from meshwright.planner.imports.said import (
+    MEGATRON_SIZES,
+    Configured,
+    Said,
+    cluster_of,
+    layout_of,
+    narrowed,
+    pools_in_a_row,
+)
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
 _A, _R, _RM = "actor_rollout_ref", "actor_rollout_ref.rollout", "reward.reward_model"
 _ENGINES = {f"{_A}.actor": ("actor_logprob", "actor_train"), "critic": ("critic_value", "critic_train")}
-_DEGREES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-}
+_DEGREES = {**MEGATRON_SIZES, "vpp": "virtual_pipeline_model_parallel_size"}
 
 _ESTIMATOR = "algorithm.adv_estimator"
 _ESTIMATORS: Mapping[str, Estimator] = {

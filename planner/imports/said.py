@@ -13,6 +13,15 @@ from meshwright.profiles.layout import Layout
 
 Word: TypeAlias = str | int | float | bool
 
+MEGATRON_SIZES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+"""What Megatron-core calls the degrees of a layout."""
+
 
 @dataclass(frozen=True)
 class Said:

@@ -9,7 +9,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.runtime.model.mesh import build_mesh
 from tests.runtime.ranks import run_on_ranks
 
-GROUPS = ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd", "ep", "expt_dp", "tp_ep", "tp_ep_pp")
+GROUPS = ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd", "ep", "expt_tp", "expt_dp", "tp_ep", "tp_ep_pp")
 Sight = tuple[tuple[int, int, int], dict[str, tuple[int, ...]]]
 
 
@@ -34,6 +34,7 @@ def test_tensor_parallel_ranks_are_neighbours_and_stages_are_furthest_apart() ->
         "intra_dist_opt": (0, 1, 2, 3),
         "embd": (1, 3),
         "ep": (3,),
+        "expt_tp": (2, 3),
         "expt_dp": (3,),
         "tp_ep": (2, 3),
         "tp_ep_pp": (0, 1, 2, 3),
