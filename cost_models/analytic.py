@@ -96,7 +96,7 @@ class AnalyticModel:
         self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
         self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
-        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, bool], tuple[Shard, AnalyticShard]] = Once()
+        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, int, bool], tuple[Shard, AnalyticShard]] = Once()
         self._batches: Once[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Once()
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
@@ -311,8 +311,8 @@ class AnalyticModel:
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
         layout, apart = call.layout, call.stage.generates and self._generates_apart
         return self._shard_pairs.of(
-            (call.model, layout.tp, layout.sp, layout.ep, apart),
-            lambda: self._make_shards(call.model, layout.tp, layout.sp, layout.ep, apart),
+            (call.model, layout.tp, layout.sp, layout.ep, layout.etp, apart),
+            lambda: self._make_shards(call.model, layout, apart),
         )
 
     def _part_of_shard(self, call: Call) -> Shard:
@@ -320,14 +320,16 @@ class AnalyticModel:
         shard, analytic = self._shards(call)
         return shard if call.layout.cp == 1 or shard is analytic else ContextShard(shard, analytic, call.layout.cp)
 
-    def _make_shards(self, model: ModelSpec, tp: int, sp: bool, ep: int, apart: bool) -> tuple[Shard, AnalyticShard]:
+    def _make_shards(self, model: ModelSpec, layout: Layout, apart: bool) -> tuple[Shard, AnalyticShard]:
+        tp = layout.tp
         analytic = AnalyticShard(
             model.shard(tp),
             self._cluster.device,
             self._precision,
             self._efficiency,
-            1 / tp if sp else 1.0,
-            ep=ep,
+            1 / tp if layout.sp else 1.0,
+            spread=layout.expert_replicas,
+            folded=layout.folded,
             framework=self._generating if apart else self._framework,
         )
         return (self._shard_of(model, tp, analytic, apart) if self._shard_of else analytic), analytic

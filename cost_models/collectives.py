@@ -48,7 +48,7 @@ class Groups:
     context: Group  # those that hold parts of the same sequences
     data: Group  # those that hold the same weights: replicas, and the context-parallel ranks of each
     neighbours: Group  # two ranks of adjacent pipeline stages, over the slowest boundary
-    experts: Group  # the replicas over which experts are spread
+    experts: Group  # those that send each other copies of tokens, for the experts that are spread over them
     expert_data: Group  # those that hold the same experts
 
 
@@ -60,8 +60,10 @@ def groups_of(layout: Layout, cluster: Cluster) -> Groups:
     sharers = layout.dp * layout.cp
     data = Group(sharers, max(1, min(sharers, per_node // layout.tp)))
     neighbours = Group(2, 2 if layout.num_ranks <= per_node else 1)
-    experts = Group(layout.ep, max(1, min(layout.ep, per_node // layout.tp)))
-    holders, apart = layout.dp // layout.ep, layout.tp * layout.ep
+    # Without sequence parallelism the ranks of a replica have the same tokens, and each sends those for its own column.
+    spread, stride = (layout.ep, layout.etp) if layout.sp else (layout.expert_replicas, layout.tp)
+    experts = Group(spread, max(1, min(spread, per_node // stride)))
+    holders, apart = layout.dp // layout.expert_replicas, layout.tp * layout.expert_replicas
     return Groups(tensor, context, data, neighbours, experts, Group(holders, max(1, min(holders, per_node // apart))))
 
 

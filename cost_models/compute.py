@@ -95,8 +95,9 @@ class _BodyRun(NamedTuple):
 
 class AnalyticShard(Shard):
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
-    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `ep`
-    replicas. `kernels` replace the laws, and `head_kernels` those of the head where it computes in another format.
+    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread`
+    replicas and, where they are whole, over `folded` ranks of each (see `Mixture`). `kernels` replace the laws, and
+    `head_kernels` those of the head where it computes in another format.
 
     Raises BadInput for a precision that is not known, or for which the device has no peak.
     """
@@ -109,7 +110,8 @@ class AnalyticShard(Shard):
         efficiency: Efficiency,
         whole_share: float,
         *,
-        ep: int = 1,
+        spread: int = 1,
+        folded: int = 1,
         framework: Framework | None = None,
         kernels: Kernels | None = None,
         head_kernels: Kernels | None = None,
@@ -144,10 +146,12 @@ class AnalyticShard(Shard):
         self._adapter = LowRank(model, self._kernels, numbers.size) if model.adapter else None
         self._mixture, self._routing, self._dense_share = None, 0.0, model.num_dense_layers / model.num_layers
         if model.experts:
-            self._mixture = Mixture(self._kernels, efficiency, model.experts, hidden, ep=ep, size=numbers.size)
+            self._mixture = Mixture(
+                self._kernels, efficiency, model.experts, hidden, spread=spread, folded=folded, size=numbers.size
+            )
             widths = self._dense_share * model.ffn_size + (1 - self._dense_share) * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
-            self._routing = (1 - self._dense_share) * self._kernels_around(model.experts, ep)
+            self._routing = (1 - self._dense_share) * self._kernels_around(model.experts, spread * folded)
         layer_bytes = numbers.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
         self._layer_products = self._kernels.products(self._gemms)

@@ -136,9 +136,9 @@ class Generation:
             tally.add("logits gather", number * gathered, source)
         model = self.call.model
         if model.experts and groups.experts.size > 1:
-            copies, ep = model.experts.experts_per_token, groups.experts.size
-            busiest = model.experts.busiest(load.mean_tokens * ep, ep)
-            passed, source = laws.route(busiest * copies * hidden_bytes)
+            copies, layout = model.experts.experts_per_token, self.call.layout
+            busiest = model.experts.busiest(load.mean_tokens * layout.expert_replicas, layout.ep)
+            passed, source = laws.route(busiest * copies * hidden_bytes / layout.folded)
             per_layer = 2 * model.expert_layers_share * passed
             tally.add("expert-parallel collectives", number * num_layers * per_layer, source)
         if pp > 1:

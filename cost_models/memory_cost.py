@@ -47,7 +47,7 @@ class LayoutMemory:
     """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
 
     def __init__(self, call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> None:
-        parts = stage_parts(call.model, call.layout.tp, call.layout.pp, call.layout.ep, call.layout.vpp)
+        parts = stage_parts(call.model, call.layout.tp, call.layout.pp, call.layout.expert_replicas, call.layout.vpp)
         copied = max(part.num_params for part in parts)
         self._ranks = tuple(
             _RankMemory(call, shard, workload, element_bytes, part=part, copied=copied) for part in parts
@@ -94,9 +94,10 @@ class _RankMemory:
         self._part, self._copied = part, copied
         self._rows = -(-workload.batch_size // call.layout.dp)
         self._cached_bytes = BLOCK_TOKENS * self._part.num_layers * shard.cached_elements * size
-        experts, ep = shard.experts, call.layout.ep
+        experts, layout = shard.experts, call.layout
         # The longest sequence of every replica that shares experts is routed to them as a power law has it.
-        self._busiest = experts.busiest(workload.max_tokens * ep, ep) if experts else 1.0
+        tokens = workload.max_tokens * layout.expert_replicas
+        self._busiest = experts.busiest(tokens, layout.ep) if experts else 1.0
         self._working_bytes = self._working_elements() * size
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
         self._refitting = self._refit_buffer()
@@ -251,9 +252,11 @@ class _RankMemory:
         return self._whole(shard.hidden_size) + shard.hidden_size + self._routed() + mlp
 
     def _routed(self) -> float:
-        """Elements per token that are copied to its experts and come back from them, whole on every rank."""
+        """Elements per token that are copied to its experts and come back from them: on every tensor-parallel rank
+        where these are cut, and on the one that has the expert where they are whole."""
         experts = self._shard.experts
-        return 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
+        copied = 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
+        return copied / self._layout.folded
 
     def _whole(self, elements: float) -> float:
         """This rank's part of what tensor parallelism repeats and sequence parallelism divides."""
@@ -303,7 +306,7 @@ def weights(num_params: float, element_bytes: int) -> Cost:
 def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
     """What a training stage keeps beside its weights: fp32 gradients whole, and optimizer state over dp x cp.
 
-    That of an expert is divided over the dp/ep replicas that hold it. Context-parallel ranks hold the same weights, and
+    That of an expert is divided over the replicas that hold it. Context-parallel ranks hold the same weights, and
     share the state as replicas do. Without experts, and with the weights, it is 2 + 4 + (4 + 8)/(dp x cp) bytes per
     parameter in bf16, 4 + 4 + 8/(dp x cp) in fp32 (Megatron-core, docs of the distributed optimizer; Rajbhandari et
     al., ZeRO stage 1, arXiv:1910.02054, section 5.1). Beside an adapter the weights have none of these.
@@ -311,7 +314,7 @@ def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
     tally, part = Tally(), part.trained
     if call.stage.trains:
         tally.add("gradients", part.num_params * _GRADIENT_BYTES)
-        num_params, sharers = part.replicated_params(call.layout.ep), call.layout.dp * call.layout.cp
+        num_params, sharers = part.replicated_params(call.layout.expert_replicas), call.layout.dp * call.layout.cp
         if element_bytes < _MAIN_WEIGHT_BYTES:
             tally.add("main weights", num_params * _MAIN_WEIGHT_BYTES / sharers)
         tally.add("moments", num_params * _MOMENT_BYTES / sharers)

@@ -20,7 +20,8 @@ _BACKWARD = 2.0
 
 
 class Mixture:
-    """Experts, cut along their width as this rank has them, and spread over `ep` replicas."""
+    """Experts, cut along their width by tensor parallelism, and spread over `spread` replicas; or whole, and spread
+    over `folded` ranks of each of these beside (see `Layout`)."""
 
     def __init__(
         self,
@@ -29,19 +30,21 @@ class Mixture:
         experts: Experts,
         hidden_size: int,
         *,
-        ep: int,
+        spread: int,
+        folded: int = 1,
         size: float,
     ) -> None:
-        self.experts = experts
-        self._kernels, self._ep, self._start = kernels, ep, efficiency.grouped.seconds
-        self._copy_seconds = kernels.elementwise(size * (_WIDTHS * experts.ffn_size + _MOVES * hidden_size))
-        self._shapes = (hidden_size, 2 * experts.ffn_size), (experts.ffn_size, hidden_size)
+        self.experts, width = experts, experts.ffn_size * folded
+        self._kernels, self._start = kernels, efficiency.grouped.seconds
+        self._spread, self._folded, self._ep = spread, folded, spread * folded
+        self._copy_seconds = kernels.elementwise(size * (_WIDTHS * width + _MOVES * hidden_size))
+        self._shapes = (hidden_size, 2 * width), (width, hidden_size)
 
     def seconds(self, count: float, *, trains: bool, is_frozen: bool = False) -> float:
         """Seconds on the busiest rank when each of the replicas brings `count` tokens; experts that are frozen have no
         gradients of their weights."""
-        experts, tokens = self.experts, count * self._ep
-        rows = count * experts.experts_per_token * experts.busiest(tokens, self._ep)
+        experts, tokens = self.experts, count * self._spread
+        rows = count * experts.experts_per_token * experts.busiest(tokens, self._ep) / self._folded
         return self.of(rows, experts.touched(tokens) / self._ep, trains=trains, is_frozen=is_frozen)
 
     def of(self, rows: float, groups: float, *, trains: bool = False, is_frozen: bool = False) -> float:

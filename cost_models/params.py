@@ -12,7 +12,7 @@ from meshwright.profiles.model_shape import ModelSpec
 class StagePart(NamedTuple):
     """What a rank of one pipeline stage holds. `num_behind` counts the stages from its own to the last.
 
-    `expert_params` are those of its parameters that are in experts, which only every ep-th replica holds too;
+    `expert_params` are those of its parameters that are in experts, which only every `spread`-th replica holds too;
     `adapter_params` those of an adapter, which alone are trained where there is one.
     """
 
@@ -29,9 +29,9 @@ class StagePart(NamedTuple):
             return self
         return self._replace(num_params=self.adapter_params, expert_params=0.0)
 
-    def replicated_params(self, ep: int) -> float:
+    def replicated_params(self, spread: int) -> float:
         """Parameters that the replicas hold together, each counted once: what a sharded optimizer divides over dp."""
-        return self.num_params + (ep - 1) * self.expert_params
+        return self.num_params + (spread - 1) * self.expert_params
 
     @property
     def is_last(self) -> bool:
@@ -39,21 +39,22 @@ class StagePart(NamedTuple):
 
 
 @cache
-def stage_parts(model: ModelSpec, tp: int, pp: int, ep: int = 1, vpp: int = 1) -> tuple[StagePart, ...]:
+def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> tuple[StagePart, ...]:
     """Of each pipeline stage that may be the fullest: the first, the last, and those beside them that have a layer
     more.
 
-    The last of several stages repeats a tied embedding.
+    The last of several stages repeats a tied embedding. Experts are spread over so many replicas
+    (`Layout.expert_replicas`): a rank holds as much of them whether tp cuts each or deals out whole ones.
     """
     uneven = len(set(layers_of_stages(model, pp))) > 1
     stages = {0, pp - 1} | ({1, pp - 2} if uneven else set())
-    return tuple(_part(model.shard(tp), pp, ep, vpp, stage) for stage in sorted(stages))
+    return tuple(_part(model.shard(tp), pp, spread, vpp, stage) for stage in sorted(stages))
 
 
 @cache
-def fullest_part(model: ModelSpec, tp: int, pp: int, ep: int = 1, vpp: int = 1) -> StagePart:
+def fullest_part(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> StagePart:
     """Of the stages, the one that holds most parameters."""
-    return max(stage_parts(model, tp, pp, ep, vpp), key=lambda part: part.num_params)
+    return max(stage_parts(model, tp, pp, spread, vpp), key=lambda part: part.num_params)
 
 
 class LayerCounts(NamedTuple):
@@ -90,11 +91,11 @@ def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -
     return min(2 * (num_behind - 1) + (vpp - 1) * pp + 1, vpp * num_batches) / vpp
 
 
-def _part(shard: ModelSpec, pp: int, ep: int, vpp: int, stage: int) -> StagePart:
+def _part(shard: ModelSpec, pp: int, spread: int, vpp: int, stage: int) -> StagePart:
     chunks = layers_of_chunks(shard, pp, stage, vpp)
     all_experts = sum(shard.expert_params_between(layers.start, layers.stop) for layers in chunks)
     num_params = sum(shard.params_between(layers.start, layers.stop) for layers in chunks)
-    num_params += all_experts // ep - all_experts
+    num_params += all_experts // spread - all_experts
     if stage == 0:
         num_params += shard.embedding_params
     if stage == pp - 1:
@@ -103,4 +104,4 @@ def _part(shard: ModelSpec, pp: int, ep: int, vpp: int, stage: int) -> StagePart
     num_layers = sum(map(len, chunks))
     adapter_params = num_layers * shard.adapter_layer_params
     num_params += adapter_params
-    return StagePart(num_layers, float(num_params), pp - stage, float(all_experts // ep), float(adapter_params))
+    return StagePart(num_layers, float(num_params), pp - stage, float(all_experts // spread), float(adapter_params))

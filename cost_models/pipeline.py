@@ -129,7 +129,7 @@ class Pipeline:
         sharers = layout.dp * layout.cp if framework.sharded_optimizer else 1
         num_layers, has_ends = self._layer_counts.slowest(time.layer, time.ends)
         step = (num_layers * time.layer + time.ends * has_ends) / sharers
-        part = fullest_part(model, layout.tp, layout.pp, layout.ep).trained
+        part = fullest_part(model, layout.tp, layout.pp, layout.expert_replicas).trained
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
         tally = Tally()
         reduced, source = self._over_replicas(reduction, part, framework.gradient_bytes)
@@ -146,7 +146,7 @@ class Pipeline:
 
     def _over_replicas(self, operation: str, part: StagePart, param_bytes: int) -> tuple[float, Source]:
         """An exchange of what replicas have in common, after it one of the experts that only some of them share."""
-        expert_params = part.expert_params if self.call.layout.ep > 1 else 0.0
+        expert_params = part.expert_params if self.call.layout.expert_replicas > 1 else 0.0
         common_bytes = param_bytes * (part.num_params - expert_params)
         seconds, source = self.network.seconds(operation, self.groups.data, common_bytes)
         more, _ = self.network.seconds(operation, self.groups.expert_data, param_bytes * expert_params)
@@ -187,15 +187,25 @@ class Pipeline:
         else:
             gathered = 0.0
             exchange, source = self.network.seconds(ALL_REDUCE, tensor, hidden_bytes)
-        num_exchanges = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
+        cut = self._num_cut
+        num_exchanges = cut * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
         adapter = self.call.model.adapter
-        per_layer = num_exchanges * exchange + (0 if adapter else 2 * trains) * gathered
+        per_layer = num_exchanges * exchange + (0 if adapter else cut * trains) * gathered
         if adapter:
             per_layer += self._adapter_seconds(adapter, num_tokens)
         at_ends = (1 + trains) * exchange
         if not self.call.model.scalar_head:
             at_ends += sum(self.network.seconds(ALL_REDUCE, tensor, b * num_tokens)[0] for b in _LOGPROB_BYTES)
         return per_layer * (1 - self.framework.hidden_exchanges), at_ends, source
+
+    @cached_property
+    def _num_cut(self) -> float:
+        """Of a layer's attention and MLP, those whose hidden state the tensor-parallel ranks exchange: under sequence
+        parallelism not around experts that are whole, where no shared one is cut beside them."""
+        model, layout = self.call.model, self.call.layout
+        if not layout.sp or layout.folded == 1 or (model.experts and model.experts.shared_ffn_size):
+            return 2
+        return 2 - model.expert_layers_share
 
     def _adapter_seconds(self, adapter: Adapter, num_tokens: float) -> float:
         """Tensor-parallel seconds per layer of what lies between an adapter's two products.
@@ -221,19 +231,20 @@ class Pipeline:
 
         A copy of the hidden state goes to each expert of a token and returns, by one all-to-all each; backward does
         both again, and so does full recomputation. Under sequence parallelism a rank sends the copies of its own part
-        of the tokens, and copies, not tokens, are gathered and scattered around the experts, spread or not, more bytes
-        than `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). All ranks wait for the
-        busiest, which receives the most copies and sends as many back.
+        of the tokens, and where experts are cut copies, not tokens, are gathered and scattered around them, spread or
+        not, more bytes than `_tensor_seconds` counts (Megatron-core, `MoEAlltoAllTokenDispatcher`). Without it, where
+        they are whole, a rank sends the copies for those that are on its counterparts in other replicas. All ranks wait
+        for the busiest, which receives the most copies and sends as many back.
         """
         model, layout, trains = self.call.model, self.call.layout, self.call.stage.trains
-        if model.experts is None or (layout.ep == 1 and not layout.sp):
+        if model.experts is None or (layout.expert_replicas == 1 and not layout.sp):
             return 0.0, Source.ANALYTIC
         hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
         copies = model.experts.experts_per_token
-        busiest = model.experts.busiest(num_tokens * layout.ep, layout.ep)
-        sent_bytes = busiest * copies * hidden_bytes / (layout.tp if layout.sp else 1)
+        busiest = model.experts.busiest(num_tokens * layout.expert_replicas, layout.ep)
+        sent_bytes = busiest * copies * hidden_bytes / (layout.tp if layout.sp else layout.folded)
         passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
-        if layout.sp:
+        if layout.sp and layout.folded == 1:
             for operation in (ALL_GATHER, REDUCE_SCATTER):
                 whole, part = (
                     self.network.seconds(operation, self.groups.tensor, n * hidden_bytes)[0] for n in (copies, 1)

@@ -55,7 +55,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
     does not change keep their shard and copy it within the device.
     """
     model, source, target = move.model, move.source, move.target
-    shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.ep).trained.num_params
+    shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.expert_replicas).trained.num_params
     tensors = _TENSORS_PER_ADAPTED * len(model.adapted_products) or _TENSORS_PER_LAYER
     kept = move.overlap if source == target else 0
     tally = Tally()
@@ -89,7 +89,7 @@ def offload_seconds(call: Call, cluster: Cluster, efficiency: Efficiency, elemen
     Each rank drives its own link to the host, tensor by tensor, and computes nothing meanwhile.
     """
     layout, model = call.layout, call.model
-    waiting = offloaded(call, fullest_part(model, layout.tp, layout.pp, layout.ep), element_bytes)
+    waiting = offloaded(call, fullest_part(model, layout.tp, layout.pp, layout.expert_replicas), element_bytes)
     messages = len(waiting.terms) * _TENSORS_PER_LAYER * max(layers_of_stages(model, layout.pp))
     bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
     once = messages * cluster.host.seconds + waiting.total / bandwidth

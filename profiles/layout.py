@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -14,10 +15,10 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 
-_AXIS = re.compile(r"(tp|pp|dp|ep|cp|vpp)([0-9]{1,18})$")
+_AXIS = re.compile(r"(tp|pp|dp|ep|etp|cp|vpp)([0-9]{1,18})$")
 
-_RARE_AXES = ("ep", "cp", "vpp")
-"""Not written where they are 1."""
+_RARE_AXES = ("ep", "etp", "cp", "vpp")
+"""Not written where they are 1, or etp where it is tp."""
 
 
 class Coordinates(NamedTuple):
@@ -29,14 +30,30 @@ class Coordinates(NamedTuple):
     pp: int
 
 
+class ExpertCoordinates(NamedTuple):
+    """Where a rank stands along the axes that divide experts.
+
+    `fold` numbers the ranks of a replica that whole experts are spread over, `spread` the replicas, and `edp` the ranks
+    that hold the same ones.
+    """
+
+    etp: int
+    cp: int
+    fold: int
+    spread: int
+    edp: int
+    pp: int
+
+
 @dataclass(frozen=True, order=True)
 class Layout:
     """Degrees of tensor (tp), pipeline (pp) and data (dp) parallelism; `sp` is sequence parallelism.
 
-    Ranks of a pool are numbered with tp fastest, then cp, then dp, then pp. Experts are spread over `ep` neighbouring
-    replicas, each of which holds an equal part of them, cut along its width by tp. The `cp` ranks of a replica hold
-    the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many chunks of the
-    pipeline, which micro-batches pass in turns.
+    Ranks of a pool are numbered with tp fastest, then cp, then dp, then pp. Experts are dealt out in `ep` equal parts,
+    each cut along its width by `etp`: tp (which 0 stands for), and the parts lie on ep neighbouring replicas; or 1, and
+    they lie on the tp ranks of ep / tp of them, whole (MoE parallel folding, arXiv:2504.14960). The `cp` ranks of a
+    replica hold the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many chunks of
+    the pipeline, which micro-batches pass in turns.
     """
 
     tp: int = 1
@@ -46,25 +63,44 @@ class Layout:
     ep: int = 1
     cp: int = 1
     vpp: int = 1
+    etp: int = 0
 
     def __post_init__(self) -> None:
-        for axis in ("tp", "pp", "dp", "ep", "cp", "vpp"):
+        if not self.etp:
+            object.__setattr__(self, "etp", self.tp)
+        for axis in ("tp", "pp", "dp", "ep", "cp", "vpp", "etp"):
             degree = getattr(self, axis)
             if degree < 1:
                 raise BadInput(f"layout {axis}={degree} is not a degree; use 1 or more.")
         if self.sp and self.tp == 1:
             raise BadInput("layout has sp with tp=1; sequence parallelism needs tp of 2 or more.")
-        if self.dp % self.ep:
-            legal = nearest_divisor(self.ep, self.dp)
-            raise BadInput(f"layout ep={self.ep} does not divide dp={self.dp}; use ep={legal}.")
+        self._check_experts()
         if self.vpp > 1 and self.pp == 1:
             raise BadInput("layout has vpp with pp=1; virtual pipeline stages need pp of 2 or more.")
+
+    def _check_experts(self) -> None:
+        if self.etp == self.tp:
+            if self.dp % self.ep:
+                legal = nearest_divisor(self.ep, self.dp)
+                raise BadInput(f"layout ep={self.ep} does not divide dp={self.dp}; use ep={legal}.")
+        elif self.etp != 1:
+            raise BadInput(f"layout etp={self.etp} is neither 1 nor tp={self.tp}; use one of them.")
+        elif self.ep % self.tp or self.dp % (self.ep // self.tp):
+            legal = self.tp * nearest_divisor(max(1, self.ep // self.tp), self.dp)
+            raise BadInput(
+                f"layout ep={self.ep} with etp=1 is no multiple of tp={self.tp} that divides the {self.tp * self.dp} "
+                f"ranks of tp x dp; use ep={legal}."
+            )
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the axes that few plans have, where there are none."""
         found: dict[str, Any] = write(self)
-        return {axis: value for axis, value in found.items() if axis not in _RARE_AXES or value > 1}
+        return {axis: value for axis, value in found.items() if axis not in _RARE_AXES or self._is_told(axis)}
+
+    def _is_told(self, axis: str) -> bool:
+        """Whether a rare axis is written."""
+        return self.folded > 1 if axis == "etp" else getattr(self, axis) > 1
 
     @property
     def num_ranks(self) -> int:
@@ -75,17 +111,29 @@ class Layout:
         """The layout without what cuts no weights: as many ranks hold each part of them, as so many replicas."""
         return replace(self, sp=False, cp=1, dp=self.dp * self.cp)
 
+    @property
+    def folded(self) -> int:
+        """The ranks of one replica over which whole experts are spread: tp, or 1 where they are cut by tp instead."""
+        return self.tp // self.etp
+
+    @property
+    def expert_replicas(self) -> int:
+        """The neighbouring replicas that hold the experts together."""
+        return self.ep // self.folded
+
     def slices_for(self, target: Layout) -> int:
         """Parts of the weights cut like this that make up one part cut like the target, at most."""
-        return _parts_in_one(self.tp, target.tp) * _parts_in_one(self.pp, target.pp) * _parts_in_one(self.ep, target.ep)
+        of_experts = _parts_in_one(self.etp, target.etp) * _parts_in_one(self.ep, target.ep)
+        return _parts_in_one(self.pp, target.pp) * max(_parts_in_one(self.tp, target.tp), of_experts)
 
     def __str__(self) -> str:
-        rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if getattr(self, axis) > 1)
+        rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if self._is_told(axis))
         return f"tp{self.tp},pp{self.pp},dp{self.dp}{rare}{',sp' if self.sp else ''}"
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The layout written as `tp2,pp1,dp2` with an optional `,ep2`, `,cp2`, `,vpp2` and `,sp`; absent axes are 1.
+        """The layout written as `tp2,pp1,dp2` with an optional `,ep2`, `,etp1`, `,cp2`, `,vpp2` and `,sp`; absent axes
+        are 1, and etp is tp.
 
         Raises BadInput for anything else.
         """
@@ -109,6 +157,18 @@ class Layout:
         index, cp = divmod(index, self.cp)
         pp, dp = divmod(index, self.dp)
         return Coordinates(tp, cp, dp, pp)
+
+    def expert_coordinates(self, index: int) -> ExpertCoordinates:
+        """Those of the rank at `index` within the pool, numbered with etp fastest, then ep (by fold and spread), then
+        edp, as Megatron-core does (`RankGenerator`)."""
+        tp, cp, dp, pp = self.coordinates(index)
+        edp, spread = divmod(dp, self.expert_replicas)
+        fold, etp = divmod(tp, self.etp)
+        return ExpertCoordinates(etp, cp, fold, spread, edp, pp)
+
+    def ep_rank(self, tp: int, dp: int) -> int:
+        """Which part of the experts the ranks at these coordinates hold."""
+        return dp % self.expert_replicas * self.folded + tp // self.etp
 
     def index(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
         """The position within the pool of the rank at these coordinates."""
@@ -211,6 +271,20 @@ def _uneven_chunks(model: ModelSpec, pp: int, vpp: int) -> str:
     )
 
 
+def _expert_violations(layout: Layout, model: ModelSpec) -> Iterator[str]:
+    """Rules about how experts are dealt out."""
+    if not model.experts:
+        if layout.ep > 1:
+            yield f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1."
+        return
+    num_experts, folded = model.experts.num_experts, layout.folded
+    if num_experts % folded:
+        yield f"etp=1 deals out the {num_experts} experts of {model.name} to tp={layout.tp} ranks; use etp={layout.tp}."
+    elif num_experts % layout.ep:
+        legal = folded * nearest_divisor(layout.expert_replicas, layout.dp, num_experts // folded)
+        yield f"ep={layout.ep} does not divide the {num_experts} experts of {model.name}; use ep={legal}."
+
+
 def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     """One sentence per rule of the model that the layout breaks; empty when it is legal."""
     found = []
@@ -233,12 +307,7 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
         found.append(_uneven(model, layout.pp))
     elif layout.vpp > 1 and model.num_layers % (layout.pp * layout.vpp):
         found.append(_uneven_chunks(model, layout.pp, layout.vpp))
-    if layout.ep > 1 and not model.experts:
-        found.append(f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1.")
-    elif model.experts and model.experts.num_experts % layout.ep:
-        num_experts = model.experts.num_experts
-        legal = nearest_divisor(layout.ep, layout.dp, num_experts)
-        found.append(f"ep={layout.ep} does not divide the {num_experts} experts of {model.name}; use ep={legal}.")
+    found += _expert_violations(layout, model)
     if layout.cp > 1 and model.experts:
         found.append(f"cp={layout.cp} divides sequences, and the experts of {model.name} take whole ones; use cp=1.")
     return tuple(found)

@@ -19,7 +19,7 @@ def stage_seconds(stage: Stage, layout: Layout, spans: Sequence[Span]) -> float:
     """The slowest replica's, from when its last rank begins until its last one ends, in all waves of a step together
     where there are several. Replicas that train together, or share experts, are one. `spans` are the stage's own of one
     step, at least one of the first rank of its pool."""
-    first, is_one = min(span.rank for span in spans), stage.trains or layout.ep > 1
+    first, is_one = min(span.rank for span in spans), stage.trains or layout.expert_replicas > 1
     by_rank: dict[int, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start_seconds):
         by_rank[span.rank].append(span)

@@ -15,6 +15,8 @@ _REMARKS: tuple[tuple[str, type[Warning]], ...] = (
     (r"full scope is deprecated", UserWarning),
     # Said of every configuration that divides experts both ways, also where nothing is trained.
     (r"When using expert parallelism and tensor parallelism for training", UserWarning),
+    # Said of experts that are whole beside layers that tensor parallelism cuts: their own products have no part in it.
+    (r"`sequence_parallel` is set to `True`, but tensor model parallel size is 1", UserWarning),
     # Said whenever the core attention is recomputed; it is not Transformer Engine's.
     (r"If you are using transformer_engine as the transformer implementation", UserWarning),
     # Megatron's optimizer looks for gradients on views of its fp32 weights, finds none, and goes on.

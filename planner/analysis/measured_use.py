@@ -73,7 +73,7 @@ class _Parts:
             return 0
         stage = self._plan.stage(span.instruction)
         layout = self._plan.placement(stage.name).layout
-        if stage.trains or layout.ep > 1:
+        if stage.trains or layout.expert_replicas > 1:
             return 0
         return layout.coordinates(span.rank - self._plan.pool_of(stage.name).first_rank).dp
 

@@ -65,7 +65,7 @@ def megatron_degrees(plan: Plan, stage: str, prefix: str) -> Iterator[KeyValue]:
     yield KeyValue(f"{prefix}.sequence_parallel", layout.sp, f"{field}.sp")
     if plan.facts.models.spec(plan.graph.by_name[stage].role).experts:
         yield KeyValue(f"{prefix}.expert_model_parallel_size", layout.ep, f"{field}.ep")
-        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.tp, f"{field}.tp")
+        yield KeyValue(f"{prefix}.expert_tensor_parallel_size", layout.etp, f"{field}.etp")
 
 
 def mini_batch(plan: Plan) -> int:

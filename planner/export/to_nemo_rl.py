@@ -119,7 +119,8 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.vllm_cfg.tensor_parallel_size", layout.tp, f"{field}.tp")
     yield KeyValue(f"{_G}.vllm_cfg.pipeline_parallel_size", layout.pp, f"{field}.pp")
     if layout.ep > 1:
-        yield KeyValue(f"{_G}.vllm_cfg.expert_parallel_size", layout.ep * layout.tp, "rule: a multiple of tensor's")
+        number = layout.expert_replicas * layout.tp
+        yield KeyValue(f"{_G}.vllm_cfg.expert_parallel_size", number, "rule: a multiple of tensor's")
     share = engine_share(plan)
     yield KeyValue(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 

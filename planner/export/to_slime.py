@@ -109,7 +109,7 @@ def _degrees(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("use-distributed-optimizer", True, "rule: optimizer state is divided over the replicas")
     if plan.facts.models.actor.experts:
         yield KeyValue("expert-model-parallel-size", layout.ep, f"{_FIELD}.ep")
-        yield KeyValue("expert-tensor-parallel-size", layout.tp, f"{_FIELD}.tp")
+        yield KeyValue("expert-tensor-parallel-size", layout.etp, f"{_FIELD}.etp")
     if ends := uneven_ends(plan, "actor_train"):
         for name, number in zip(("first", "last"), ends, strict=True):
             yield KeyValue(f"decoder-{name}-pipeline-num-layers", number, f"{_FIELD}.pp")

@@ -178,8 +178,9 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_R}.n", plan.facts.workload.group_size, "facts.workload.group_size")
     yield KeyValue(f"{_R}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
     if layout.ep > 1:
-        yield KeyValue(f"{_R}.data_parallel_size", layout.ep, f"{field}.ep")
-        yield KeyValue(f"{_R}.expert_parallel_size", layout.ep * layout.tp, "rule: expert = tensor x data of an engine")
+        replicas = layout.expert_replicas
+        yield KeyValue(f"{_R}.data_parallel_size", replicas, f"{field}.ep")
+        yield KeyValue(f"{_R}.expert_parallel_size", replicas * layout.tp, "rule: expert = tensor x data of an engine")
     slots = placement.schedule.generation_slots
     yield KeyValue(f"{_R}.max_num_seqs", slots, "placements.actor_generate.schedule.generation_slots")
     share = engine_share(plan)

@@ -17,17 +17,11 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, layout_of, narrowed, pools_in_a_row
+from meshwright.planner.imports.said import MEGATRON_SIZES, Configured, Said, layout_of, narrowed, pools_in_a_row
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
 _G, _RM = "policy.generation", "env.reward_model"
-_DEGREES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-}
 _ESTIMATORS: Mapping[str, Estimator] = {"gae": PPO, "grpo": GRPO, "reinforce_plus_plus": REINFORCE}
 _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
 """Files whose values are known."""
@@ -187,16 +181,19 @@ def _engines(given: GivenKeys) -> Iterator[Said]:
 
 
 def _layout(given: GivenKeys, model: str, num_ranks: int) -> Layout:
-    prefix = f"{model}.megatron_cfg"
-    degrees = {axis: given.whole(f"{prefix}.{name}") for axis, name in _DEGREES.items()}
-    return layout_of(degrees, num_ranks, sp=bool(given.value(f"{prefix}.sequence_parallel")))
+    sp = bool(given.value(f"{model}.megatron_cfg.sequence_parallel"))
+    return layout_of(_degrees(given, model), num_ranks, sp=sp)
+
+
+def _degrees(given: GivenKeys, model: str) -> dict[str, int]:
+    return {axis: given.whole(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
 
 
 def _expert_notes(configuration: Configuration, num_ranks: int) -> Iterator[str]:
     for model, stages in _STAGES.items():
         if configuration.stages(*stages):
-            key, given = f"{model}.megatron_cfg.{_DEGREES['ep']}", configuration.given
-            yield from narrowed(key, given.whole(key), _layout(given, model, num_ranks))
+            degrees, layout = _degrees(configuration.given, model), _layout(configuration.given, model, num_ranks)
+            yield from narrowed(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees["ep"], layout, degrees["etp"])
 
 
 def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:
@@ -207,7 +204,7 @@ def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[S
             continue
         prefix = f"{model}.megatron_cfg"
         layout = _layout(given, model, num_ranks)
-        keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
+        keys = tuple(f"{prefix}.{name}" for name in MEGATRON_SIZES.values())
         for stage in stages:
             yield Said(f"{stage}.layout", str(layout), keys)
             forward = model == "policy" and not stage.endswith("train")

@@ -29,6 +29,7 @@ _DEGREES = {
     "pp": "pipeline-model-parallel-size",
     "cp": "context-parallel-size",
     "ep": "expert-model-parallel-size",
+    "etp": "expert-tensor-parallel-size",
 }
 
 _ESTIMATOR = "advantage-estimator"
@@ -49,7 +50,8 @@ def read_slime(path: Path) -> Configured:
     notes = [*configuration.notes()]
     if given.value(_ESTIMATOR) == "gspo":
         notes.append("--advantage-estimator gspo: a job clips the ratio of each token as grpo does, and is costed so.")
-    notes += narrowed(_DEGREES["ep"], given.whole(_DEGREES["ep"]), _layout(given))
+    degrees = _degrees(given)
+    notes += narrowed(_DEGREES["ep"], degrees["ep"], _layout(given), degrees["etp"])
     is_async = "train_async.py" in read_text(path, "configuration", MOST_YAML_BYTES)
     said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
     said += [*_placed(configuration, served), *_training(configuration)]
@@ -151,10 +153,13 @@ def _placed(configuration: Configuration, served: dict[str, Any] | None) -> Iter
         yield Said("reward_score.pp", 1, ("sglang-config",))
 
 
+def _degrees(given: GivenKeys) -> dict[str, int]:
+    return {axis: given.whole_or(name, 0) if axis == "etp" else given.whole(name) for axis, name in _DEGREES.items()}
+
+
 def _layout(given: GivenKeys) -> Layout:
     train = given.whole("actor-num-nodes") * given.whole("actor-num-gpus-per-node")
-    degrees = {axis: given.whole(name) for axis, name in _DEGREES.items()}
-    return layout_of(degrees, train, sp=bool(given.value("sequence-parallel")))
+    return layout_of(_degrees(given), train, sp=bool(given.value("sequence-parallel")))
 
 
 def _training(configuration: Configuration) -> Iterator[Said]:

@@ -19,19 +19,21 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row
+from meshwright.planner.imports.said import (
+    MEGATRON_SIZES,
+    Configured,
+    Said,
+    cluster_of,
+    layout_of,
+    narrowed,
+    pools_in_a_row,
+)
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
 _A, _R, _RM = "actor_rollout_ref", "actor_rollout_ref.rollout", "reward.reward_model"
 _ENGINES = {f"{_A}.actor": ("actor_logprob", "actor_train"), "critic": ("critic_value", "critic_train")}
-_DEGREES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-}
+_DEGREES = {**MEGATRON_SIZES, "vpp": "virtual_pipeline_model_parallel_size"}
 
 _ESTIMATOR = "algorithm.adv_estimator"
 _ESTIMATORS: Mapping[str, Estimator] = {
@@ -182,21 +184,23 @@ def _generation(given: GivenKeys) -> Iterator[Said]:
         yield Said("reward_score.pp", 1, (f"{_RM}.rollout.pipeline_model_parallel_size",))
 
 
-def _degree(given: GivenKeys, key: str) -> int:
-    return 1 if given.value(key) is None else given.whole(key)
+def _degrees(given: GivenKeys, engine: str) -> dict[str, int]:
+    keys = {axis: f"{engine}.megatron.{name}" for axis, name in _DEGREES.items()}
+    return {axis: int(axis != "etp") if given.value(key) is None else given.whole(key) for axis, key in keys.items()}
 
 
 def _layout(given: GivenKeys, engine: str) -> Layout:
     nodes, ranks = _shares(given)["train"]
-    degrees = {axis: _degree(given, f"{engine}.megatron.{name}") for axis, name in _DEGREES.items()}
-    return layout_of(degrees, nodes * ranks, sp=bool(given.value(f"{engine}.megatron.sequence_parallel")))
+    return layout_of(
+        _degrees(given, engine), nodes * ranks, sp=bool(given.value(f"{engine}.megatron.sequence_parallel"))
+    )
 
 
 def _expert_notes(configuration: Configuration) -> Iterator[str]:
     engines = [engine for engine, stages in _ENGINES.items() if configuration.stages(*stages)]
     for engine in (*engines, *([f"{_A}.ref"] if configuration.stages("ref_logprob") else [])):
-        key = f"{engine}.megatron.{_DEGREES['ep']}"
-        yield from narrowed(key, _degree(configuration.given, key), _layout(configuration.given, engine))
+        degrees, layout = _degrees(configuration.given, engine), _layout(configuration.given, engine)
+        yield from narrowed(f"{engine}.megatron.{_DEGREES['ep']}", degrees["ep"], layout, degrees["etp"])
 
 
 def _training(configuration: Configuration) -> Iterator[Said]:

@@ -13,6 +13,15 @@ from meshwright.profiles.layout import Layout
 
 Word: TypeAlias = str | int | float | bool
 
+MEGATRON_SIZES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+"""What Megatron-core calls the degrees of a layout."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -44,8 +53,9 @@ class Configured:
 
 
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
-    """The layout on so many ranks whose replicas have these degrees; experts are spread over replicas alone, so that
-    their degree is the largest that divides the one given and the replicas.
+    """The layout on so many ranks whose replicas have these degrees, of which etp may be 0 for that of tp. Experts are
+    dealt out to whole replicas alone: their degree is the largest that divides the one given and the replicas or, where
+    etp is 1 and tp divides it, that deals whole ones to the ranks of as many.
 
     Raises BadInput where they do not divide the ranks.
     """
@@ -53,14 +63,18 @@ def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -
     if each < 1 or num_ranks % each:
         told = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if axis in ("tp", "pp", "cp"))
         raise BadInput(f"{told} does not divide the {num_ranks} ranks that it is for; give degrees that do.")
-    dp = num_ranks // each
-    return Layout(**{**degrees, "ep": math.gcd(degrees.get("ep", 1), dp)}, dp=dp, sp=sp and degrees.get("tp", 1) > 1)
+    dp, tp, ep = num_ranks // each, degrees.get("tp", 1), degrees.get("ep", 1)
+    folded = tp if degrees.get("etp") == 1 and ep % tp == 0 else 1
+    experts = {"ep": folded * math.gcd(ep // folded, dp), "etp": tp // folded}
+    return Layout(**{**degrees, **experts}, dp=dp, sp=sp and tp > 1)
 
 
-def narrowed(key: str, ep: int, layout: Layout) -> Iterator[str]:
-    """A sentence where experts are spread less wide than the key says."""
+def narrowed(key: str, ep: int, layout: Layout, etp: int = 0) -> Iterator[str]:
+    """A sentence where experts are spread less wide than the key says, or cut where they are said to be whole."""
     if layout.ep != ep:
         yield f"{key}={ep} is read as {layout.ep}: experts are spread over replicas here, and there are {layout.dp}."
+    elif etp == 1 < ep and layout.etp > 1:
+        yield f"{key}={ep} is read as of experts cut by tp={layout.tp}: whole ones go to all {layout.tp} ranks here."
 
 
 def pools_in_a_row(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:

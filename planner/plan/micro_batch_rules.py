@@ -17,10 +17,12 @@ from meshwright.profiles.workload import Workload
 
 
 class Wanted(NamedTuple):
-    """What is to be offered beside the usual: every number of rows, and these caps of tokens."""
+    """What is to be offered beside the usual: every number of rows, these caps of tokens, and every way to deal out
+    experts (`rules.with_experts`)."""
 
     by_rows: bool = False
     caps: tuple[int, ...] = ()
+    all_experts: bool = False
 
 
 USUAL = Wanted()
@@ -133,5 +135,5 @@ def _no_caps(stage: Stage, layout: Layout) -> Iterator[str]:
         yield f"with cp={layout.cp}, which cuts sequences one at a time"
     if layout.vpp > 1:
         yield f"with vpp={layout.vpp}, which needs micro-batches in multiples of pp={layout.pp}"
-    if layout.ep > 1 and stage.trains:
+    if layout.expert_replicas > 1 and stage.trains:
         yield f"with ep={layout.ep}, which needs as many micro-batches on every replica"

@@ -33,7 +33,7 @@ class Ranks:
         return range(self.first_rank, self.first_rank + self.num_ranks)
 
 
-DEGREES = ("tp", "pp", "dp", "ep", "cp", "vpp")
+DEGREES = ("tp", "pp", "dp", "ep", "etp", "cp", "vpp")
 """The parts of a layout that may be pinned alone."""
 
 Value: TypeAlias = Layout | Ranks | Recompute | Offload | WhileWaiting | int

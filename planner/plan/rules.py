@@ -16,7 +16,7 @@ from meshwright.planner.plan.micro_batch_rules import USUAL, Cuts, Wanted, cuts_
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
-from meshwright.profiles.layout import Layout, layout_violations, nearest_divisor
+from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import Stage, StageGraph
 
@@ -65,6 +65,31 @@ def max_context_parallel(facts: Facts, stage: Stage) -> int:
     return max(1, facts.workload.max_tokens // MIN_CONTEXT_TOKENS)
 
 
+def with_experts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = USUAL) -> Iterator[Layout]:
+    """A layout that says nothing of experts, in every way to deal out those of a stage that is offered.
+
+    Whole experts take as much memory as cut ones on as many replicas, make wider products in fewer kernels, and need
+    no exchange around them of copies that other ranks have; but the busiest of more ranks is busier. Where that is
+    less, cut ones are offered only if they are `wanted`: of fine-grained experts, not half as wide as the hidden state,
+    whose copies are much to move for what they compute, on ranks of one node or with the same tokens. Whole ones are
+    not offered on more replicas than a node has ranks, unless they are wanted (docs/plan_space.md has the figures).
+    """
+    spec, tp, per_node = facts.models.spec(stage.role), layout.tp, facts.cluster.ranks_per_node
+    experts = spec.experts
+    if experts is None:
+        yield layout
+        return
+    is_fine = 2 * experts.ffn_size < spec.hidden_size
+    for spread in divisors(layout.dp):
+        whole = tp * spread
+        has_whole = tp > 1 and experts.num_experts % whole == 0
+        is_better = has_whole and is_fine and (not layout.sp or whole <= per_node)
+        if wanted.all_experts or not is_better:
+            yield replace(layout, ep=spread)
+        if has_whole and (wanted.all_experts or is_better or spread <= per_node):
+            yield replace(layout, ep=whole, etp=1)
+
+
 def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
     """Rules that a stage's layout breaks."""
     found = [
@@ -77,7 +102,8 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
         found.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
     found += _dealing_rules(facts, stage, layout)
     if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
-        found.append(f"tp={layout.tp} cuts experts, which are trained with sequence parallelism only; turn sp on.")
+        verb = "cuts" if layout.folded == 1 else "deals out"
+        found.append(f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on.")
     if stage.generates and layout.sp:
         found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
     most = max_context_parallel(facts, stage)
@@ -108,8 +134,8 @@ def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
             f"vpp={vpp} needs micro-batches in multiples of pp={layout.pp}, and a replica has {rows // dp} sequences "
             f"of a {what}; use vpp=1."
         )
-    if layout.ep > 1 and stage.trains and rows % dp:
-        yield f"ep={layout.ep} needs {uneven}; use ep=1."
+    if layout.expert_replicas > 1 and stage.trains and rows % dp:
+        yield f"ep={layout.ep} needs {uneven}; use ep={layout.folded}."
 
 
 def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
@@ -144,7 +170,7 @@ def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[s
         return (f"a stage on all {layout.num_ranks} ranks has none beside it to stream from; use chunk_tokens=0.",)
     if schedule.chunk_tokens and layout.cp > 1:
         return (f"cp={layout.cp} cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",)
-    if schedule.chunk_tokens and layout.ep > 1:
+    if schedule.chunk_tokens and layout.expert_replicas > 1:
         return (
             f"chunk_tokens={schedule.chunk_tokens} lets each replica read at its own pace, and the replicas of "
             f"ep={layout.ep} pass their experts together; use chunk_tokens=0.",

@@ -18,7 +18,7 @@ from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
-from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules
+from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules, with_experts
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
 from meshwright.planner.proof.allowance import Allowance, Least, ShortTurn
 from meshwright.profiles.layout import Layout, divisors
@@ -178,7 +178,7 @@ class Enumeration:
         for part, size in self._kinds:
             least = self.model.least_seconds(stage, model, size, part)
             if least <= self.most_seconds and (streams or allowance.allows(size, least)):
-                for layout in _layouts(size, model.num_layers if stage.trains else 1, has_experts=bool(model.experts)):
+                for layout in _layouts(self.facts, stage, size):
                     if not layout_rules(self.facts, stage, layout):
                         yield Site(part, layout)
 
@@ -271,7 +271,7 @@ def _by_kind(sites: Sequence[Site]) -> list[list[int]]:
     """The positions of the sites that are the same but for what a move of their weights does not see."""
     kinds: dict[object, list[int]] = {}
     for position, (part, layout) in enumerate(sites):
-        kinds.setdefault((part, layout.num_ranks, layout.tp, layout.pp, layout.ep), []).append(position)
+        kinds.setdefault((part, layout.num_ranks, layout.tp, layout.pp, layout.ep, layout.etp), []).append(position)
     return list(kinds.values())
 
 
@@ -282,13 +282,14 @@ def _alike(schedule: Schedule) -> tuple[Schedule, Schedule]:
     return family, replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
 
 
-def _layouts(num_ranks: int, num_layers: int, *, has_experts: bool) -> Iterator[Layout]:
+def _layouts(facts: Facts, stage: Stage, num_ranks: int) -> Iterator[Layout]:
     """Every way to write a number of ranks as tp x pp x cp x dp, with what else a layout has; legal or not."""
+    num_layers = facts.models.spec(stage.role).num_layers if stage.trains else 1
     for tp in divisors(num_ranks):
         for pp in divisors(num_ranks // tp):
             for cp in divisors(num_ranks // (tp * pp)):
                 dp = num_ranks // (tp * pp * cp)
-                for ep in divisors(dp) if has_experts else (1,):
-                    for sp in (False, True) if tp > 1 else (False,):
+                for sp in (False, True) if tp > 1 else (False,):
+                    for layout in with_experts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp)):
                         for vpp in divisors(num_layers) if pp > 1 else (1,):
-                            yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep, cp=cp, vpp=vpp)
+                            yield replace(layout, vpp=vpp)

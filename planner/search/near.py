@@ -128,9 +128,10 @@ def _layouts(layout: Layout, num_ranks: int) -> Iterator[Layout]:
         if min(degrees) >= 1 and num_ranks % each == 0:
             dp, has_tp = num_ranks // each, degrees[0] > 1
             for vpp in dict.fromkeys((1, layout.vpp if degrees[1] > 1 else 1)):
-                ep = layout.ep if dp % layout.ep == 0 else 1
-                sp = has_tp and (layout.sp or layout.tp == 1)
-                yield Layout(tp=degrees[0], pp=degrees[1], dp=dp, sp=sp, ep=ep, cp=layout.cp, vpp=vpp)
+                spread = layout.expert_replicas if dp % layout.expert_replicas == 0 else 1
+                sp, folded = has_tp and (layout.sp or layout.tp == 1), degrees[0] if layout.folded > 1 else 1
+                experts = {"ep": spread * folded, "etp": degrees[0] // folded}
+                yield Layout(tp=degrees[0], pp=degrees[1], dp=dp, sp=sp, cp=layout.cp, vpp=vpp, **experts)
 
 
 def _is_near(schedule: Schedule, other: Schedule, longest: int) -> bool:

@@ -15,7 +15,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.micro_batch_rules import USUAL, Wanted
 from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
 from meshwright.planner.plan.pools import crossing_violations, first_ranks, pool_sizes, pool_violations
-from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules
+from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules, with_experts
 from meshwright.planner.plan.steps_ahead import Scope, patterns, plain, scopes
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
@@ -58,8 +58,7 @@ def choices_by_layout(
     """
     scope = scope or plain(facts.graph)
     wanted = _wanted(pins) if pins else wanted
-    spreads_experts = facts.models.spec(stage.role).experts is not None
-    for whole in _layouts(num_ranks, spreads_experts=spreads_experts, max_cp=max_context_parallel(facts, stage)):
+    for whole in _layouts(facts, stage, num_ranks, wanted):
         if plain_only and not _is_plain_layout(whole, facts.cluster.ranks_per_node):
             continue
         for layout in (whole,) if plain_only else _with_chunks(facts, stage, whole):
@@ -81,10 +80,11 @@ def choices_by_layout(
 
 
 def _wanted(pins: Sequence[Pin]) -> Wanted:
-    """Of micro-batches, by the pins of a stage."""
+    """By the pins of a stage."""
     caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
     by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
-    return Wanted(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap))
+    of_experts = any(pin.key in ("layout", "ep", "etp") for pin in pins)
+    return Wanted(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap), of_experts)
 
 
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
@@ -161,18 +161,18 @@ def _refuse(pin: Pin, broken: Sequence[str]) -> None:
         raise BadInput(f"{pin.told}: {broken[0]}")
 
 
-def _layouts(num_ranks: int, *, spreads_experts: bool, max_cp: int) -> Iterator[Layout]:
-    """Every way to write `num_ranks` as tp x pp x dp x cp, with sequence parallelism off and on, and experts spread
-    over every divisor of dp where there are experts."""
+def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: Wanted) -> Iterator[Layout]:
+    """Every way to write `num_ranks` as tp x pp x dp x cp, with sequence parallelism off and on, and experts dealt out
+    in every way that is offered."""
+    max_cp = max_context_parallel(facts, stage)
     for tp in divisors(num_ranks):
         for pp in divisors(num_ranks // tp):
             for cp in divisors(num_ranks // (tp * pp)):
                 dp = num_ranks // (tp * pp * cp)
                 if cp > max_cp:
                     break
-                for ep in divisors(dp) if spreads_experts else (1,):
-                    for sp in (False, True)[: 2 if tp > 1 else 1]:
-                        yield Layout(tp=tp, pp=pp, dp=dp, sp=sp, ep=ep, cp=cp)
+                for sp in (False, True)[: 2 if tp > 1 else 1]:
+                    yield from with_experts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp), wanted)
 
 
 def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
@@ -199,6 +199,6 @@ def _distance(value: object, wanted: object) -> tuple[float, str]:
     if isinstance(value, int) and isinstance(wanted, int):
         return abs(value - wanted), f"{value:09d}"
     if isinstance(value, Layout) and isinstance(wanted, Layout):
-        axes = ("tp", "pp", "dp", "sp", "ep", "cp", "vpp")
+        axes = ("tp", "pp", "dp", "sp", "ep", "folded", "cp", "vpp")
         return sum(abs(getattr(value, axis) - getattr(wanted, axis)) for axis in axes), str(value)
     return 0.0, str(value)

@@ -17,7 +17,7 @@ from meshwright.runtime.model.model_shard import Decoder
 
 
 class Lockstep:
-    """One rank's, of one pipeline stage. Where no experts are spread it does nothing and sends nothing."""
+    """One rank's, of one pipeline stage. Where replicas hold all experts each it does nothing and sends nothing."""
 
     def __init__(self, model: Decoder, mesh: Mesh) -> None:
         self._model, self._mesh = model, mesh
@@ -27,7 +27,7 @@ class Lockstep:
     @contextmanager
     def passes(self, count: int) -> Iterator[None]:
         """Within it the caller passes `count` times through its layers; all replicas have agreed on the most."""
-        if self._mesh.layout.ep == 1:
+        if self._mesh.layout.expert_replicas == 1:
             yield
             return
         most = self._agree(1 + count) - 1
@@ -36,7 +36,7 @@ class Lockstep:
 
     def finish(self) -> None:
         """Takes part in what the other replicas still pass, until all have come to this call."""
-        if self._mesh.layout.ep > 1:
+        if self._mesh.layout.expert_replicas > 1:
             while most := self._agree(0):
                 self._join(most - 1)
 

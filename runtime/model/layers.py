@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -30,6 +31,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows, linear_class
 from meshwright.runtime.model.attention import CoreAttention
+from meshwright.runtime.model.mesh import Mesh
 
 
 def block_of_layers(spec: ModelSpec, layers: range) -> TransformerBlockSubmodules:
@@ -91,26 +93,35 @@ def _experts() -> ModuleSpec:
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, router=_Router))
 
 
-def keep_tokens_apart(layer: MoELayer, groups: ProcessGroupCollection) -> None:
+def keep_tokens_apart(layer: MoELayer, mesh: Mesh) -> None:
     """Makes a layer of experts fit for tensor-parallel ranks that all have the same tokens."""
-    layer.token_dispatcher = _WidthDispatcher(
-        layer.num_local_experts, layer.local_expert_indices, config=layer.config, pg_collection=groups
-    )
+    layer.token_dispatcher = _ColumnDispatcher(layer.num_local_experts, layer.config, mesh)
 
 
-class _WidthDispatcher(MoEAlltoAllTokenDispatcher):
-    """Passes the tokens of each tensor-parallel rank through its own width of the experts and sums the answers.
+class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
+    """Passes the tokens of each tensor-parallel rank through its own width of the experts, or through the whole ones
+    that it and its counterparts in other replicas hold, and sums the answers.
 
     Megatron's takes the tokens of those ranks for different ones, as they are under sequence parallelism, and would
     compute each once per rank. The sum has no gradients: megatron trains with sequence parallelism only.
     """
 
-    def __init__(
-        self, num_experts: int, indices: list[int], config: TransformerConfig, pg_collection: ProcessGroupCollection
-    ) -> None:
-        alike = ProcessGroupCollection(ep=pg_collection.ep, expt_tp=None, tp_ep=pg_collection.ep)
-        super().__init__(num_experts, indices, config=config, pg_collection=alike)
-        self._summed_over = pg_collection.expt_tp
+    def __init__(self, num_local: int, config: TransformerConfig, mesh: Mesh) -> None:
+        column, folded = mesh.expert_column, mesh.layout.folded
+        first = mesh.dp_rank % mesh.layout.expert_replicas * num_local
+        mine = copy.copy(config)
+        mine.num_moe_experts = num_local * mesh.layout.expert_replicas
+        alike = ProcessGroupCollection(ep=column, expt_tp=None, tp_ep=column)
+        super().__init__(num_local, [*range(first, first + num_local)], config=mine, pg_collection=alike)
+        parts = torch.arange(mine.num_moe_experts * folded, device=host.device()).view(-1, folded, num_local)
+        self._mine = parts[:, mesh.tp_rank // mesh.layout.etp].flatten() if folded > 1 else None
+        self._summed_over = mesh.groups.tp
+
+    def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        if self._mine is not None:
+            routing_map, probs = routing_map[:, self._mine], probs[:, self._mine]
+        found: tuple[Tensor, Tensor] = super().dispatch_preprocess(hidden_states, routing_map, probs)
+        return found
 
     def combine_postprocess(self, permutated_local_input_tokens: Tensor) -> Tensor:
         output: Tensor = super().combine_postprocess(permutated_local_input_tokens)

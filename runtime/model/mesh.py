@@ -20,8 +20,9 @@ from meshwright.runtime.device.patience import patience
 _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 """Groups made so far, by the world they belong to and their ranks; the same keys on every rank, member or not."""
 
+_EXPERT_AXES = {"etp", "fold", "spread", "edp"}
 _OF_SAME_WEIGHTS = ("cp", "dp")
-_OF_SAME_EXPERTS = ("cp", "expt_dp")
+_OF_SAME_EXPERTS = ("cp", "edp")
 """Axes along which ranks hold the same weights, and the same ones of experts."""
 
 
@@ -29,8 +30,7 @@ _OF_SAME_EXPERTS = ("cp", "expt_dp")
 class Mesh:
     """A layout placed on the ranks `[first_rank, first_rank + layout.num_ranks)`, as one rank of the world sees it.
 
-    Within the mesh tp varies fastest, then cp, then dp, then pp. Experts are spread over `ep` replicas that follow each
-    other.
+    Within the mesh tp varies fastest, then cp, then dp, then pp. For experts see `ExpertCoordinates`.
     """
 
     layout: Layout
@@ -41,6 +41,8 @@ class Mesh:
     dp_rank: int
     pp_rank: int
     _groups: ProcessGroupCollection | None
+    expert_column: dist.ProcessGroup | None = None
+    """The ranks at this one's place in each of the replicas that hold the experts together; a member has it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -66,7 +68,7 @@ class Mesh:
     @property
     def ep_rank(self) -> int:
         """Which part of the experts this rank holds; meaningless on a rank that is not a member."""
-        return self.dp_rank % self.layout.ep
+        return self.layout.ep_rank(self.tp_rank, self.dp_rank)
 
     @property
     def is_first_of_replica(self) -> bool:
@@ -97,12 +99,14 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
         return _make(_slices(layout, first_rank, axes))
 
     ends = [sorted({ranks[0], ranks[-1]}) for ranks in _slices(layout, first_rank, ("pp",))]
-    groups = _collection(along, _make(ends))
+    groups, column = _collection(along, _make(ends)), along("spread")
     index = dist.get_rank() - first_rank
     if not 0 <= index < layout.num_ranks:
         return Mesh(layout, first_rank, tp_rank=-1, cp_rank=-1, dp_rank=-1, pp_rank=-1, _groups=None)
     tp, cp, dp, pp = layout.coordinates(index)
-    return Mesh(layout, first_rank, tp_rank=tp, cp_rank=cp, dp_rank=dp, pp_rank=pp, _groups=groups)
+    return Mesh(
+        layout, first_rank, tp_rank=tp, cp_rank=cp, dp_rank=dp, pp_rank=pp, _groups=groups, expert_column=column
+    )
 
 
 def _collection(
@@ -115,13 +119,14 @@ def _collection(
     tp, cp, dp, pp, alone = along("tp"), along("cp"), along("dp"), along("pp"), along()
     stage, replica, everyone = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
     groups = ProcessGroupCollection()
-    groups.tp = groups.expt_tp = tp
+    groups.tp, groups.expt_tp = tp, along("etp")
     groups.cp, groups.tp_cp = cp, along("tp", "cp")
     groups.dp = dp
     groups.dp_cp = groups.intra_dp_cp = along(*_OF_SAME_WEIGHTS)
     groups.pp = pp
     groups.pos_embd = alone
-    groups.ep, groups.tp_ep, groups.tp_ep_pp = along("ep"), along("tp", "ep"), along("tp", "ep", "pp")
+    groups.ep, groups.tp_ep = along("fold", "spread"), along("etp", "fold", "spread")
+    groups.tp_ep_pp = along("etp", "fold", "spread", "pp")
     groups.expt_dp = groups.intra_expt_dp = along(*_OF_SAME_EXPERTS)
     groups.embd = ends
     groups.tp_dp_cp = stage
@@ -133,17 +138,13 @@ def _collection(
 
 @cache
 def _slices(layout: Layout, first_rank: int, axes: tuple[str, ...]) -> Sequence[Sequence[int]]:
-    """The ranks of the layout in sets that differ along `axes` only, each ascending.
-
-    Along "ep" lie the replicas that hold the experts together, along "expt_dp" those that hold the same ones, and
-    along "dp" all of them.
-    """
-    varying = {*axes, "ep", "expt_dp"} if "dp" in axes else {*axes}
+    """The ranks of the layout in sets that differ along `axes` only, each ascending: axes of the layout, or those that
+    divide its experts."""
+    coordinates = layout.expert_coordinates if _EXPERT_AXES.intersection(axes) else layout.coordinates
     sets: dict[tuple[int, ...], list[int]] = {}
     for index in range(layout.num_ranks):
-        place = layout.coordinates(index)._asdict()
-        place["expt_dp"], place["ep"] = divmod(place.pop("dp"), layout.ep)
-        others = tuple(place[axis] for axis in place if axis not in varying)
+        place = coordinates(index)._asdict()
+        others = tuple(place[axis] for axis in place if axis not in axes)
         sets.setdefault(others, []).append(first_rank + index)
     return list(sets.values())
 

@@ -78,7 +78,7 @@ class Decoder(GPTModel):
             self._attach_scalar_head()
         if spec.experts and layout.tp > 1 and not layout.sp:
             for layer in self.decoder.layers:
-                keep_tokens_apart(layer.mlp, mesh.groups)
+                keep_tokens_apart(layer.mlp, mesh)
         if is_first and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
         if is_first and spec.adapter and config.recompute_granularity == "full":
@@ -284,7 +284,7 @@ def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
         "moe_router_pre_softmax": not spec.experts.normalized,
         "moe_router_load_balancing_type": "none",
         "expert_model_parallel_size": layout.ep,
-        "expert_tensor_parallel_size": layout.tp,
+        "expert_tensor_parallel_size": layout.etp,
     }
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,8 +47,8 @@ def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> N
             if starts_from_nothing(spec, name):
                 parameter.zero_()
                 continue
-            instructions = recipe(spec, name)
-            parameter.copy_(_shard(checkpoint, instructions, mesh.tp_rank, mesh.layout.tp))
+            tp = mesh.layout.tp if expert_of(name) is None else mesh.layout.etp
+            parameter.copy_(_shard(checkpoint, recipe(spec, name), mesh.tp_rank % tp, tp))
 
 
 def _shard(checkpoint: TensorFiles, instructions: Recipe, tp_rank: int, tp: int) -> Tensor:
@@ -80,8 +79,8 @@ def save_weights(
     of its own.
 
     All members of the mesh call it, over a file system they share; the first replica writes, and the others write the
-    experts that it has not, each stage its own files, of about `file_bytes` bytes. The directory appears when it is
-    whole. Raises BadInput if it exists.
+    experts that it has not, each stage, and each rank of whole experts, its own files, of about `file_bytes` bytes. The
+    directory appears when it is whole. Raises BadInput if it exists.
     """
     if directory.exists():
         raise BadInput(f"{directory} exists already; give a new directory for the weights.")
@@ -95,7 +94,7 @@ def save_weights(
     files = _plan_files(spec, mesh.layout, file_bytes // dtype.itemsize)
     for name, file in files.items():
         if (file.stage, file.replica, 0) == (mesh.pp_rank, mesh.dp_rank, mesh.cp_rank):
-            _write_file(model, spec, mesh, partial / name, file.parameters)
+            _write_file(model, spec, mesh, partial / name, file)
     if dist.get_rank() == mesh.first_rank:
         _write_index(spec, files, dtype.itemsize, partial / INDEX)
         _copy_documents(documents_of, tokenizer, partial)
@@ -108,46 +107,52 @@ def save_weights(
 
 @dataclass(frozen=True)
 class _File:
-    """Parameters that one stage of one replica writes together."""
+    """Parameters that one stage of one replica writes together, on one of its tensor-parallel ranks."""
 
     stage: int
     replica: int
+    tp_rank: int
     parameters: list[str]
 
 
 def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str, _File]:
     """What is in each file: the same on every rank, in the order of the model."""
     files: list[_File] = []
-    for stage, replica in itertools.product(range(layout.pp), range(layout.ep)):
+    for stage, part in itertools.product(range(layout.pp), range(layout.ep)):
         elements = max_elements
         for parameter in parameters_of_stage(spec, layout.pp, stage, layout.vpp):
-            if _writer(spec, layout, parameter) != replica:
+            if _part(spec, layout, parameter) != part:
                 continue
             size = sum(stored.num_elements for stored in recipe(spec, parameter).tensors)
             if elements + size > max_elements:
-                files.append(_File(stage, replica, []))
+                files.append(_File(stage, *divmod(part, layout.folded), []))
                 elements = 0
             files[-1].parameters.append(parameter)
             elements += size
     return {f"model-{i:05d}-of-{len(files):05d}.safetensors": file for i, file in enumerate(files, 1)}
 
 
-def _writer(spec: ModelSpec, layout: Layout, parameter: str) -> int:
-    """The first replica that holds the parameter."""
+def _part(spec: ModelSpec, layout: Layout, parameter: str) -> int:
+    """The part of the experts that has the parameter, the first for what is in no expert."""
     expert = expert_of(parameter)
     return expert * layout.ep // spec.experts.num_experts if spec.experts and expert is not None else 0
 
 
-def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, parameters: Iterable[str]) -> None:
-    """The stage's first tensor-parallel rank gathers and writes; the others send their shards."""
+def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, file: _File) -> None:
+    """One tensor-parallel rank writes: the stage's first gathers what they all have shards of, and the others send
+    theirs."""
     local = dict(named_in_whole(model))
     tensors: dict[str, Tensor] = {}
-    for parameter in parameters:
-        shards = _gather(merged(local, parameter, spec.adapter), mesh)
-        if mesh.tp_rank == 0:
+    for parameter in file.parameters:
+        is_whole = mesh.layout.folded > 1 and expert_of(parameter) is not None
+        if is_whole and mesh.tp_rank != file.tp_rank:
+            continue
+        shard = merged(local, parameter, spec.adapter)
+        shards = [shard] if is_whole else _gather(shard, mesh)
+        if mesh.tp_rank == file.tp_rank:
             stored = recipe(spec, parameter).split(shards)
             tensors |= {name: tensor.cpu().contiguous() for name, tensor in stored.items()}
-    if mesh.tp_rank == 0:
+    if mesh.tp_rank == file.tp_rank:
         save_file(tensors, path, metadata={"format": "pt"})
 
 

@@ -4,6 +4,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import (
     Layout,
     divisors,
@@ -21,6 +22,7 @@ LAYOUTS = [
     Layout(tp=4, dp=2, sp=True),
     Layout(pp=8),
     Layout(tp=2, dp=8, sp=True, ep=4),
+    Layout(tp=4, pp=2, dp=8, sp=True, ep=32, etp=1),
     Layout(tp=2, pp=4, vpp=3, sp=True),
 ]
 
@@ -82,8 +84,48 @@ def test_experts_are_spread_over_a_part_of_the_replicas() -> None:
 def test_a_written_layout_speaks_of_expert_parallelism_only_where_there_is_some() -> None:
     written = TypeAdapter(Layout)
     assert written.dump_python(Layout(dp=4)) == {"tp": 1, "pp": 1, "dp": 4, "sp": False}
-    for layout in (Layout(dp=4), Layout(dp=4, ep=2)):
+    assert written.dump_python(Layout(tp=2, ep=2, etp=1))["etp"] == 1
+    for layout in (Layout(dp=4), Layout(dp=4, ep=2), Layout(tp=2, dp=2), Layout(tp=2, dp=2, ep=4, etp=1)):
         assert written.validate_json(written.dump_json(layout)) == layout
+
+
+def test_experts_are_whole_or_cut_by_tensor_parallelism() -> None:
+    whole = Layout(tp=4, pp=2, dp=8, ep=32, etp=1)
+    assert str(whole) == "tp4,pp2,dp8,ep32,etp1"
+    assert (whole.folded, whole.expert_replicas) == (4, 8)
+    cut = Layout(tp=4, dp=8, ep=8, etp=4)
+    assert (cut, cut.folded, cut.expert_replicas) == (Layout(tp=4, dp=8, ep=8), 1, 8)
+    assert Layout(dp=8, ep=8, etp=1) == Layout(dp=8, ep=8)
+    with pytest.raises(BadInput, match=r"layout etp=2 is neither 1 nor tp=4; use one of them\."):
+        Layout(tp=4, dp=2, ep=2, etp=2)
+    for ep in (2, 6, 64):
+        with pytest.raises(BadInput, match=rf"layout ep={ep} with etp=1 is no multiple of tp=4 that divides the 32"):
+            Layout(tp=4, dp=8, ep=ep, etp=1)
+
+
+def test_whole_experts_divide_among_their_ranks() -> None:
+    experts = Experts(num_experts=24, experts_per_token=2, ffn_size=1024)
+    mixture = replace(llama(), name="mixtral", experts=experts)
+    assert not layout_violations(Layout(tp=4, dp=2, ep=8, etp=1), mixture)
+    assert layout_violations(Layout(tp=8, dp=2, ep=16, etp=1), mixture) == (
+        "ep=16 does not divide the 24 experts of mixtral; use ep=8.",
+    )
+    assert layout_violations(Layout(tp=16, ep=16, etp=1), replace(mixture, num_kv_heads=16))[-1] == (
+        "etp=1 deals out the 24 experts of mixtral to tp=16 ranks; use etp=16."
+    )
+
+
+@pytest.mark.parametrize("text", ["tp4,pp2,dp8,ep32,etp1", "tp2,dp4,ep2,etp1", "tp2,pp2,dp4,ep4", "dp8,ep4"])
+def test_the_ranks_of_every_group_of_experts_hold_each_part_of_them_once(text: str) -> None:
+    layout = Layout.parse(text)
+    places = [layout.expert_coordinates(index) for index in range(layout.num_ranks)]
+    assert len(set(places)) == layout.num_ranks
+    held: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for index, place in enumerate(places):
+        tp, _, dp, _ = layout.coordinates(index)
+        held.setdefault((place.pp, place.edp), []).append((layout.ep_rank(tp, dp), place.etp))
+    for parts in held.values():
+        assert parts == [(ep, etp) for ep in range(layout.ep) for etp in range(layout.etp)]
 
 
 def test_a_part_of_the_target_is_made_of_every_part_of_the_source_that_it_overlaps() -> None:
@@ -94,6 +136,9 @@ def test_a_part_of_the_target_is_made_of_every_part_of_the_source_that_it_overla
     assert Layout(pp=2).slices_for(Layout(pp=3)) == 2
     assert Layout(pp=5).slices_for(Layout(pp=3)) == 3
     assert Layout(tp=8, pp=3).slices_for(Layout(tp=2, pp=1)) == 12
+    assert Layout(tp=4, dp=2, ep=2).slices_for(Layout(dp=2, ep=2)) == 4
+    assert Layout(tp=4, dp=2, ep=8, etp=1).slices_for(Layout(dp=2, ep=2)) == 4
+    assert Layout(tp=2, dp=2, ep=4, etp=1).slices_for(Layout(tp=2, dp=2, ep=2)) == 2
 
 
 def test_divisors_and_the_nearest_common_one() -> None:

@@ -169,7 +169,7 @@ def test_decoding_reads_fewer_experts_the_further_they_are_spread(
     wide = replace(mixture, experts=replace(mixture.experts, ffn_size=4 * mixture.ffn_size, num_dense_layers=0))
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     seconds = [
-        AnalyticShard(wide, device, "bf16", efficiency, 1.0, ep=ep, framework=framework_named("vllm"))
+        AnalyticShard(wide, device, "bf16", efficiency, 1.0, spread=ep, framework=framework_named("vllm"))
         .time(Body.DECODE, 16, 1, 100)
         .layer
         for ep in (1, 2, 8)
@@ -185,7 +185,7 @@ def test_replicas_wait_for_the_one_with_the_busiest_experts(a100s: Callable[[int
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     kernels = Kernels(device, efficiency, flops_per_second=device.flops_per_second["bf16"], weight_bytes=2, size=2)
     alone, spread = (
-        Mixture(kernels, efficiency, experts, 4096, ep=ep, size=2).seconds(32768, trains=False) for ep in (1, 8)
+        Mixture(kernels, efficiency, experts, 4096, spread=ep, size=2).seconds(32768, trains=False) for ep in (1, 8)
     )
     assert spread / alone == pytest.approx(routing().busiest(8 * 32768, 8, 128, 8), rel=0.05)
 

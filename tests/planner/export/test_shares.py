@@ -7,15 +7,17 @@ from dataclasses import replace
 from meshwright.planner.export.shares import (
     engine_share,
     machines,
+    megatron_degrees,
     mini_batch,
     token_budget,
     token_budget_origin,
     uneven_ends,
 )
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.drawn import model_of
-from tests.planner.jobs import small_facts
+from tests.planner.jobs import mixture_facts, small_facts
 from tests.planner.plans import random_plan
 
 
@@ -44,6 +46,16 @@ def test_a_token_budget_holds_the_longest_sequence_and_the_rows() -> None:
     cp = four.placement("ref_logprob").layout.cp
     assert token_budget(four, "ref_logprob") == 4 * plan.facts.workload.max_tokens / cp
     assert mini_batch(four) == 4
+
+
+def test_degrees_of_experts_are_those_of_megatron() -> None:
+    plan = plan_on(1, 4)
+    facts = mixture_facts(plan.facts)
+    for layout, sizes in ((Layout(tp=2, dp=2, ep=4, etp=1, sp=True), (4, 1)), (Layout(tp=2, dp=2, ep=2), (2, 2))):
+        placements = tuple(one.model_copy(update={"layout": layout}) for one in plan.placements)
+        mixture = plan.model_copy(update={"facts": facts, "placements": placements})
+        found = {one.key: one.value for one in megatron_degrees(mixture, "actor_train", "actor")}
+        assert (found["actor.expert_model_parallel_size"], found["actor.expert_tensor_parallel_size"]) == sizes
 
 
 def test_an_engine_has_a_share_of_the_device_between_a_tenth_and_nearly_all() -> None:

@@ -39,3 +39,18 @@ def test_experts_that_are_wider_than_the_replicas_are_narrowed_and_told() -> Non
         "ep-size=8 is read as 2: experts are spread over replicas here, and there are 2."
     ]
     assert not list(narrowed("ep-size", 2, layout))
+
+
+def test_whole_experts_are_dealt_out_to_whole_replicas() -> None:
+    assert layout_of({"tp": 4, "ep": 8, "etp": 1}, 16, sp=True) == Layout(tp=4, dp=4, ep=8, etp=1, sp=True)
+    assert layout_of({"tp": 4, "ep": 1, "etp": 1}, 16) == layout_of({"tp": 4, "etp": 0}, 16) == Layout(tp=4, dp=4)
+    wider = layout_of({"tp": 4, "ep": 64, "etp": 1}, 16)
+    assert wider == Layout(tp=4, dp=4, ep=16, etp=1)
+    assert list(narrowed("ep-size", 64, wider, 1)) == [
+        "ep-size=64 is read as 16: experts are spread over replicas here, and there are 4."
+    ]
+    cut = layout_of({"tp": 4, "ep": 2, "etp": 1}, 16)
+    assert cut == Layout(tp=4, dp=4, ep=2)
+    assert list(narrowed("ep-size", 2, cut, 1)) == [
+        "ep-size=2 is read as of experts cut by tp=4: whole ones go to all 4 ranks here."
+    ]

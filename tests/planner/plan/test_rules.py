@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.micro_batch_rules import Wanted
 from meshwright.planner.plan.rules import (
     host_share,
     in_flight,
@@ -18,12 +25,15 @@ from meshwright.planner.plan.rules import (
     workload_violations,
 )
 from meshwright.planner.plan.steps_ahead import Scope, synchronous
+from meshwright.planner.search.space import choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage
 from tests.planner.jobs import mixture_facts, small_facts
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_num_minibatches_must_divide_the_batch_for_training_only() -> None:
@@ -42,6 +52,38 @@ def test_replicas_of_spread_experts_do_not_read_while_tokens_are_generated() -> 
         "chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2 pass their experts "
         "together; use chunk_tokens=0.",
     )
+
+
+def test_replicas_of_whole_experts_each_may_read_at_their_own_pace_and_train_on_uneven_rows() -> None:
+    facts, graph = mixture_facts(small_facts(batch_size=10, num_minibatches=2)), PPO_GRAPH.by_name
+    streaming = Schedule(chunk_tokens=128)
+    assert schedule_rules(facts, graph["ref_logprob"], Layout(tp=2, dp=1, ep=2, etp=1), streaming) == ()
+    assert schedule_rules(facts, graph["ref_logprob"], Layout(tp=2, dp=2, ep=4, etp=1), streaming)
+    assert layout_rules(facts, graph["actor_train"], Layout(tp=2, dp=2, ep=2, etp=1, sp=True)) == ()
+    assert layout_rules(facts, graph["actor_train"], Layout(tp=2, dp=2, ep=4, etp=1, sp=True)) == (
+        "ep=4 needs as many sequences on every replica, and dp=2 does not divide the 5 of a minibatch; use ep=2.",
+    )
+
+
+def test_cut_experts_that_are_not_offered_are_slower_and_larger_than_whole_ones() -> None:
+    """Of two jobs with fine-grained experts, and what is drawn from all choices."""
+    rng, seen = random.Random(5), 0
+    for name, size in (("grpo-30b-a3b-32xh100", 16), ("agents-397b-256", 64)):
+        directory = EXAMPLES / name
+        facts = resolve(read_job(directory / "job.yaml"), directory)
+        model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
+        for stage in (stage for stage in facts.graph.stages if stage.name in ("actor_generate", "actor_train")):
+            offered = {choice.layout for choice in choices(facts, stage, size, ())}
+            every = list(choices(facts, stage, size, (), wanted=Wanted(all_experts=True)))
+            cut = [one for one in every if one.layout not in offered and one.layout.folded == 1]
+            for one in rng.sample(cut, 20):
+                experts = {"ep": one.layout.ep * one.layout.tp, "etp": 1}
+                whole = Choice(replace(one.layout, **experts), one.schedule)
+                mine, other = (call_of(facts, stage, choice, deferral=0, part=0) for choice in (one, whole))
+                assert model.seconds(other).total <= model.seconds(mine).total * 1.001
+                assert model.memory(other).peak_bytes <= model.memory(mine).peak_bytes
+                seen += 1
+    assert seen == 80
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4])

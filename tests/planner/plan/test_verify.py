@@ -160,6 +160,14 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
             "actor_train: tp=2 cuts experts, which are trained with sequence parallelism only; turn sp on.",
         ),
         (
+            lambda plan: changed(of_experts(plan), "actor_train", layout=Layout(tp=2, ep=2, etp=1)),
+            "actor_train: tp=2 deals out experts, which are trained with sequence parallelism only; turn sp on.",
+        ),
+        (
+            lambda plan: changed(plan, "actor_generate", layout=Layout(tp=2, dp=2, ep=2, etp=1)),
+            "actor_generate: ep=2 spreads experts, and actor has none; use ep=1.",
+        ),
+        (
             lambda plan: changed(
                 of_experts(plan), "ref_logprob", layout=Layout(dp=2, ep=2), schedule=Schedule(chunk_tokens=128)
             ),

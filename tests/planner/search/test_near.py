@@ -12,7 +12,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.near import near_plan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
-from tests.planner.jobs import ToyModel, small_facts
+from tests.planner.jobs import ToyModel, mixture_facts, small_facts
 
 FACTS = small_facts(batch_size=8)
 
@@ -43,6 +43,17 @@ def test_nothing_is_said_of_the_plans_that_were_left_out(plan: Plan) -> None:
     near = near_plan(plan, FACTS, ToyModel(FACTS), Limits())
     assert near is not None
     assert (near.solver.status, near.solver.bound_seconds, near.solver.gap) == ("feasible", 0.0, 1.0)
+
+
+def test_near_a_plan_with_whole_experts_are_others() -> None:
+    facts = mixture_facts(FACTS)
+    pin = parse_pin("actor_train.layout=tp2,dp2,ep4,etp1,sp", PPO_GRAPH)
+    whole = best_plan(facts, ToyModel(facts), pins=(pin,))
+    assert isinstance(whole, Plan)
+    near = near_plan(whole, facts, ToyModel(facts), Limits(), (pin,))
+    assert near is not None
+    assert verify(near) == ()
+    assert near.placement("actor_train").layout == pin.value
 
 
 def test_pins_are_kept_and_what_fits_nowhere_is_not_found(plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -72,9 +73,40 @@ def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
         check_pins(facts, parse_pins(["actor_train.layout=tp2"], PPO_GRAPH))
 
 
+def test_whole_experts_are_offered_beside_those_that_are_cut() -> None:
+    facts = mixture_facts(FACTS)
+    for stage in PPO_GRAPH.stages:
+        offered = {str(choice.layout) for choice in choices(facts, stage, 4, ()) if choice.layout.tp == 2}
+        sp = "" if stage.generates else ",sp"
+        both = {f"tp2,pp1,dp2,ep2{sp}", f"tp2,pp1,dp2,ep4,etp1{sp}", f"tp2,pp1,dp2,ep2,etp1{sp}"}
+        assert (both <= offered) is (stage.role in ("actor", "ref"))
+
+
+def test_fine_grained_experts_are_cut_only_where_that_is_asked_for() -> None:
+    facts, stage = mixture_facts(FACTS), PPO_GRAPH.by_name["actor_train"]
+    actor = facts.models.actor
+    assert actor.experts is not None
+    fine = replace(actor, experts=replace(actor.experts, ffn_size=actor.hidden_size // 4))
+    facts = facts.model_copy(update={"models": facts.models.model_copy(update={"actor": fine})})
+
+    def cut(*pins: str) -> set[str]:
+        found = choices(facts, stage, 4, parse_pins(pins, PPO_GRAPH))
+        return {str(choice.layout) for choice in found if choice.layout.tp == 2 and choice.layout.folded == 1}
+
+    assert cut() == set()
+    assert cut("actor_train.etp=2", "actor_train.pp=1") == {"tp2,pp1,dp2,sp", "tp2,pp1,dp2,ep2,sp"}
+    assert cut("actor_train.layout=tp2,dp2,ep2,sp") == {"tp2,pp1,dp2,ep2,sp"}
+    check_pins(facts, parse_pins(["actor_train.layout=tp2,dp2,ep2,sp"], PPO_GRAPH))
+
+
 def test_a_stage_of_spread_experts_may_be_pinned() -> None:
     facts = mixture_facts(FACTS)
     check_pins(facts, parse_pins(["ref_logprob.layout=dp4,ep4"], PPO_GRAPH))
+    check_pins(facts, parse_pins(["ref_logprob.layout=tp2,dp2,ep4,etp1"], PPO_GRAPH))
+    with pytest.raises(BadInput, match="ep=8 does not divide the 4 experts of actor; use ep=4"):
+        check_pins(facts, parse_pins(["actor_train.layout=tp2,dp4,ep8,etp1,sp"], PPO_GRAPH))
+    with pytest.raises(BadInput, match="tp=2 deals out experts, which are trained with sequence parallelism only"):
+        check_pins(facts, parse_pins(["actor_train.layout=tp2,dp2,ep4,etp1"], PPO_GRAPH))
     with pytest.raises(BadInput, match="ep=2 spreads experts, and critic has none; use ep=1"):
         check_pins(facts, parse_pins(["critic_train.layout=dp4,ep2"], PPO_GRAPH))
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.planner.plan.micro_batch_rules import Wanted
 from meshwright.planner.search.space import choices
 from meshwright.planner.simulation.flight import Everything, FirstEnded
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -56,14 +57,15 @@ def mixture(directory: Path, family: str = "Mixtral", **changes: int | bool) -> 
     return write_checkpoint(directory, family, **FAMILIES[family], **changes)
 
 
-DIVIDED = ["tp2", "dp2,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2"]
+DIVIDED = ["tp2", "dp2,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2", "tp2,ep2,etp1"]
 
 
 def planned(stage: str) -> list[str]:
     """Every layout on two and on four ranks that a plan may give to this stage of a mixture."""
     spec = replace(FACTS.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96), num_kv_heads=2)
     facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
-    found = (choice.layout for size in (2, 4) for choice in choices(facts, PPO_GRAPH.by_name[stage], size, ()))
+    stages, wanted = PPO_GRAPH.by_name, Wanted(all_experts=True)
+    found = (choice.layout for size in (2, 4) for choice in choices(facts, stages[stage], size, (), wanted=wanted))
     return [str(layout) for layout in sorted(set(found))]
 
 
@@ -71,11 +73,12 @@ def test_experts_agree_with_transformers_in_every_planned_layout(tmp_path: Path)
     directory = mixture(tmp_path / "model")
     expected = expected_logprobs(directory, tokens())
     assert {"tp2,pp1,dp2,ep2", "tp2,pp1,dp2,ep2,sp", "tp1,pp2,dp2,ep2"} < set(planned("ref_logprob"))
+    assert {"tp2,pp1,dp1,ep2,etp1", "tp2,pp1,dp2,ep4,etp1", "tp2,pp1,dp2,ep2,etp1,sp"} < set(planned("ref_logprob"))
     for layout in ("tp1", *planned("ref_logprob")):
         check_logprobs(directory, layout, expected)
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2,dp2,ep2,sp", *DIVIDED])
+@pytest.mark.parametrize("layout", ["tp1", "tp2,dp2,ep2,sp", "tp2,pp2,ep2,etp1,sp", *DIVIDED])
 def test_experts_of_a_width_of_their_own_agree_with_transformers(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model", "Qwen3Moe")
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
@@ -92,6 +95,8 @@ HOWS = {
     "Qwen3Moe": [
         How("tp2,sp", 2, "full"),
         How("tp2,dp2,ep2,sp", 1, "selective"),
+        How("tp2,dp2,ep2,etp1,sp", 1, "full"),
+        How("tp2,pp2,ep2,etp1,sp", 2),
         How("pp2,dp2,ep2", 1, "full"),
         How("pp2,dp2,ep2,vpp2", 1),
     ],
@@ -115,7 +120,7 @@ def _different_rows(directory: Path, layout: str) -> list[Tensor] | None:
     return answers if mesh.is_last_stage and mesh.dp_rank == 0 else None
 
 
-@pytest.mark.parametrize("layout", ["tp2,dp2,ep2,sp", "pp2,dp2,ep2"])
+@pytest.mark.parametrize("layout", ["tp2,dp2,ep2,sp", "pp2,dp2,ep2", "tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep4,etp1"])
 def test_replicas_that_hold_experts_together_may_have_different_numbers_of_rows(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model")
     expected = expected_logprobs(directory, tokens())
@@ -140,7 +145,9 @@ def _draw_in_turns(directory: Path, layout: str) -> list[list[Response]] | None:
     ]
 
 
-@pytest.mark.parametrize("layout", ["tp2", "dp4,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2"])
+@pytest.mark.parametrize(
+    "layout", ["tp2", "dp4,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2", "tp2,ep2,etp1", "tp2,dp2,ep4,etp1", "tp2,dp2,ep2,etp1"]
+)
 def test_replicas_that_hold_experts_together_draw_at_their_own_pace(tmp_path: Path, layout: str) -> None:
     """Prompts are admitted unevenly, responses end at different lengths, and some stay in flight from turn to turn."""
     directory = mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE)
@@ -173,15 +180,18 @@ def write_mixture_job(directory: Path) -> Path:
 
 
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path) -> None:
-    """At first two replicas hold half of the experts each, then two ranks half of each expert."""
+    """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
+    whole in the end."""
     job, out = write_mixture_job(tmp_path), tmp_path / "out"
     stages = ("actor_generate", "actor_logprob", "actor_train")
     spread = [f"{stage}.layout=dp2,ep2" for stage in stages]
     cut = [f"{stage}.layout=tp2{'' if stage == 'actor_generate' else ',sp'}" for stage in stages]
     assert run_plan(request(job, out, *spread, "ref_logprob.layout=tp2", steps=1))
     assert run_plan(request(job, out, *cut, "ref_logprob.layout=dp2,ep2", steps=2, resume=True))
+    whole = [f"{stage}.layout=tp2,ep2,etp1{'' if stage == 'actor_generate' else ',sp'}" for stage in stages]
+    assert run_plan(request(job, out, *whole, "ref_logprob.layout=tp2,ep2,etp1", steps=3, resume=True))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all(line["generator_gap"] < 1e-4 for line in lines)
 
 
@@ -191,6 +201,10 @@ MOVES: list[tuple[Place, Place]] = [
     (("tp2,sp", 0), ("dp2,ep2", 1)),
     (("tp2,dp2,ep2,sp", 0), ("pp2,dp2,ep2", 0)),
     (("dp4,ep2", 0), ("dp4,ep4", 0)),
+    (("tp2,dp2,ep4,etp1,sp", 0), ("tp2,dp2,ep2", 0)),
+    (("tp2,ep2,etp1,sp", 0), ("tp2", 2)),
+    (("tp2,sp", 0), ("tp2,ep2,etp1", 2)),
+    (("dp4,ep4", 0), ("tp2,dp2,ep2,etp1", 0)),
 ]
 
 
@@ -199,7 +213,7 @@ def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place,
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"])
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model")
     run_on_ranks(4, _convert, directory, layout, directory, tmp_path / "copy")
@@ -208,11 +222,15 @@ def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -
     assert all(torch.equal(copy[name], stored[name]) for name in stored)
 
 
+WHOLE_AND_CUT = [("tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep2,sp"), ("tp2,sp", "tp2,dp2,ep2,etp1,sp")]
+
+
 @pytest.mark.parametrize(
-    ("first", "then"), [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2")]
+    ("first", "then"),
+    [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2"), *WHOLE_AND_CUT],
 )
 def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
-    mixture(tmp_path / "actor", "Qwen3Moe")
+    mixture(tmp_path / "actor", "Mixtral" if "ep4" in first else "Qwen3Moe")
     places, others = ({"actor": (layout, 0)} for layout in (first, then))
     whole = _merge(tmp_path, Run(places=places, num_updates=3))
     start = _merge(tmp_path, Run(places=places, num_updates=1, written=tmp_path / "saved"))

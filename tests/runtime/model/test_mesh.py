@@ -9,7 +9,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.runtime.model.mesh import build_mesh
 from tests.runtime.ranks import run_on_ranks
 
-GROUPS = ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd", "ep", "expt_dp", "tp_ep", "tp_ep_pp")
+GROUPS = ("tp", "dp", "pp", "mp", "intra_dist_opt", "embd", "ep", "expt_tp", "expt_dp", "tp_ep", "tp_ep_pp")
 Sight = tuple[tuple[int, int, int], dict[str, tuple[int, ...]]]
 
 
@@ -34,6 +34,7 @@ def test_tensor_parallel_ranks_are_neighbours_and_stages_are_furthest_apart() ->
         "intra_dist_opt": (0, 1, 2, 3),
         "embd": (1, 3),
         "ep": (3,),
+        "expt_tp": (2, 3),
         "expt_dp": (3,),
         "tp_ep": (2, 3),
         "tp_ep_pp": (0, 1, 2, 3),
@@ -55,6 +56,23 @@ def test_neighbouring_replicas_hold_experts_together() -> None:
     assert (groups["ep"], groups["expt_dp"], groups["tp_ep"]) == ((0, 2), (2,), (0, 1, 2, 3))
     groups = run_on_ranks(4, _sight, Layout(pp=2, dp=2, ep=2), 0)[2][1]
     assert (groups["ep"], groups["tp_ep"], groups["tp_ep_pp"]) == ((2, 3), (2, 3), (0, 1, 2, 3))
+
+
+def test_whole_experts_are_dealt_out_to_the_tensor_parallel_ranks_of_replicas() -> None:
+    sights = run_on_ranks(4, _sight, Layout(tp=2, dp=2, ep=2, etp=1), 0)
+    assert [(groups["expt_tp"], groups["ep"], groups["expt_dp"]) for _, groups in sights] == [
+        ((0,), (0, 1), (0, 2)),
+        ((1,), (0, 1), (1, 3)),
+        ((2,), (2, 3), (0, 2)),
+        ((3,), (2, 3), (1, 3)),
+    ]
+    groups = run_on_ranks(4, _sight, Layout(tp=2, dp=2, ep=4, etp=1, sp=True), 0)[2][1]
+    assert (groups["ep"], groups["tp_ep"], groups["expt_dp"], groups["tp"]) == (
+        (0, 1, 2, 3),
+        (0, 1, 2, 3),
+        (2,),
+        (2, 3),
+    )
 
 
 def test_a_mesh_on_part_of_the_world_leaves_the_others_out() -> None:
@@ -85,7 +103,7 @@ def _holders(layout: Layout, first_rank: int) -> tuple[list[tuple[list[int], lis
     return said, (dp_cp, expt_dp)
 
 
-@pytest.mark.parametrize("layout", ["dp4,ep2", "cp2,dp2", "tp2,dp2", "pp2"])
+@pytest.mark.parametrize("layout", ["dp4,ep2", "cp2,dp2", "tp2,dp2", "pp2", "tp2,dp2,ep2,etp1"])
 def test_every_rank_of_the_world_knows_who_holds_the_same_weights_and_experts(layout: str) -> None:
     parsed = Layout.parse(layout)
     first_rank = 4 - parsed.num_ranks
