@@ -1,16 +1,16 @@
 """This rank's ends of what streams from generation: chunks of responses as messages, and their order at the reader.
 
-Sends do not wait. A replica's first rank takes messages in the order in which they come, whoever sends them, makes up
-the passes through the model and tells them to the other ranks, so that all of the replica follow one order.
+Sends do not wait. A replica's first rank takes messages in the order in which they come, whoever sends them, and passes
+them on to its other ranks, so that all of the replica follow one order. A message goes through the model by itself: the
+last digits of what is computed depend on what is computed together, and that must not depend on when messages come.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import Stream, lower
@@ -44,7 +44,7 @@ class ChunkSender:
         self._leaders, self._transport, self._channel = leaders, transport, channel
 
     def send(self, chunks: Iterable[TokenChunk]) -> None:
-        """Sends chunks to the replicas that read their sequences, one message to each."""
+        """Sends chunks of different sequences to the replicas that read them, one message to each."""
         parts: dict[int, list[TokenChunk]] = {}
         for chunk in chunks:
             parts.setdefault(chunk.sequence % len(self._leaders), []).append(chunk)
@@ -61,29 +61,6 @@ class ChunkSender:
         self._transport.send(packed(message), self._leaders[replica], self._channel)
 
 
-@dataclass
-class _Backlog:
-    """What has come and has not been passed on."""
-
-    num_open: int
-    """Owners that have not ended the turn."""
-    chunks: dict[int, deque[TokenChunk]] = field(default_factory=dict)
-    delivered: dict[int, int] = field(default_factory=dict)
-
-    def add(self, message: ChunkMessage) -> None:
-        for chunk in message.chunks:
-            self.chunks.setdefault(chunk.sequence, deque()).append(chunk)
-        if message.delivered is not None:
-            self.num_open -= 1
-            self.delivered |= message.delivered
-
-    def take(self) -> ChunkMessage:
-        """The next chunk of every sequence that has one."""
-        found = tuple(chunks.popleft() for chunks in self.chunks.values())
-        self.chunks = {number: chunks for number, chunks in self.chunks.items() if chunks}
-        return ChunkMessage(found)
-
-
 class ChunkReader:
     """The end of one stream on a rank of a stage that reads it."""
 
@@ -92,13 +69,13 @@ class ChunkReader:
         self._owners, self._replica, self._transport, self._channel = owners, replica, transport, channel
 
     def passes(self) -> Iterator[ChunkMessage]:
-        """What to take up next, one chunk of a sequence at most, until every owner has ended the turn.
+        """What to take up next, an owner's message, until every owner has ended the turn.
 
         The last one tells what was delivered. All ranks of the replica get the same ones.
         """
         leader = self._replica[0]
         if self._transport.rank == leader:
-            for message in self._made_up():
+            for message in self._arriving():
                 for rank in self._replica[1:]:
                     self._transport.send(packed(message), rank, self._channel)
                 yield message
@@ -109,31 +86,33 @@ class ChunkReader:
             if message.delivered is not None:
                 return
 
-    def _made_up(self) -> Iterator[ChunkMessage]:
-        arriving: queue.SimpleQueue[ChunkMessage | BaseException] = queue.SimpleQueue()
+    def _arriving(self) -> Iterator[ChunkMessage]:
+        """The owners' messages as they come, and what all of them have delivered at last."""
+        arrived: queue.SimpleQueue[ChunkMessage | BaseException] = queue.SimpleQueue()
         for owner in self._owners:
-            threading.Thread(target=self._listen, args=(owner, arriving), name=f"from {owner}", daemon=True).start()
-        backlog = _Backlog(num_open=len(self._owners))
-        while backlog.num_open or backlog.chunks:
-            while backlog.num_open and not (arriving.empty() and backlog.chunks):
-                message = arriving.get()
-                if isinstance(message, BaseException):
-                    raise message
-                backlog.add(message)
-            if backlog.chunks:
-                yield backlog.take()
-        yield ChunkMessage(delivered=backlog.delivered)
+            threading.Thread(target=self._listen, args=(owner, arrived), name=f"from {owner}", daemon=True).start()
+        num_open, delivered = len(self._owners), dict[int, int]()
+        while num_open:
+            message = arrived.get()
+            if isinstance(message, BaseException):
+                raise message
+            if message.delivered is None:
+                yield message
+            else:
+                num_open -= 1
+                delivered |= message.delivered
+        yield ChunkMessage(delivered=delivered)
 
-    def _listen(self, owner: int, arriving: queue.SimpleQueue[ChunkMessage | BaseException]) -> None:
+    def _listen(self, owner: int, arrived: queue.SimpleQueue[ChunkMessage | BaseException]) -> None:
         """Takes an owner's messages of one turn."""
         try:
             while True:
                 message = self._read(owner)
-                arriving.put(message)
+                arrived.put(message)
                 if message.delivered is not None:
                     return
         except BaseException as error:
-            arriving.put(error)
+            arrived.put(error)
 
     def _read(self, rank: int) -> ChunkMessage:
         message: ChunkMessage = unpacked(self._transport.receive(rank, self._channel))
