@@ -35,6 +35,8 @@ STEPS = 8
 REPEATS = 3
 TOLERANCE = 1e-6
 """Between weights in any layouts that were trained on the same tokens."""
+_RATE = 1e-4
+"""By which Adam moves a weight in an update, whatever its gradient: the last digit of one near 0 decides where to."""
 _MOST_SECONDS: Mapping[tuple[Any, str], float] = {
     (Actions, "run"): 0.1,
     (RefitCopy, "run"): 0.1,
@@ -77,6 +79,7 @@ class Layouts:
             staleness=staleness,
             ahead=ahead,
             schedules={GENERATE: generation, **streaming},
+            learning_rate=_RATE,
         )
 
     @property

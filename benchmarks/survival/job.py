@@ -34,8 +34,8 @@ _SHAPE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A plan: its ranks, what is pinned, the bound on staleness, steps by which generation works ahead, and what is set
-    in the schedules of stages that no search offers."""
+    """A plan: its ranks, what is pinned, the bound on staleness, steps by which generation works ahead, what is set in
+    the schedules of stages that no search offers, and the learning rate of both models that are trained."""
 
     name: str
     num_ranks: int
@@ -43,6 +43,7 @@ class Case:
     staleness: int = 0
     ahead: int = 0
     schedules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    learning_rate: float = 3e-4
 
 
 def write_models(directory: Path, *, hidden_size: int = 64, has_experts: bool = False) -> None:
@@ -78,7 +79,7 @@ def write_job(directory: Path, case: Case) -> Path:
             "num_minibatches": 2,
         },
         "staleness": case.staleness,
-        "ppo": {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4},
+        "ppo": {"actor_learning_rate": case.learning_rate, "critic_learning_rate": case.learning_rate},
         "data": {"prompts": "prompts.jsonl", "tokenizer": "tokenizer.json"},
     }
     path = directory / f"{case.name}.yaml"
