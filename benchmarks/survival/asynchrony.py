@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from benchmarks.survival.job import Case, request_of, write_models
 from benchmarks.survival.kills import APART
+from meshwright.planner.simulation import pace
+from meshwright.planner.simulation.pace import planned_rounds
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.request import RunRequest
@@ -47,6 +49,8 @@ _MOST_SECONDS: Mapping[tuple[Any, str], float] = {
 """By which each is late at most."""
 
 
+Tokens: TypeAlias = Mapping[tuple[int, int], tuple[int, ...]]
+"""Trained on, by step and row."""
 _ROWS = 8
 """Of a batch: a replica has slots for all of them that are in flight, in every layout."""
 _AHEAD = {0: (0, 1), 1: (1, 1), 4: (2, 3)}
@@ -126,7 +130,7 @@ LAYOUTS = (
 class Learned:
     """What a run has trained on, by step and row, the weights that it ended with, and the seconds of its steps."""
 
-    tokens: Mapping[tuple[int, int], tuple[int, ...]]
+    tokens: Tokens
     weights: Mapping[str, Tensor]
     seconds: tuple[float, ...]
 
@@ -177,12 +181,14 @@ def measure(scratch: Path, staleness: Sequence[int] = (0, 1, 4)) -> Iterator[Rep
     """Every plan at every staleness, `REPEATS` times each."""
     write_models(scratch)
     for bound in staleness:
-        alone: dict[bool, Learned] = {}
+        alone: dict[tuple[bool, float], Learned] = {}
         for layouts in LAYOUTS:
-            if layouts.streams not in alone:
-                alone[layouts.streams] = learned(scratch, layouts.alone, bound)
+            rounds = planned_rounds(request_of(scratch, layouts.case(bound), scratch / "run", STEPS).plan)
+            how = layouts.streams, rounds
+            if how not in alone:
+                alone[how] = learned(scratch, layouts.alone, bound, rounds=rounds)
             repeats = tuple(learned(scratch, layouts, bound, seed=seed) for seed in range(1, REPEATS + 1))
-            yield Repeated(layouts=layouts.name, staleness=bound, repeats=repeats, alone=alone[layouts.streams])
+            yield Repeated(layouts=layouts.name, staleness=bound, repeats=repeats, alone=alone[how])
 
 
 def report(found: Sequence[Repeated]) -> str:
@@ -192,19 +198,20 @@ def report(found: Sequence[Repeated]) -> str:
         f"{one.apart:.0e} |"
         for one in found
     ]
-    head = f"| plan | staleness | different weights of {REPEATS} repeats | tokens of one rank | apart from its weights |"
+    head = f"| plan | staleness | different weights of {REPEATS} | tokens as on one rank | apart from its weights |"
     told = f"{sum(one.holds for one in found)} of {len(found)} plans learn the same in every repeat, bit for bit."
     return "\n".join((told, "", head, "|---|---|---|---|---|", *rows))
 
 
-def learned(scratch: Path, layouts: Layouts, staleness: int, *, seed: int = 0) -> Learned:
-    """A run of the models of `write_models`, with delays for a seed above 0."""
+def learned(scratch: Path, layouts: Layouts, staleness: int, *, seed: int = 0, rounds: float | None = None) -> Learned:
+    """A run of the models of `write_models`, with delays for a seed above 0, and with the rounds of tokens in a turn
+    that another plan has time for."""
     case, out = layouts.case(staleness), scratch / "run"
     asked = request_of(scratch, case, out, STEPS)
     out.mkdir()
     try:
-        preparation, preload = Preparation("cpu"), "meshwright.runtime.execution.train"
-        ranks = launch(_carried_out, asked, seed, num_ranks=case.num_ranks, preparation=preparation, preload=preload)
+        how = {"preparation": Preparation("cpu"), "preload": "meshwright.runtime.execution.train"}
+        ranks = launch(_carried_out, asked, seed, rounds, num_ranks=case.num_ranks, **how)
         tokens = {place: drawn for found, _ in ranks.values() for place, drawn in found.items()}
         return Learned(tokens=tokens, weights=_weights(out / "models" / f"step-{STEPS:06d}"), seconds=ranks[0][1])
     finally:
@@ -219,13 +226,15 @@ def _weights(directory: Path) -> dict[str, Tensor]:
     }
 
 
-def _carried_out(asked: RunRequest, seed: int) -> tuple[dict[tuple[int, int], tuple[int, ...]], tuple[float, ...]]:
+def _carried_out(asked: RunRequest, seed: int, rounds: float | None) -> tuple[Tokens, tuple[float, ...]]:
     """On one rank: the tokens that it trained on, and the seconds of its turns."""
+    if rounds is not None:
+        pace.planned_rounds = lambda _: rounds
     if seed:
         draw = random.Random(f"{seed}/{dist.get_rank()}")
         for (holder, name), most in _MOST_SECONDS.items():
             _make_late(holder, name, most, draw)
-    run, tokens, seconds = RankRun(asked), {}, []
+    run, tokens, seconds = RankRun(asked), dict[tuple[int, int], tuple[int, ...]](), list[float]()
     run.recorder.open(0)
     for turn in run.turns:
         began = time.perf_counter()

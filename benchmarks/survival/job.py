@@ -31,14 +31,18 @@ _SHAPE = {
     "num_labels": 1,
 }
 
+_NETWORK = {"seconds": 100e-6, "bytes_per_second": 1.25e9}
+"""Between nodes, which are of one machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A plan: its ranks, what is pinned, the bound on staleness, steps by which generation works ahead, what is set in
-    the schedules of stages that no search offers, and the learning rate of both models that are trained."""
+    """A plan: its ranks, on how many nodes, what is pinned, the bound on staleness, steps by which generation works
+    ahead, what is set in the schedules of stages that no search offers, and the learning rate of what is trained."""
 
     name: str
     num_ranks: int
+    nodes: int = 1
     pins: Sequence[str] = ()
     staleness: int = 0
     ahead: int = 0
@@ -69,7 +73,9 @@ def write_job(directory: Path, case: Case) -> Path:
         | {role: {"path": "actor"} for role in ("actor", "ref")},
         "cluster": {
             "device": "local",
-            "ranks_per_node": case.num_ranks,
+            "nodes": case.nodes,
+            "ranks_per_node": case.num_ranks // case.nodes,
+            **({"network": _NETWORK} if case.nodes > 1 else {}),
         },
         "precision": "fp32",
         "workload": {
@@ -123,7 +129,8 @@ def _moved(plan: Plan, case: Case) -> Plan:
     }
     refits = tuple(refit.model_copy(update={"start_seconds": position[refit.target]}) for refit in plan.refits)
     used = staleness_of(case.ahead, placements[GENERATE].schedule, case.staleness)
-    moved = evaluate(plan.model_copy(update={"placements": tuple(placements.values()), "refits": refits, "staleness": used}))
+    changes = {"placements": tuple(placements.values()), "refits": refits, "staleness": used}
+    moved = evaluate(plan.model_copy(update=changes))
     seconds, bound = moved.period_seconds, moved.solver.bound_seconds
     solver = {"status": "pinned", "objective_seconds": seconds, "gap": (seconds - bound) / seconds}
     moved = moved.model_copy(update={"solver": moved.solver.model_copy(update=solver)})

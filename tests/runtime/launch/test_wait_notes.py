@@ -8,12 +8,12 @@ import time
 import pytest
 from torch.distributed import DistError
 
+from benchmarks.hosts import free_port
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.launch import wait_notes
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.wait_notes import note_of, notes_on_standard_error
-from tests.runtime.hosts import free_port
 
 
 def test_a_note_names_the_nodes_that_are_missing_and_both_times() -> None:

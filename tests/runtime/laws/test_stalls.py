@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hosts import BIN, LOOPBACK, Agent, Host, free_port, namespaces_refused, two_namespaces
 from meshwright.planner.plan.plan import write_plan
-from tests.runtime.hosts import BIN, LOOPBACK, Agent, Host, free_port, namespaces_refused, two_namespaces
 from tests.runtime.small_job import request, write_job
 
 pytestmark = pytest.mark.slow
