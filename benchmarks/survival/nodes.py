@@ -1,7 +1,8 @@
 """One node of two is lost: how soon the other goes on under a new plan, and whether steps take what that plan says.
 
-The nodes are network namespaces of this machine. How long a step takes there depends on what else it does, so the new
-plan is run once more from its beginning, in the minutes behind.
+The nodes are network namespaces of this machine, with a core each, so that the one left computes as fast as before. How
+long a step takes depends on what else the machine does, so the new plan is run once more from its beginning, in the
+minutes behind.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def measure(scratch: Path) -> LostNode:
     write_models(scratch, hidden_size=128)
     job, out = write_job(scratch, CASE), scratch / "run"
     write_plan(scratch / "plan.json", planned(job, CASE.pins)[1])
-    with two_namespaces() as hosts:
+    with two_namespaces() as both:
+        hosts = [replace(host, inside=(*host.inside, "taskset", "-c", str(core))) for core, host in enumerate(both)]
         place = ("--nodes", 2, "--rendezvous", f"{hosts[0].address}:{free_port()}", "--max-restarts", 1)
         commands = [_run(scratch / "plan.json", job, out, *place, "--node-rank", node) for node in range(2)]
         left, lost = (host.start(command) for host, command in zip(hosts, commands, strict=True))
