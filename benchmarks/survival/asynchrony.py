@@ -49,8 +49,8 @@ _MOST_SECONDS: Mapping[tuple[Any, str], float] = {
 """By which each is late at most."""
 
 
-Tokens: TypeAlias = Mapping[tuple[int, int], tuple[int, ...]]
-"""Trained on, by step and row."""
+Drawn: TypeAlias = Mapping[tuple[int, int], tuple[tuple[int, ...], ...]]
+"""By step and row: the tokens that were trained on, and the versions of the weights that drew them."""
 _ROWS = 8
 """Of a batch: a replica has slots for all of them that are in flight, in every layout."""
 _AHEAD = {0: (0, 1), 1: (1, 1), 4: (2, 3)}
@@ -128,9 +128,9 @@ LAYOUTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a run has trained on, by step and row, the weights that it ended with, and the seconds of its steps."""
+    """What a run has trained on, the weights that it ended with, and the seconds of its turns."""
 
-    tokens: Tokens
+    drawn: Drawn
     weights: Mapping[str, Tensor]
     seconds: tuple[float, ...]
 
@@ -163,8 +163,8 @@ class Repeated:
 
     @property
     def draws_alike(self) -> bool:
-        """Whether the tokens are those of one rank."""
-        return self.repeats[0].tokens == self.alone.tokens
+        """Whether the tokens are those of one rank, and of the same versions."""
+        return self.repeats[0].drawn == self.alone.drawn
 
     @property
     def apart(self) -> float:
@@ -198,7 +198,7 @@ def report(found: Sequence[Repeated]) -> str:
         f"{one.apart:.0e} |"
         for one in found
     ]
-    head = f"| plan | staleness | different weights of {REPEATS} | tokens as on one rank | apart from its weights |"
+    head = f"| plan | staleness | different weights of {REPEATS} | drawn as on one rank | apart from its weights |"
     told = f"{sum(one.holds for one in found)} of {len(found)} plans learn the same in every repeat, bit for bit."
     return "\n".join((told, "", head, "|---|---|---|---|---|", *rows))
 
@@ -212,8 +212,8 @@ def learned(scratch: Path, layouts: Layouts, staleness: int, *, seed: int = 0, r
     try:
         how = {"preparation": Preparation("cpu"), "preload": "meshwright.runtime.execution.train"}
         ranks = launch(_carried_out, asked, seed, rounds, num_ranks=case.num_ranks, **how)
-        tokens = {place: drawn for found, _ in ranks.values() for place, drawn in found.items()}
-        return Learned(tokens=tokens, weights=_weights(out / "models" / f"step-{STEPS:06d}"), seconds=ranks[0][1])
+        drawn = {place: row for found, _ in ranks.values() for place, row in found.items()}
+        return Learned(drawn=drawn, weights=_weights(out / "models" / f"step-{STEPS:06d}"), seconds=ranks[0][1])
     finally:
         shutil.rmtree(out)
 
@@ -226,26 +226,27 @@ def _weights(directory: Path) -> dict[str, Tensor]:
     }
 
 
-def _carried_out(asked: RunRequest, seed: int, rounds: float | None) -> tuple[Tokens, tuple[float, ...]]:
-    """On one rank: the tokens that it trained on, and the seconds of its turns."""
+def _carried_out(asked: RunRequest, seed: int, rounds: float | None) -> tuple[Drawn, tuple[float, ...]]:
+    """On one rank: what it trained on, and the seconds of its turns."""
     if rounds is not None:
         pace.planned_rounds = lambda _: rounds
     if seed:
         draw = random.Random(f"{seed}/{dist.get_rank()}")
         for (holder, name), most in _MOST_SECONDS.items():
             _make_late(holder, name, most, draw)
-    run, tokens, seconds = RankRun(asked), dict[tuple[int, int], tuple[int, ...]](), list[float]()
+    run, drawn, seconds = RankRun(asked), dict[tuple[int, int], tuple[tuple[int, ...], ...]](), list[float]()
     run.recorder.open(0)
     for turn in run.turns:
         began = time.perf_counter()
         batch = run.turn(turn)
         seconds.append(time.perf_counter() - began)
-        for row in batch.experience.rows("tokens"):
-            tokens[batch.step, row] = tuple(batch.experience.get("tokens", row).tolist())
+        for row in batch.experience.rows("versions"):
+            fields = (batch.experience.get(name, row).tolist() for name in ("tokens", "versions"))
+            drawn[batch.step, row] = tuple(map(tuple, fields))
     run.finish()
     run.export(STEPS)
     run.close()
-    return tokens, tuple(seconds)
+    return drawn, tuple(seconds)
 
 
 def _make_late(holder: Any, name: str, most: float, draw: random.Random) -> None:
