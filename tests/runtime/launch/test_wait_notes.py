@@ -48,6 +48,16 @@ def test_notes_come_after_a_while_and_again_and_not_behind_the_end(
     assert capsys.readouterr().err == ""
 
 
+def test_where_all_nodes_have_come_there_is_nothing_to_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine they may take seconds to find each other."""
+    monkeypatch.setattr(wait_notes, "_FIRST_SECONDS", 0.1)
+    with notes_on_standard_error(lambda: note_of(Rendezvous(nodes=1), time.time(), 1, [])):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(("node_rank", "who"), [(1, r" \(node rank 0, 2\)"), (None, "")])
 def test_a_node_that_is_alone_says_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], node_rank: int | None, who: str
