@@ -37,6 +37,7 @@ def test_the_eight_plans_differ_in_ranks_pools_layouts_and_steps_ahead(models: P
     assert {"tp1,pp2,dp1,vpp2", "tp2,pp1,dp2,ep2,sp"} < layouts
     assert {plan.staleness for plan in plans} == {0, 1}
     assert any(len(plan.pools) > 1 for plan in plans)
+    assert any(plan.placement("critic_train").layout.cp == 2 for plan in plans)
 
 
 @pytest.mark.slow
