@@ -50,6 +50,7 @@ class Case:
     learning_rate: float = 3e-4
     longest_prompt: int = 8
     """That is allowed; all have six tokens."""
+    longest_response: int = 10
 
 
 def write_models(directory: Path, *, hidden_size: int = 64, has_experts: bool = False) -> None:
@@ -83,7 +84,11 @@ def write_job(directory: Path, case: Case) -> Path:
         "workload": {
             "batch_size": 8,
             "prompt": {"max": case.longest_prompt, "fixed": 6},
-            "response": {"max": 10, "median": 5, "p99": 10},
+            "response": {
+                "max": case.longest_response,
+                "median": case.longest_response // 2,
+                "p99": case.longest_response,
+            },
             "num_minibatches": 2,
         },
         "staleness": case.staleness,

@@ -1,8 +1,9 @@
 """This rank's ends of what streams from generation: chunks of responses as messages, and their order at the reader.
 
 Sends do not wait. A replica's first rank takes messages in the order in which they come, whoever sends them, and passes
-them on to its other ranks, so that all of the replica follow one order. A message goes through the model by itself: the
-last digits of what is computed depend on what is computed together, and that must not depend on when messages come.
+them on to its other ranks, so that all of the replica follow one order. What is computed together decides the last
+digits of what is computed, and must not depend on when messages come: so a message goes through the model by itself,
+and it is the sender who has chunks wait for each other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import Stream, lower
@@ -39,23 +40,37 @@ class ChunkMessage:
 class ChunkSender:
     """An owner's end of one stream. A sequence goes to one replica of the reader, chosen by its number."""
 
-    def __init__(self, leaders: Sequence[int], transport: Transport, channel: int) -> None:
-        """`leaders` are the first ranks of the reader's replicas."""
-        self._leaders, self._transport, self._channel = leaders, transport, channel
+    def __init__(self, leaders: Sequence[int], transport: Transport, channel: int, *, rows: int = 1) -> None:
+        """`leaders` are the first ranks of the reader's replicas, each of which takes so many `rows` at once."""
+        self._leaders, self._transport, self._channel, self._rows = leaders, transport, channel, rows
+        self._waiting: list[dict[int, TokenChunk]] = [{} for _ in leaders]
 
-    def send(self, chunks: Iterable[TokenChunk]) -> None:
-        """Sends chunks of different sequences to the replicas that read them, one message to each."""
-        parts: dict[int, list[TokenChunk]] = {}
+    def send(self, chunks: Iterable[TokenChunk], num_live: int = 0) -> None:
+        """Sends chunks to the replicas that read their sequences, one message to each.
+
+        Those of a replica wait until there are as many as it takes at once, or as many as its share of the live
+        sequences is, which have one each before any has two.
+        """
         for chunk in chunks:
-            parts.setdefault(chunk.sequence % len(self._leaders), []).append(chunk)
-        for replica, part in parts.items():
-            self._post(replica, ChunkMessage(tuple(part)))
+            waiting = self._waiting[chunk.sequence % len(self._leaders)]
+            before = waiting.get(chunk.sequence)
+            waiting[chunk.sequence] = replace(chunk, tokens=before.tokens + chunk.tokens) if before else chunk
+        enough = min(self._rows, -(-num_live // len(self._leaders)))
+        for replica, waiting in enumerate(self._waiting):
+            if len(waiting) >= enough:
+                self._post_waiting(replica)
 
     def end(self, delivered: Mapping[int, int]) -> None:
         """Ends the turn, in which these sequences fill these rows of the batch."""
         for replica in range(len(self._leaders)):
+            self._post_waiting(replica)
             mine = {number: row for number, row in delivered.items() if number % len(self._leaders) == replica}
             self._post(replica, ChunkMessage(delivered=mine))
+
+    def _post_waiting(self, replica: int) -> None:
+        if waiting := self._waiting[replica]:
+            self._post(replica, ChunkMessage(tuple(waiting.values())))
+            waiting.clear()
 
     def _post(self, replica: int, message: ChunkMessage) -> None:
         self._transport.send(packed(message), self._leaders[replica], self._channel)
@@ -139,7 +154,9 @@ class Streaming:
             replicas = _replicas(plan, stream)
             if transport.rank in stream.owners:
                 leaders = [replica[0] for replica in replicas]
-                self.sending.append(ChunkSending(stream.chunk_tokens, ChunkSender(leaders, transport, channel)))
+                rows = plan.placement(stream.consumer).schedule.micro_batch_size
+                sender = ChunkSender(leaders, transport, channel, rows=rows)
+                self.sending.append(ChunkSending(stream.chunk_tokens, sender))
             for replica in replicas:
                 if transport.rank in replica:
                     self.readers[stream.consumer] = ChunkReader(stream.owners, replica, transport, channel)

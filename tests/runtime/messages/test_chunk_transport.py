@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from meshwright.runtime.messages.chunk_transport import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
-from meshwright.runtime.messages.transport import Transport
+from meshwright.runtime.messages.transport import Transport, unpacked
 from tests.runtime.ranks import run_on_ranks
 
 OWNERS, REPLICA = (0, 1), (2, 3)
@@ -82,6 +83,41 @@ def test_what_goes_through_a_model_together_does_not_depend_on_when_it_came() ->
     none_slow, *others = (run_on_ranks(4, passes, slow)[2] for slow in (3, 0, 1, 2))
     assert {len(chunks) for chunks in none_slow} == {0, NUM_SEQUENCES // len(OWNERS)}
     assert others == [none_slow] * 3
+
+
+class Sent:
+    """A transport that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[ChunkMessage] = []
+
+    def send(self, message: torch.Tensor, _: int, __: int) -> None:
+        self.messages.append(unpacked(message))
+
+
+def test_chunks_wait_for_as_many_as_go_through_the_model_together_or_as_sequences_are_live() -> None:
+    sent = Sent()
+    sender = ChunkSender((0,), sent, channel=0, rows=3)  # type: ignore[arg-type]
+    for number, live in ((0, 9), (1, 9), (2, 9), (3, 2), (4, 2), (5, 0), (6, 9)):
+        sender.send([TokenChunk(number, (number,))], live)
+    sender.end({})
+    assert [[chunk.sequence for chunk in message.chunks] for message in sent.messages] == [
+        [0, 1, 2],
+        [3, 4],
+        [5],
+        [6],
+        [],
+    ]
+
+
+def test_a_chunk_that_waits_goes_together_with_the_next_of_its_sequence() -> None:
+    sent = Sent()
+    sender = ChunkSender((0,), sent, channel=0, rows=3)  # type: ignore[arg-type]
+    sender.send([TokenChunk(7, (1, 2))], 9)
+    sender.send([TokenChunk(7, (3,), is_last=True), TokenChunk(8, (4,))], 9)
+    sender.end({7: 0})
+    assert sent.messages[0].chunks == (TokenChunk(7, (1, 2, 3), is_last=True), TokenChunk(8, (4,)))
+    assert sent.messages[1].delivered == {7: 0}
 
 
 def shares() -> list[tuple[int, int]]:

@@ -93,7 +93,9 @@ def test_room_for_a_bytearray_is_not_asked_for(saved: Path, tmp_path: Path) -> N
     """CPython's reader may complain at standard error where it gets none, beside what it raises."""
     copy = tmp_path / "step"
     shutil.copytree(saved, copy)
-    (copy / ".metadata").write_bytes(pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + (2**62).to_bytes(8, "little") + b"few")
+    (copy / ".metadata").write_bytes(
+        pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + (2**62).to_bytes(8, "little") + b"few"
+    )
     assert "MemoryError" not in refused(copy, tmp_path / "mark")
     (copy / ".metadata").write_bytes(pickle.dumps(bytearray(b"few"), protocol=5))
     assert "it holds a bytearray" in refused(copy, tmp_path / "mark")
