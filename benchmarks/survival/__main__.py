@@ -12,8 +12,8 @@
 `matrix` saves a run under each of eight plans and resumes it under each of them; `kills` kills ranks at 60 seeded
 moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs; `memory` runs
 the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang wherever it can;
-`asynchrony` runs four plans at three bounds on the staleness three times each, with delays everywhere; `nodes` takes
-one of two nodes away; `documents` gives mutated files of every kind to the commands that read them.
+`asynchrony` runs four plans at three bounds on the staleness three times each, with delays everywhere, and says what
+it costs that they learn the same; `nodes` takes one of two nodes away; `documents` gives mutated files of every kind to the commands that read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,18 @@ import tempfile
 from pathlib import Path
 from typing import TypeAlias
 
-from benchmarks.survival import asynchrony, documents, hangs, hostile_world, kills, matrix, memory, nodes, saves
+from benchmarks.survival import (
+    asynchrony,
+    asynchrony_cost,
+    documents,
+    hangs,
+    hostile_world,
+    kills,
+    matrix,
+    memory,
+    nodes,
+    saves,
+)
 
 Measured: TypeAlias = tuple[str, bool]
 """A table of Markdown, and whether all that was asked holds."""
@@ -56,8 +67,9 @@ def _hangs(_: argparse.Namespace, scratch: Path) -> Measured:
 
 
 def _asynchrony(_: argparse.Namespace, scratch: Path) -> Measured:
-    repeated = [*asynchrony.measure(scratch)]
-    return asynchrony.report(repeated), all(one.holds for one in repeated)
+    repeated, cost = [*asynchrony.measure(scratch)], asynchrony_cost.measure(scratch)
+    told = f"{asynchrony.report(repeated)}\n\n{asynchrony_cost.report(cost)}"
+    return told, all(one.holds for one in (*repeated, cost))
 
 
 def _nodes(_: argparse.Namespace, scratch: Path) -> Measured:

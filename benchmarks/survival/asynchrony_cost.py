@@ -37,11 +37,13 @@ CASE = Case(
 )
 """Slots are filled again as responses end, so that chunks are whole at different times, and few are sent together."""
 STEPS, REPEATS = 10, 4
+MOST_MORE = 0.1
+"""Of a step."""
 _WARM_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class SamenessCost:
     """Medians of the seconds of a step: with chunks as they were sent, and with all that has come together."""
 
     as_sent: float
@@ -52,8 +54,13 @@ class Cost:
         """Of a step, as a fraction."""
         return self.as_sent / self.as_come - 1.0
 
+    @property
+    def holds(self) -> bool:
+        """Whether it is as little as was asked."""
+        return self.more < MOST_MORE
 
-def measure(scratch: Path) -> Cost:
+
+def measure(scratch: Path) -> SamenessCost:
     """Runs in turns, `REPEATS` of each."""
     models = scratch / "models of the cost"
     models.mkdir()
@@ -66,14 +73,14 @@ def measure(scratch: Path) -> Cost:
             how = {"preparation": Preparation("cpu"), "preload": "meshwright.runtime.execution.train"}
             seconds[as_come] += launch(_seconds_of_steps, asked, as_come, num_ranks=2, **how)[1][_WARM_STEPS:]
             shutil.rmtree(asked.out)
-    return Cost(as_sent=statistics.median(seconds[False]), as_come=statistics.median(seconds[True]))
+    return SamenessCost(as_sent=statistics.median(seconds[False]), as_come=statistics.median(seconds[True]))
 
 
-def report(found: Cost) -> str:
+def report(found: SamenessCost) -> str:
     """In a sentence."""
     return (
         f"Chunks as they were sent: {found.as_sent:.3f} s a step; all that has come together: {found.as_come:.3f} s: "
-        f"{found.more:+.1%}."
+        f"{found.more:+.1%} (of {MOST_MORE:.0%})."
     )
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.survival import asynchrony, kills, matrix, nodes, saves
+from benchmarks.survival import asynchrony, asynchrony_cost, kills, matrix, nodes, saves
 from benchmarks.survival.asynchrony import LAYOUTS, Learned, Repeated
+from benchmarks.survival.asynchrony_cost import SamenessCost
 from benchmarks.survival.job import planned, request_of, write_job, write_models
 from benchmarks.survival.kills import CASES, INTERVAL, Survived
 from benchmarks.survival.matrix import PLANS, TOLERANCE, Pair
@@ -88,6 +89,12 @@ def test_a_plan_holds_that_learns_the_same_in_every_repeat_and_as_one_rank_does_
     assert not repeated(learned(1.1), learned(1.1)).holds
     assert repeated(learned(1.1, version=1), learned(1.1, version=1)).holds
     assert "| two pools | 1 | 2 | yes | 1e-01 |" in asynchrony.report([repeated(learned(1.1), learned(1.2))])
+
+
+def test_what_it_costs_to_learn_the_same_is_told_and_may_be_a_tenth() -> None:
+    assert SamenessCost(as_sent=1.09, as_come=1.0).holds
+    assert not SamenessCost(as_sent=1.11, as_come=1.0).holds
+    assert asynchrony_cost.report(SamenessCost(as_sent=1.05, as_come=1.0)).endswith("+5.0% (of 10%).")
 
 
 def test_a_node_that_is_lost_holds_when_the_run_goes_on_in_time_and_as_planned() -> None:
