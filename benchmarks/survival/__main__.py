@@ -13,7 +13,8 @@
 moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs; `memory` runs
 the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang wherever it can;
 `asynchrony` runs four plans at three bounds on the staleness three times each, with delays everywhere, and says what
-it costs that they learn the same; `nodes` takes one of two nodes away; `documents` gives mutated files of every kind to the commands that read them.
+it costs that they learn the same; `nodes` takes one of two nodes away; `documents` gives mutated files of every kind
+to the commands that read them.
 """
 
 from __future__ import annotations
