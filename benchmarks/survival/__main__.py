@@ -5,12 +5,16 @@
     python -m benchmarks.survival saves
     python -m benchmarks.survival memory --steps 3000
     python -m benchmarks.survival hangs
+    python -m benchmarks.survival asynchrony
+    python -m benchmarks.survival nodes
     python -m benchmarks.survival documents --files 40000 --keep survived-not
 
 `matrix` saves a run under each of eight plans and resumes it under each of them; `kills` kills ranks at 60 seeded
 moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs; `memory` runs
-the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang
-wherever it can; `documents` gives mutated files of every kind to the commands that read them.
+the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang wherever it can;
+`asynchrony` runs four plans at three bounds on the staleness three times each, with delays everywhere, and says what
+it costs that they learn the same; `nodes` takes one of two nodes away; `documents` gives mutated files of every kind
+to the commands that read them.
 """
 
 from __future__ import annotations
@@ -20,14 +24,84 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TypeAlias
 
-from benchmarks.survival import documents, hangs, hostile_world, kills, matrix, memory, saves
+from benchmarks.survival import (
+    asynchrony,
+    asynchrony_cost,
+    documents,
+    hangs,
+    hostile_world,
+    kills,
+    matrix,
+    memory,
+    nodes,
+    saves,
+)
+
+Measured: TypeAlias = tuple[str, bool]
+"""A table of Markdown, and whether all that was asked holds."""
+
+
+def _matrix(_: argparse.Namespace, scratch: Path) -> Measured:
+    pairs = matrix.measure(scratch)
+    return matrix.report(pairs), all(pair.holds for pair in pairs)
+
+
+def _kills(asked: argparse.Namespace, scratch: Path) -> Measured:
+    found = kills.measure(scratch, num_kills=asked.kills, kills_per_run=5, steps=16)
+    return kills.report(found), all(one.holds for one in found)
+
+
+def _saves(_: argparse.Namespace, scratch: Path) -> Measured:
+    return saves.report(saves.measure(scratch, steps=12, repeats=3, hidden_size=256)), True
+
+
+def _memory(asked: argparse.Namespace, scratch: Path) -> Measured:
+    ranks = memory.measure(scratch, steps=asked.steps)
+    return memory.report(ranks), all(one.holds for one in ranks)
+
+
+def _hangs(_: argparse.Namespace, scratch: Path) -> Measured:
+    named = [*hangs.measure(scratch)]
+    return hangs.report(named), all(one.holds for one in named)
+
+
+def _asynchrony(_: argparse.Namespace, scratch: Path) -> Measured:
+    repeated, cost = [*asynchrony.measure(scratch)], asynchrony_cost.measure(scratch)
+    told = f"{asynchrony.report(repeated)}\n\n{asynchrony_cost.report(cost)}"
+    return told, all(one.holds for one in (*repeated, cost))
+
+
+def _nodes(_: argparse.Namespace, scratch: Path) -> Measured:
+    lost = nodes.measure(scratch)
+    return nodes.report(lost), lost.holds
+
+
+def _documents(asked: argparse.Namespace, scratch: Path) -> Measured:
+    hostile_world.write(scratch / "world")
+    tried = documents.measure(
+        scratch / "world", asked.keep, number=asked.files, num_workers=asked.workers, seed=asked.seed
+    )
+    return documents.report(tried), tried.holds
+
+
+_MEASURES = {
+    "matrix": _matrix,
+    "kills": _kills,
+    "saves": _saves,
+    "memory": _memory,
+    "hangs": _hangs,
+    "asynchrony": _asynchrony,
+    "nodes": _nodes,
+    "documents": _documents,
+}
 
 
 def main() -> int:
     """The exit code: 0, or 1 where something did not survive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("matrix", "kills", "saves", "memory", "documents", "hangs"))
+    parser.add_argument("what", choices=tuple(_MEASURES))
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--steps", type=int, default=3000, help="of the long run")
     parser.add_argument("--files", type=int, default=40_000, help="that are mutated")
@@ -37,34 +111,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the report goes; printed in any case")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        text, holds = _measured(asked, Path(scratch))
+        text, holds = _MEASURES[asked.what](asked, Path(scratch))
     told = f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores\n\n{text}\n"
     print(told)
     if asked.out:
         asked.out.write_text(f"# Survival: {asked.what}\n\n{told}")
     return 0 if holds else 1
-
-
-def _measured(asked: argparse.Namespace, scratch: Path) -> tuple[str, bool]:
-    if asked.what == "matrix":
-        pairs = matrix.measure(scratch)
-        return matrix.report(pairs), all(pair.holds for pair in pairs)
-    if asked.what == "kills":
-        found = kills.measure(scratch, num_kills=asked.kills, kills_per_run=5, steps=16)
-        return kills.report(found), all(one.holds for one in found)
-    if asked.what == "memory":
-        ranks = memory.measure(scratch, steps=asked.steps)
-        return memory.report(ranks), all(one.holds for one in ranks)
-    if asked.what == "documents":
-        hostile_world.write(scratch / "world")
-        tried = documents.measure(
-            scratch / "world", asked.keep, number=asked.files, num_workers=asked.workers, seed=asked.seed
-        )
-        return documents.report(tried), tried.holds
-    if asked.what == "hangs":
-        named = [*hangs.measure(scratch)]
-        return hangs.report(named), all(one.holds for one in named)
-    return saves.report(saves.measure(scratch, steps=12, repeats=3, hidden_size=256)), True
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,8 +16,9 @@ from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import patterns, staleness_of
 from meshwright.planner.plan.verify import require_valid
+from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
 
 _SHAPE = {
@@ -30,16 +31,26 @@ _SHAPE = {
     "num_labels": 1,
 }
 
+_NETWORK = {"seconds": 100e-6, "bytes_per_second": 1.25e9}
+"""Between nodes, which are of one machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A plan: its ranks, what is pinned, the bound on staleness, and steps by which generation works ahead."""
+    """A plan: its ranks, on how many nodes, what is pinned, the bound on staleness, steps by which generation works
+    ahead, what is set in the schedules of stages that no search offers, and the learning rate of what is trained."""
 
     name: str
     num_ranks: int
+    nodes: int = 1
     pins: Sequence[str] = ()
     staleness: int = 0
     ahead: int = 0
+    schedules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    learning_rate: float = 3e-4
+    longest_prompt: int = 8
+    """That is allowed; all have six tokens."""
+    longest_response: int = 10
 
 
 def write_models(directory: Path, *, hidden_size: int = 64, has_experts: bool = False) -> None:
@@ -65,17 +76,23 @@ def write_job(directory: Path, case: Case) -> Path:
         | {role: {"path": "actor"} for role in ("actor", "ref")},
         "cluster": {
             "device": "local",
-            "ranks_per_node": case.num_ranks,
+            "nodes": case.nodes,
+            "ranks_per_node": case.num_ranks // case.nodes,
+            **({"network": _NETWORK} if case.nodes > 1 else {}),
         },
         "precision": "fp32",
         "workload": {
             "batch_size": 8,
-            "prompt": {"max": 8, "fixed": 6},
-            "response": {"max": 10, "median": 5, "p99": 10},
+            "prompt": {"max": case.longest_prompt, "fixed": 6},
+            "response": {
+                "max": case.longest_response,
+                "median": case.longest_response // 2,
+                "p99": case.longest_response,
+            },
             "num_minibatches": 2,
         },
         "staleness": case.staleness,
-        "ppo": {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4},
+        "ppo": {"actor_learning_rate": case.learning_rate, "critic_learning_rate": case.learning_rate},
         "data": {"prompts": "prompts.jsonl", "tokenizer": "tokenizer.json"},
     }
     path = directory / f"{case.name}.yaml"
@@ -90,9 +107,9 @@ def request_of(directory: Path, case: Case, out: Path, steps: int) -> RunRequest
 
 
 def planned_ahead(path: Path, case: Case) -> tuple[Job, Plan]:
-    """A job and its plan, with generation as many steps ahead as the case says."""
+    """A job and its plan, with generation as many steps ahead as the case says, and its schedules."""
     job, plan = planned(path, case.pins)
-    return job, _ahead(plan, case.ahead) if case.ahead else plan
+    return job, _moved(plan, case) if case.ahead or case.schedules else plan
 
 
 def planned(path: Path, pins: Sequence[str]) -> tuple[Job, Plan]:
@@ -104,11 +121,23 @@ def planned(path: Path, pins: Sequence[str]) -> tuple[Job, Plan]:
     return job, plan
 
 
-def _ahead(plan: Plan, steps: int) -> Plan:
-    """The plan with generation so many steps ahead, timed again."""
-    ahead = patterns(plan.graph, steps)[steps]
-    placements = tuple(p.model_copy(update={"steps_ahead": ahead[p.stage]}) for p in plan.placements)
-    moved = evaluate(plan.model_copy(update={"placements": placements, "staleness": steps}))
+def _moved(plan: Plan, case: Case) -> Plan:
+    """The plan with generation so many steps ahead and with these schedules, in the graph's order, timed again."""
+    ahead, position = patterns(plan.graph, case.ahead)[case.ahead], plan.graph.position
+    placements = {
+        p.stage: p.model_copy(
+            update={
+                "steps_ahead": ahead[p.stage],
+                "schedule": replace(p.schedule, **case.schedules.get(p.stage, {})),
+                "start_seconds": position[p.stage],
+            }
+        )
+        for p in plan.placements
+    }
+    refits = tuple(refit.model_copy(update={"start_seconds": position[refit.target]}) for refit in plan.refits)
+    used = staleness_of(case.ahead, placements[GENERATE].schedule, case.staleness)
+    changes = {"placements": tuple(placements.values()), "refits": refits, "staleness": used}
+    moved = evaluate(plan.model_copy(update=changes))
     seconds, bound = moved.period_seconds, moved.solver.bound_seconds
     solver = {"status": "pinned", "objective_seconds": seconds, "gap": (seconds - bound) / seconds}
     moved = moved.model_copy(update={"solver": moved.solver.model_copy(update=solver)})

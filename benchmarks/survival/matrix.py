@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,20 +26,26 @@ TOLERANCE = 1e-4
 
 _OF_TIME = {"seconds", "tokens_per_second", "overhead"}
 
+_case = partial(Case, longest_prompt=4086)
+"""A job whose sequences may have 4,096 tokens, so that two ranks may have a part of each."""
 PLAIN = ("actor_generate.batches_in_flight=1", "actor_generate.overcommit=0")
 REFERENCES = (
-    Case(name="1 rank", num_ranks=1),
-    Case(name="1 rank, a step ahead", num_ranks=1, pins=PLAIN, staleness=1, ahead=1),
+    _case(name="1 rank", num_ranks=1),
+    _case(name="1 rank, a step ahead", num_ranks=1, pins=PLAIN, staleness=1, ahead=1),
 )
 PLANS = (
     REFERENCES[0],
-    Case(name="tp2, generated in pp2", num_ranks=2, pins=("actor_train.layout=tp2,sp", "actor_generate.layout=pp2")),
-    Case(name="dp2,ep2", num_ranks=2, pins=("actor_train.layout=dp2,ep2", "critic_train.layout=pp2")),
-    Case(name="vpp2 and tp2", num_ranks=2, pins=("actor_train.layout=pp2,vpp2", "actor_generate.layout=tp2")),
-    Case(name="4 ranks, ep2", num_ranks=4, pins=("actor_train.layout=tp2,dp2,ep2,sp", "critic_train.layout=pp4")),
-    Case(name="4 ranks, pp2,dp2", num_ranks=4, pins=("actor_train.layout=pp2,dp2", "critic_train.layout=tp2,dp2")),
+    _case(
+        name="tp2, generated in pp2, critic cp2",
+        num_ranks=2,
+        pins=("actor_train.layout=tp2,sp", "actor_generate.layout=pp2", "critic_train.layout=cp2"),
+    ),
+    _case(name="dp2,ep2", num_ranks=2, pins=("actor_train.layout=dp2,ep2", "critic_train.layout=pp2")),
+    _case(name="vpp2 and tp2", num_ranks=2, pins=("actor_train.layout=pp2,vpp2", "actor_generate.layout=tp2")),
+    _case(name="4 ranks, ep2", num_ranks=4, pins=("actor_train.layout=tp2,dp2,ep2,sp", "critic_train.layout=pp4")),
+    _case(name="4 ranks, pp2,dp2", num_ranks=4, pins=("actor_train.layout=pp2,dp2", "critic_train.layout=tp2,dp2")),
     REFERENCES[1],
-    Case(name="two pools, a step ahead", num_ranks=2, pins=(*APART, *PLAIN), staleness=1, ahead=1),
+    _case(name="two pools, a step ahead", num_ranks=2, pins=(*APART, *PLAIN), staleness=1, ahead=1),
 )
 
 

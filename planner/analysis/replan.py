@@ -27,6 +27,8 @@ from meshwright.planner.search.progress import Progress
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.documents import digest
+from meshwright.profiles.environment.seen_lengths import as_seen, with_lengths
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.observations import met, observe
@@ -100,14 +102,25 @@ def facts_from(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes: i
     """
     layouts = {placement.stage: placement.layout for placement in plan.placements}
     seen = observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
+    workload = with_lengths(facts.workload, as_seen(met(facts.workload, seen)))
+    return without_nodes(facts, lost_nodes).model_copy(update={"workload": workload})
+
+
+def without_nodes(facts: Facts, lost_nodes: int) -> Facts:
+    """The facts with so many nodes fewer. Raises BadInput as `facts_from`."""
     cluster = facts.cluster
     if lost_nodes and not isinstance(cluster, Cluster):
         raise BadInput("--lost-nodes: the cluster has nodes of several kinds; describe what is left in --job.")
-    if isinstance(cluster, Cluster):
-        if not 0 <= lost_nodes < cluster.nodes:
-            raise BadInput(f"--lost-nodes {lost_nodes} leaves no node of {cluster.nodes}; lose fewer.")
-        cluster = cluster.model_copy(update={"nodes": cluster.nodes - lost_nodes})
-    return facts.model_copy(update={"cluster": cluster, "workload": met(facts.workload, seen)})
+    if not isinstance(cluster, Cluster):
+        return facts
+    if not 0 <= lost_nodes < cluster.nodes:
+        raise BadInput(f"--lost-nodes {lost_nodes} leaves no node of {cluster.nodes}; lose fewer.")
+    return facts.model_copy(update={"cluster": cluster.model_copy(update={"nodes": cluster.nodes - lost_nodes})})
+
+
+def of_run(plan: Plan) -> Plan:
+    """The plan, which says that its lengths are not what the job expects: they are those of `facts_from`."""
+    return plan.model_copy(update={"digests": {**plan.digests, "trace": digest(as_seen(plan.facts.workload))}})
 
 
 def replan(

@@ -5,8 +5,10 @@ A pin that no legal choice keeps is told and left out; a number of rows or slots
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from meshwright.cost_models.question import CostModel
@@ -60,27 +62,29 @@ def imported(
     remodel: Remodel,
     *,
     limits: Limits | None = None,
+    search_seconds: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Imported:
-    """The configuration costed as it is, and what is best within the trainer and without."""
-    model, asked = remodel(facts), limits or Limits()
+    """The configuration costed as it is, and what is best within the trainer and without, each searched for under the
+    limits and for so many seconds at most."""
+    model, asked = remodel(facts), partial(_beginning, limits or Limits(), search_seconds)
     tell = progress or _silent
     pins, notes = _legal(facts, configured)
     if "models.reward" not in configured.words:
         notes.append("the configuration has no reward model; the one that was given is costed with it.")
     tell("costing the configuration", 0, 1)
-    plan = _as_configured(facts, model, pins, configured, asked)
+    plan = _as_configured(facts, model, pins, configured, asked())
     if plan is None:
-        notes.append(_why_not(facts, model, pins, asked))
+        notes.append(_why_not(facts, model, pins, asked()))
     found = within(
         reader.trainer,
         facts,
         model,
-        limits=asked,
+        limits=asked(),
         progress=lambda done, total: tell(f"searching what {reader.trainer.name} can say", done, total),
     )
     tell("searching all plans", 0, 1)
-    free = best_plan(facts, model, limits=asked)
+    free = best_plan(facts, model, limits=asked())
     all_found = (free if isinstance(free, Plan) else None, found.plan if found else None, plan)
     return Imported(
         plan=plan,
@@ -90,6 +94,13 @@ def imported(
         notes=(*configured.notes, *notes),
         unread=configured.unread,
     )
+
+
+def _beginning(limits: Limits, seconds: float | None) -> Limits:
+    """Those of a search that begins now."""
+    if seconds is None:
+        return limits
+    return replace(limits, max_deterministic_time=seconds, deadline=time.monotonic() + seconds)
 
 
 def _as_configured(
@@ -104,6 +115,8 @@ def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limi
     """What binds where nothing of the configuration fits."""
     answer = compile_plan(facts, model, pins=tuple(map(str, pins)), limits=limits)
     reasons = " ".join(limit.sentence for limit in answer.limits) if isinstance(answer, NoPlan) else ""
+    if isinstance(answer, NoPlan) and answer.status == "out_of_limit":
+        return f"it is not known what a step of the configuration takes: {reasons}"
     return f"by our costs the configuration fits into no memory as it is: {reasons}"
 
 

@@ -25,7 +25,7 @@ from meshwright.profiles.documents import digest, write_atomically
 from meshwright.profiles.environment.seen_lengths import SeenLengths
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import Pathname, limits_of, remodel
+from meshwright.runtime.api.given import Pathname, limits_of, remodel, require_number
 from meshwright.runtime.api.planning import as_seen, structures_by
 from meshwright.runtime.records.outputs import require_directory
 
@@ -145,14 +145,17 @@ def import_configuration(
     shapes: Mapping[str, Path] | None = None,
     table: Table | None = None,
     limits: Limits | None = None,
+    search_seconds: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[str, Imported]:
     """A trainer's configuration as the YAML of a job for `directory`, costed as it is, and what would be faster.
 
     `shapes` are Hugging Face directories or config.json files by role, or under an empty name for all models that are
-    not where the configuration says. Raises BadInput for what is no configuration of the trainer, a key that has no
-    place in a job, a model that is not here and a device that is not known.
+    not where the configuration says. Each of the searches takes `search_seconds` at most, if they are given. Raises
+    BadInput for what is no configuration of the trainer, a key that has no place in a job, a model that is not here and
+    a device that is not known.
     """
+    require_number("search_seconds", search_seconds, least=0.1, most=1e6)
     reader = READERS[_trainer(trainer).name]
     configured = reader.read(Path(path))
     source = JobSource(
@@ -164,7 +167,15 @@ def import_configuration(
         shapes=shapes or {},
     )
     facts = resolve(source.job(configured, Path(directory)), Path(directory))
-    found = imported(reader, configured, facts, remodel(table), limits=limits_of(limits), progress=progress)
+    found = imported(
+        reader,
+        configured,
+        facts,
+        remodel(table),
+        limits=limits_of(limits),
+        search_seconds=search_seconds,
+        progress=progress,
+    )
     return source.text(configured, Path(directory)), found
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 
 from meshwright.planner.analysis.correct_table import calibrate, read_run
-from meshwright.planner.analysis.replan import Paced, Replanned, factors_of, facts_from
+from meshwright.planner.analysis.replan import Paced, Replanned, factors_of, facts_from, of_run
 from meshwright.planner.analysis.replan import replan as planned_anew
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
@@ -41,4 +42,5 @@ def replan(
     paces = factors_of(calibrate(plan, spans, table, date=datetime.date.today().isoformat()))
     model = Paced(remodel(table)(seen), paces)
     asked = limits_of(limits) if limits else None
-    return planned_anew(plan, seen, model, pins=parse_pins(plan.pins, plan.graph), limits=asked)
+    found = planned_anew(plan, seen, model, pins=parse_pins(plan.pins, plan.graph), limits=asked)
+    return replace(found, plan=of_run(found.plan))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.correct_table import calibrate, read_run
-from meshwright.planner.analysis.replan import Paced, factors_of, replan
+from meshwright.planner.analysis.replan import Paced, factors_of, facts_from, of_run, replan, without_nodes
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
@@ -46,28 +46,29 @@ def for_those_who_came(request: RunRequest) -> RunRequest:
 
 
 def planned_again(request: RunRequest, num_nodes: int) -> Plan:
-    """The best plan near that of the request for so many nodes, at the speeds that the run has shown.
+    """The best plan near that of the request for so many nodes, at the lengths and the speeds that the run has shown.
 
     Pins that cannot be kept on fewer nodes are let go, all of them. Raises BadInput where no plan fits.
     """
     plan = request.plan
     if not isinstance(plan.facts.cluster, Cluster):
         raise BadInput("the nodes left are of several kinds; describe them in the job and plan it again.")
-    cluster = plan.facts.cluster.model_copy(update={"nodes": num_nodes})
-    facts = plan.facts.model_copy(update={"cluster": cluster})
-    model = _as_shown(request, facts)
+    facts, model = _as_shown(request, plan.facts.cluster.nodes - num_nodes)
     try:
-        return replan(plan, facts, model, pins=parse_pins(plan.pins, plan.graph)).plan
+        found = replan(plan, facts, model, pins=parse_pins(plan.pins, plan.graph)).plan
     except BadInput:
-        return replan(plan, facts, model).plan
+        found = replan(plan, facts, model).plan
+    return of_run(found) if isinstance(model, Paced) else found
 
 
-def _as_shown(request: RunRequest, facts: Facts) -> CostModel:
-    """Costs as the run has met them, or as they are where it has shown too little."""
-    model = model_of(facts)
+def _as_shown(request: RunRequest, lost_nodes: int) -> tuple[Facts, CostModel]:
+    """Facts and costs without so many nodes, as the run has met them, or as they are where it has shown too little."""
+    plan = request.plan
     try:
-        spans = read_run(request.plan, request.out)
-        found = calibrate(request.plan, spans, None, date=datetime.date.today().isoformat())
+        spans = read_run(plan, request.out)
+        facts = facts_from(plan, plan.facts, spans, lost_nodes=lost_nodes)
+        found = calibrate(plan, spans, None, date=datetime.date.today().isoformat())
     except BadInput:
-        return model
-    return Paced(model, factors_of(found))
+        facts = without_nodes(plan.facts, lost_nodes)
+        return facts, model_of(facts)
+    return facts, Paced(model_of(facts), factors_of(found))

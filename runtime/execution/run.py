@@ -159,14 +159,19 @@ class RankRun:
         )
 
     def turn(self, turn: int) -> StepExperience:
-        """One turn; returns what this rank holds of the experience that it trained on."""
-        self._saver.check()
+        """One turn; returns what this rank holds of the experience that it trained on.
+
+        It ends when the checkpoint that was begun before it is on the disk, so that a failure never loses more steps
+        than lie between two checkpoints.
+        """
         outcome = self._executor.execute(self._program, turn, self.steps)
         ended = time.perf_counter()
         self._watch.met(ended - self._ended)
         inside = self._waited + sum(span.seconds for span in outcome.spans)
-        self._reports.send(replace(outcome, overhead=1 - inside / (ended - self._ended)))
-        self._ended = ended
+        overhead = 1 - inside / (ended - self._ended)
+        self.wait_for_checkpoint(turn)
+        self._ended = time.perf_counter()
+        self._reports.send(replace(outcome, overhead=overhead))
         with self._watch.waiting("the reports of a turn", turn):
             outcomes = self._reports.take(behind=self._program.most_ahead)
         if outcomes:

@@ -27,8 +27,8 @@ STACKS = "stacks"
 
 _BEAT_SECONDS, _LEAST_BEAT_SECONDS = 1.0, 0.05
 """Between two signs of life, and at least where there is more to tell."""
-_ANSWER_SECONDS = 3.0
-"""In which every rank that is alive has written its stacks and told where it is."""
+_ANSWER_SECONDS, _LOOK_SECONDS = 3.0, 0.1
+"""In which every rank that is alive has written its stacks and told where it is, and between two looks for it."""
 _EXPIRED = "expired"
 _BEHIND_A_TURN = 10**6
 """Where what is done between turns stands among the instructions of the turn before."""
@@ -96,7 +96,7 @@ class Watchdog:
     def _watch(self) -> None:
         last = time.monotonic()
         while not self._over.wait(_LEAST_BEAT_SECONDS):
-            self._changed.wait(_BEAT_SECONDS)
+            self._changed.wait(self._pause_seconds())
             self._changed.clear()
             now = time.monotonic()
             with self._lock:
@@ -111,6 +111,12 @@ class Watchdog:
                     return
                 elif not self._doing.waits and self._store.check([_EXPIRED]):
                     self._write_stacks()
+
+    def _pause_seconds(self) -> float:
+        """Until the next sign of life, or until the deadline if that is sooner."""
+        with self._lock:
+            left = self._began + self._allowed - time.monotonic()
+        return min(_BEAT_SECONDS, max(0.0, left))
 
     def _is_first_to_tell(self) -> bool:
         mine = str(self._doing.rank)
@@ -135,12 +141,14 @@ class Watchdog:
         self._tell()
 
     def _all_doing(self) -> list[tuple[Doing, bool]]:
-        """What every rank does, and whether it is silent."""
+        """What every rank does, and whether it is silent; those that have answered are not waited for."""
         self._write_stacks()
-        before = self._read()
-        time.sleep(_ANSWER_SECONDS)
-        self._tell()
-        return [(one, one.beat == before[one.rank].beat) for one in self._read()]
+        before, until = self._read(), time.monotonic() + _ANSWER_SECONDS
+        ranks = before
+        while not all(one.waits for one in ranks) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+            ranks = self._read()
+        return [(one, not one.waits and one.beat == before[one.rank].beat) for one in ranks]
 
     def _read(self) -> list[Doing]:
         return [Doing(**json.loads(self._store.get(str(rank)))) for rank in range(self._num_ranks)]

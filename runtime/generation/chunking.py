@@ -45,12 +45,13 @@ class Chunker:
     It remembers what it handed over, so the same stream is to be given to every turn.
     """
 
-    def __init__(self, chunk_tokens: int, hand_over: Callable[[Sequence[Chunk]], None]) -> None:
-        """`hand_over` gets the chunks that became whole with the same token round; on every rank, the same ones."""
+    def __init__(self, chunk_tokens: int, hand_over: Callable[[Sequence[Chunk], int], None]) -> None:
+        """`hand_over` gets the chunks that became whole with the same token round, on every rank the same ones, and how
+        many sequences go on."""
         self.chunk_tokens, self._hand_over = chunk_tokens, hand_over
         self._handed: dict[tuple[int, int], int] = {}  # tokens handed over of each response that has not ended
 
-    def tell(self, live: Iterable[LiveSequence], ended: Iterable[Response]) -> None:
+    def tell(self, live: Sequence[LiveSequence], ended: Iterable[Response]) -> None:
         """Hands over what is new of sequences that just got a token, of which some ended with it."""
         chunks = [self._chunk(response.prompt, response.tokens, response.finish) for response in ended]
         chunks += [
@@ -59,7 +60,7 @@ class Chunker:
             if sequence.num_drawn - self._handed.get(_key(sequence.prompt), 0) >= self.chunk_tokens
         ]
         if chunks:
-            self._hand_over(chunks)
+            self._hand_over(chunks, len(live))
 
     def _chunk(self, prompt: Prompt, tokens: Sequence[int], finish: Finish | None) -> Chunk:
         first = self._handed.pop(_key(prompt), 0)

@@ -275,8 +275,9 @@ class Generating:
         sample = reward_sample(self._data, prompt, tuple(tokens))
         return ToolCall(**vars(sample), turn=turn.number, drawn=self._data.text(tokens[turn.first :]))
 
-    def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk]) -> None:
-        sender.send(TokenChunk(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
+    def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk], num_live: int) -> None:
+        numbered = (TokenChunk(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
+        sender.send(numbered, num_live)
 
     def _number(self, prompt: Prompt) -> int:
         """The place of a prompt in the batches laid end to end."""

@@ -1,16 +1,17 @@
 """This rank's ends of what streams from generation: chunks of responses as messages, and their order at the reader.
 
-Sends do not wait. A replica's first rank takes messages in the order in which they come, whoever sends them, makes up
-the passes through the model and tells them to the other ranks, so that all of the replica follow one order.
+Sends do not wait. A replica's first rank takes messages in the order in which they come, whoever sends them, and passes
+them on to its other ranks, so that all of the replica follow one order. What is computed together decides the last
+digits of what is computed, and must not depend on when messages come: so a message goes through the model by itself,
+and it is the sender who has chunks wait for each other.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import Stream, lower
@@ -39,49 +40,40 @@ class ChunkMessage:
 class ChunkSender:
     """An owner's end of one stream. A sequence goes to one replica of the reader, chosen by its number."""
 
-    def __init__(self, leaders: Sequence[int], transport: Transport, channel: int) -> None:
-        """`leaders` are the first ranks of the reader's replicas."""
-        self._leaders, self._transport, self._channel = leaders, transport, channel
+    def __init__(self, leaders: Sequence[int], transport: Transport, channel: int, *, rows: int = 1) -> None:
+        """`leaders` are the first ranks of the reader's replicas, each of which takes so many `rows` at once."""
+        self._leaders, self._transport, self._channel, self._rows = leaders, transport, channel, rows
+        self._waiting: list[dict[int, TokenChunk]] = [{} for _ in leaders]
 
-    def send(self, chunks: Iterable[TokenChunk]) -> None:
-        """Sends chunks to the replicas that read their sequences, one message to each."""
-        parts: dict[int, list[TokenChunk]] = {}
+    def send(self, chunks: Iterable[TokenChunk], num_live: int = 0) -> None:
+        """Sends chunks to the replicas that read their sequences, one message to each.
+
+        Those of a replica wait until there are as many as it takes at once, or as many as its share of the live
+        sequences is, which have one each before any has two.
+        """
         for chunk in chunks:
-            parts.setdefault(chunk.sequence % len(self._leaders), []).append(chunk)
-        for replica, part in parts.items():
-            self._post(replica, ChunkMessage(tuple(part)))
+            waiting = self._waiting[chunk.sequence % len(self._leaders)]
+            before = waiting.get(chunk.sequence)
+            waiting[chunk.sequence] = replace(chunk, tokens=before.tokens + chunk.tokens) if before else chunk
+        enough = min(self._rows, -(-num_live // len(self._leaders)))
+        for replica, waiting in enumerate(self._waiting):
+            if len(waiting) >= enough:
+                self._post_waiting(replica)
 
     def end(self, delivered: Mapping[int, int]) -> None:
         """Ends the turn, in which these sequences fill these rows of the batch."""
         for replica in range(len(self._leaders)):
+            self._post_waiting(replica)
             mine = {number: row for number, row in delivered.items() if number % len(self._leaders) == replica}
             self._post(replica, ChunkMessage(delivered=mine))
 
+    def _post_waiting(self, replica: int) -> None:
+        if waiting := self._waiting[replica]:
+            self._post(replica, ChunkMessage(tuple(waiting.values())))
+            waiting.clear()
+
     def _post(self, replica: int, message: ChunkMessage) -> None:
         self._transport.send(packed(message), self._leaders[replica], self._channel)
-
-
-@dataclass
-class _Backlog:
-    """What has come and has not been passed on."""
-
-    num_open: int
-    """Owners that have not ended the turn."""
-    chunks: dict[int, deque[TokenChunk]] = field(default_factory=dict)
-    delivered: dict[int, int] = field(default_factory=dict)
-
-    def add(self, message: ChunkMessage) -> None:
-        for chunk in message.chunks:
-            self.chunks.setdefault(chunk.sequence, deque()).append(chunk)
-        if message.delivered is not None:
-            self.num_open -= 1
-            self.delivered |= message.delivered
-
-    def take(self) -> ChunkMessage:
-        """The next chunk of every sequence that has one."""
-        found = tuple(chunks.popleft() for chunks in self.chunks.values())
-        self.chunks = {number: chunks for number, chunks in self.chunks.items() if chunks}
-        return ChunkMessage(found)
 
 
 class ChunkReader:
@@ -92,13 +84,13 @@ class ChunkReader:
         self._owners, self._replica, self._transport, self._channel = owners, replica, transport, channel
 
     def passes(self) -> Iterator[ChunkMessage]:
-        """What to take up next, one chunk of a sequence at most, until every owner has ended the turn.
+        """What to take up next, an owner's message, until every owner has ended the turn.
 
         The last one tells what was delivered. All ranks of the replica get the same ones.
         """
         leader = self._replica[0]
         if self._transport.rank == leader:
-            for message in self._made_up():
+            for message in self._arriving():
                 for rank in self._replica[1:]:
                     self._transport.send(packed(message), rank, self._channel)
                 yield message
@@ -109,31 +101,33 @@ class ChunkReader:
             if message.delivered is not None:
                 return
 
-    def _made_up(self) -> Iterator[ChunkMessage]:
-        arriving: queue.SimpleQueue[ChunkMessage | BaseException] = queue.SimpleQueue()
+    def _arriving(self) -> Iterator[ChunkMessage]:
+        """The owners' messages as they come, and what all of them have delivered at last."""
+        arrived: queue.SimpleQueue[ChunkMessage | BaseException] = queue.SimpleQueue()
         for owner in self._owners:
-            threading.Thread(target=self._listen, args=(owner, arriving), name=f"from {owner}", daemon=True).start()
-        backlog = _Backlog(num_open=len(self._owners))
-        while backlog.num_open or backlog.chunks:
-            while backlog.num_open and not (arriving.empty() and backlog.chunks):
-                message = arriving.get()
-                if isinstance(message, BaseException):
-                    raise message
-                backlog.add(message)
-            if backlog.chunks:
-                yield backlog.take()
-        yield ChunkMessage(delivered=backlog.delivered)
+            threading.Thread(target=self._listen, args=(owner, arrived), name=f"from {owner}", daemon=True).start()
+        num_open, delivered = len(self._owners), dict[int, int]()
+        while num_open:
+            message = arrived.get()
+            if isinstance(message, BaseException):
+                raise message
+            if message.delivered is None:
+                yield message
+            else:
+                num_open -= 1
+                delivered |= message.delivered
+        yield ChunkMessage(delivered=delivered)
 
-    def _listen(self, owner: int, arriving: queue.SimpleQueue[ChunkMessage | BaseException]) -> None:
+    def _listen(self, owner: int, arrived: queue.SimpleQueue[ChunkMessage | BaseException]) -> None:
         """Takes an owner's messages of one turn."""
         try:
             while True:
                 message = self._read(owner)
-                arriving.put(message)
+                arrived.put(message)
                 if message.delivered is not None:
                     return
         except BaseException as error:
-            arriving.put(error)
+            arrived.put(error)
 
     def _read(self, rank: int) -> ChunkMessage:
         message: ChunkMessage = unpacked(self._transport.receive(rank, self._channel))
@@ -160,7 +154,9 @@ class Streaming:
             replicas = _replicas(plan, stream)
             if transport.rank in stream.owners:
                 leaders = [replica[0] for replica in replicas]
-                self.sending.append(ChunkSending(stream.chunk_tokens, ChunkSender(leaders, transport, channel)))
+                rows = plan.placement(stream.consumer).schedule.micro_batch_size
+                sender = ChunkSender(leaders, transport, channel, rows=rows)
+                self.sending.append(ChunkSending(stream.chunk_tokens, sender))
             for replica in replicas:
                 if transport.rank in replica:
                     self.readers[stream.consumer] = ChunkReader(stream.owners, replica, transport, channel)

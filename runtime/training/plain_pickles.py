@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,7 @@ def require_plain(directory: Path) -> None:
     try:
         for name in (_METADATA, _COMMON):
             require_file(directory / name, "checkpoint file", _MOST_BYTES)
-        with (directory / _METADATA).open("rb") as file:
-            metadata = _Plain(file).load()
+        metadata = _loaded((directory / _METADATA).read_bytes())
         torch.load(directory / _COMMON, weights_only=True)
         for stored in _objects(metadata):
             path = directory / stored.relative_path
@@ -63,6 +63,15 @@ def require_plain(directory: Path) -> None:
             f"checkpoint {directory} cannot be read: {type(error).__name__}: {said}; it was cut short or is of another "
             "job or program, so remove it, or begin again in another directory."
         ) from None
+
+
+def _loaded(data: bytes) -> Metadata:
+    """The metadata in a pickle. CPython makes room for a bytearray before it reads it, and complains at standard error
+    where there is none; no metadata holds one."""
+    if pickle.BYTEARRAY8 in data and any(code.name == "BYTEARRAY8" for code, _, _ in pickletools.genops(data)):
+        raise pickle.UnpicklingError("it holds a bytearray")
+    found: Metadata = _Plain(io.BytesIO(data)).load()
+    return found
 
 
 def _objects(metadata: Metadata) -> list[Any]:

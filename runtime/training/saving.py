@@ -127,15 +127,11 @@ class Saver:
         self._published.clear()
         self._asked.put((taken, behind))
 
-    def check(self) -> None:
-        """Raises what `publish` has raised, if it has."""
+    def wait(self) -> None:
+        """Until nothing is on its way any more. Raises what `publish` has raised, if it has."""
+        self._published.wait()
         if self._error is not None:
             raise self._error
-
-    def wait(self) -> None:
-        """Until nothing is on its way any more. Raises as `check`."""
-        self._published.wait()
-        self.check()
 
     def _publish(self) -> None:
         """One snapshot after another; the thread ends with the process."""

@@ -113,6 +113,11 @@ def _numbers() -> Iterator[tuple[str, ...]]:
     plan, run = ("plan", "in/job.yaml", "-o", "out.json"), ("run", _PLAN, "in/job.yaml", "--out", "out")
     options: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
         (plan, "--time-limit", (*real, "0")),
+        (
+            ("import", "in/job.yaml", "--from", "verl", "--device", "h100-sxm", "-o", "out.yaml"),
+            "--time-limit",
+            (*real, "0"),
+        ),
         (plan, "--gap", (*real, "1")),
         (plan, "--top", whole),
         (("whatif", _PLAN, "--set", "cluster.nodes=2"), "--price", real),

@@ -19,7 +19,7 @@ from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.stages import Role
 from meshwright.runtime.api.elsewhere import import_configuration
 from meshwright.runtime.commands.given_table import table_in
-from meshwright.runtime.commands.options import AsJson, Gap, Profile, TrainerName
+from meshwright.runtime.commands.options import AsJson, Gap, Profile, TrainerName, finite
 from meshwright.runtime.commands.planning_memory import within_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.trainers import show_trainers
@@ -29,6 +29,17 @@ EXAMPLES = """Example: meshwright import run_ppo.sh --from verl --device h100-sx
 
 meshwright import config.yaml --from nemo-rl --device h100-sxm --model actor=A --model reward=R --plan plan.json
 """
+
+SearchSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit",
+        min=0.1,
+        max=1e6,
+        callback=finite,
+        help="Seconds for each of its three searches, which then answer with the best plan so far.",
+    ),
+]
 
 
 def import_(
@@ -47,6 +58,7 @@ def import_(
     plan: Annotated[Path | None, typer.Option("--plan", help="Where the plan of the configuration goes.")] = None,
     profile: Profile = None,
     gap: Gap = None,
+    time_limit: SearchSeconds = None,
     as_json: AsJson = False,
 ) -> None:
     """Read another trainer's configuration: a job, its cost as it is, and what better plans would gain.
@@ -66,6 +78,7 @@ def import_(
             shapes=_shapes(model or ()),
             table=table_in(profile),
             limits=Limits(gap=gap),
+            search_seconds=time_limit,
             progress=progress,
         )
     write_atomically(output, text)

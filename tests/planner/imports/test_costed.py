@@ -52,6 +52,17 @@ def test_a_number_that_is_not_legal_is_read_as_a_smaller_one_and_what_cannot_be_
     assert any(note.startswith("c.d: pin 'ref_logprob.layout=tp3") and "left free" in note for note in found.notes)
 
 
+def test_searches_end_when_their_time_is_over_and_what_was_not_found_is_said(tmp_path: Path) -> None:
+    configured = READERS["verl"].read(written("verl", plan_of("verl", 0), tmp_path))
+    found = imported(READERS["verl"], configured, facts_of(), model_of, search_seconds=1e-6)
+    assert (found.plan, found.within, found.best) == (None, None, None)
+    assert any(
+        "not known what a step of the configuration takes: no plan was found in 1e-06 s" in n for n in found.notes
+    )
+    slower = imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS, search_seconds=60.0)
+    assert slower.plan == imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS).plan
+
+
 def test_a_cap_of_tokens_is_read_as_it_is_or_as_the_next_smaller_and_where_tokens_do_not_decide_as_rows(
     tmp_path: Path,
 ) -> None:

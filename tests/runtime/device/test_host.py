@@ -11,12 +11,12 @@ import pytest
 import torch
 from megatron.core.pipeline_parallel import schedules
 
+from benchmarks.hosts import BIN, LOOPBACK
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.runtime.device import host
-from tests.runtime.hosts import BIN, LOOPBACK
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import saved_steps
 from meshwright.runtime.execution.run import RankRun, _is_due
 from meshwright.runtime.execution.train import run_plan
+from meshwright.runtime.training import saving
 from tests.runtime.execution.test_train import read_lines, run_steps
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import RankError, run_on_ranks
@@ -76,3 +78,33 @@ def test_checkpoints_come_by_time_and_the_last_few_and_the_best_stay(tmp_path: P
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", "actor_train.layout=dp2", steps=5)
     run_plan(replace(asked, checkpoint_minutes=1e-6, keep=3))
     assert saved_steps(tmp_path / "run") == [3, 4, 5]
+
+
+def saved_behind_turns(asked: RunRequest) -> list[list[int]]:
+    """The checkpoints on the disk behind each of two turns, the first of which begins one that takes a second."""
+    run, write = RankRun(asked), saving._write
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(1.0)
+        write(*arguments)
+
+    run.recorder.open(0)
+    found = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(saving, "_write", slowly)
+        for turn in range(2):
+            run.turn(turn)
+            found.append(saved_steps(asked.out))
+            if turn == 0:
+                run.save(1)
+    run.finish()
+    run.close()
+    return found
+
+
+@pytest.mark.slow
+def test_a_step_is_done_when_the_checkpoint_before_it_is_on_the_disk(tmp_path: Path) -> None:
+    """So a failure loses no more steps than lie between two checkpoints."""
+    asked = request(write_job(tmp_path, num_ranks=1), tmp_path / "run", steps=2)
+    asked.out.mkdir()
+    assert run_on_ranks(1, saved_behind_turns, asked) == [[[], [1]]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,3 +97,30 @@ def test_what_ends_in_time_is_not_told_and_what_follows_may_take_as_long_as_it_l
     dog.close()
     assert ends == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("waited_for", ["_BEAT_SECONDS", "_ANSWER_SECONDS"])
+@pytest.mark.usefixtures("quick")
+def test_a_deadline_is_noticed_when_it_passes_and_ranks_that_have_answered_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited_for: str
+) -> None:
+    monkeypatch.setattr(watchdog, waited_for, 30.0)
+    ended = threading.Event()
+    dog = Watchdog(dist.HashStore(), tmp_path, rank=0, num_ranks=1, end=lambda *_: ended.set())
+    with dog.doing("stage a of step 0", 0, 0.3, 0):
+        assert ended.wait(5.0)
+    dog.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_rank_that_does_not_answer_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, ends = dist.HashStore(), []
+    stopped = Watchdog(store, tmp_path, rank=1, num_ranks=2, end=lambda *_: None)
+    stopped.close()
+    dog = Watchdog(store, tmp_path, rank=0, num_ranks=2, end=lambda sentence, silent: ends.append((sentence, silent)))
+    with dog.doing("stage a of step 0", 0, 0.3, 0):
+        time.sleep(1.5)
+    dog.close()
+    [(sentence, silent)] = ends
+    assert sentence.startswith(f"rank 1 gives no sign of life since starting (process {os.getpid()} of ")
+    assert silent == [os.getpid()]

@@ -20,7 +20,7 @@ def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_s
     group, found = LiveGroup(0, num_slots), []
     told: dict[int, list[Chunk]] = {}
 
-    def read(chunks: Sequence[Chunk]) -> None:
+    def read(chunks: Sequence[Chunk], _: int) -> None:
         for chunk in chunks:
             told.setdefault(chunk.prompt.draw, []).append(chunk)
 
@@ -42,7 +42,7 @@ def test_the_chunks_of_a_response_join_to_the_response(lengths: list[int], num_s
 
 def test_chunks_that_become_whole_together_are_handed_over_together() -> None:
     handed: list[list[int]] = []
-    stream = Chunker(2, lambda chunks: handed.append([chunk.prompt.row for chunk in chunks]))
+    stream = Chunker(2, lambda chunks, _: handed.append([chunk.prompt.row for chunk in chunks]))
     group = LiveGroup(0, 3)
     for row in range(3):
         group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1,))))

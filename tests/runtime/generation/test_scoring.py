@@ -96,7 +96,7 @@ def while_generating(directory: Path, layout: str) -> list[tuple[Response, Strea
     told: dict[int, tuple[int, ...]] = {}
     scored: dict[int, Streamed] = {}
 
-    def read(chunks: Sequence[Chunk]) -> None:
+    def read(chunks: Sequence[Chunk], _: int) -> None:
         scorer.extend({c.prompt.row: c.tokens if c.prompt.row in told else c.prompt.tokens + c.tokens for c in chunks})
         for chunk in chunks:
             row = chunk.prompt.row

@@ -11,12 +11,12 @@ import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed import DistError
 
+from benchmarks.hosts import free_port
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch import gathering
 from meshwright.runtime.launch.gathering import Pulse, Watch, _exchange, _kept_at, _too_few
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
-from tests.runtime.hosts import free_port
 
 
 def test_a_node_that_waits_in_vain_says_how_many_came() -> None:

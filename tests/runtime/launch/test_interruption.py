@@ -15,6 +15,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from benchmarks.hosts import BIN, LOOPBACK, Agent
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -22,7 +23,6 @@ from meshwright.runtime.execution.resume import saved_steps
 from meshwright.runtime.launch import interruption
 from meshwright.runtime.records.stopped import STOPPED
 from tests.runtime.execution.test_train import read_lines
-from tests.runtime.hosts import BIN, LOOPBACK, Agent
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.small_job import OF_TIME, request, write_job
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from benchmarks.hosts import BIN, LOOPBACK, free_port
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from tests.runtime.hosts import BIN, LOOPBACK, free_port
 from tests.runtime.small_job import request, write_job
 
 pytestmark = pytest.mark.slow

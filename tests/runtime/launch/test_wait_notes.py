@@ -8,12 +8,12 @@ import time
 import pytest
 from torch.distributed import DistError
 
+from benchmarks.hosts import free_port
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.launch import wait_notes
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.wait_notes import note_of, notes_on_standard_error
-from tests.runtime.hosts import free_port
 
 
 def test_a_note_names_the_nodes_that_are_missing_and_both_times() -> None:
@@ -44,6 +44,16 @@ def test_notes_come_after_a_while_and_again_and_not_behind_the_end(
         raise DistError("the store is gone")
 
     with notes_on_standard_error(gone):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == ""
+
+
+def test_where_all_nodes_have_come_there_is_nothing_to_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine they may take seconds to find each other."""
+    monkeypatch.setattr(wait_notes, "_FIRST_SECONDS", 0.1)
+    with notes_on_standard_error(lambda: note_of(Rendezvous(nodes=1), time.time(), 1, [])):
         time.sleep(0.3)
     assert capsys.readouterr().err == ""
 

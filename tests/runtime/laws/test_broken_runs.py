@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hosts import BIN
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, MeshwrightError
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.execution.test_train import read_lines
-from tests.runtime.hosts import BIN
 from tests.runtime.small_job import OF_TIME, VOCAB_SIZE, request, write_job
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hosts import BIN, LOOPBACK, End, Host, free_port, namespaces_refused, two_namespaces
 from meshwright.planner.plan.plan import write_plan
-from tests.runtime.hosts import BIN, LOOPBACK, End, Host, free_port, namespaces_refused, two_namespaces
 from tests.runtime.small_job import request, write_job
 
 pytestmark = pytest.mark.slow

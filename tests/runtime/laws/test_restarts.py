@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.hosts import BIN, LOOPBACK, Agent, free_port
 from meshwright.planner.plan.plan import read_plan, write_plan
-from tests.runtime.hosts import BIN, LOOPBACK, Agent, free_port
 from tests.runtime.small_job import OF_TIME, request, write_job
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hosts import BIN, LOOPBACK, Agent, Host, free_port, namespaces_refused, two_namespaces
 from meshwright.planner.plan.plan import write_plan
-from tests.runtime.hosts import BIN, LOOPBACK, Agent, Host, free_port, namespaces_refused, two_namespaces
-from tests.runtime.small_job import request, write_job
+from tests.runtime.small_job import OF_TIME, request, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,11 @@ def steps(out: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if line.endswith("}")]
 
 
+def learned(out: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in OF_TIME} for line in lines]
+
+
 def wait_for_steps(out: Path, number: int, agents: list[Agent]) -> None:
     deadline = time.monotonic() + 300
     while len(steps(out)) < number:
@@ -77,6 +82,30 @@ def test_a_network_that_stalls_is_named_on_both_nodes_and_no_checkpoint_is_lost(
     assert "no sign of life for 60 s from node 1" in ended[0].sentence()
     assert "and this one is left" in ended[1].sentence()
     assert (out / "latest").read_text().startswith("checkpoints/step-")
+
+
+def test_a_network_that_stalls_for_a_while_and_loses_packets_changes_nothing(
+    tmp_path: Path, namespaces: tuple[Host, Host]
+) -> None:
+    """A token bucket takes the place of netem, which few kernels have: what is more than it lets through is lost."""
+    job, few = planned(tmp_path, 2), 6
+    for name, is_bad in (("good", False), ("bad", True)):
+        out = tmp_path / name
+        place = ["--nodes", 2, "--rendezvous", f"{namespaces[0].address}:{free_port()}", "--steps", few]
+        agents = [host.start(command(job, out, *place, "--node-rank", n)) for n, host in enumerate(namespaces)]
+        if is_bad:
+            wait_for_steps(out, 1, agents)
+            shape = ("tbf", "rate", "20mbit", "burst", "16kb", "latency", "5ms")
+            subprocess.run([*namespaces[1].inside, "tc", "qdisc", "add", "dev", "cable", "root", *shape], check=True)
+            wait_for_steps(out, 2, agents)
+            pull(namespaces[1], "down")
+            time.sleep(10.0)
+            pull(namespaces[1], "up")
+        ended = [agent.end(MOST_SECONDS) for agent in agents]
+        assert [end.code for end in ended] == [0, 0], [end.err for end in ended]
+    good, bad = (learned(tmp_path / name) for name in ("good", "bad"))
+    assert len(good) == few
+    assert bad == good
 
 
 def test_a_disk_that_is_full_is_named_and_the_checkpoint_before_stays(tmp_path: Path) -> None:

@@ -87,3 +87,15 @@ def test_a_place_outside_the_checkpoint_is_refused(saved: Path, tmp_path: Path) 
     assert content.count(b"\x0c__0_0.distcp") == 1
     (copy / ".metadata").write_bytes(content.replace(b"\x0c__0_0.distcp", b"\x0c../../x/y/zz"))
     assert "which is no file beside it" in refused(copy, tmp_path / "mark")
+
+
+def test_room_for_a_bytearray_is_not_asked_for(saved: Path, tmp_path: Path) -> None:
+    """CPython's reader may complain at standard error where it gets none, beside what it raises."""
+    copy = tmp_path / "step"
+    shutil.copytree(saved, copy)
+    (copy / ".metadata").write_bytes(
+        pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + (2**62).to_bytes(8, "little") + b"few"
+    )
+    assert "MemoryError" not in refused(copy, tmp_path / "mark")
+    (copy / ".metadata").write_bytes(pickle.dumps(bytearray(b"few"), protocol=5))
+    assert "it holds a bytearray" in refused(copy, tmp_path / "mark")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from meshwright.planner.plan.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
 from tests.runtime.command import Call
+from tests.runtime.commands.starting.test_trace_options import run_with_tokens
 from tests.runtime.commands.test_calibrate_command import run_of
 
 
@@ -17,6 +21,16 @@ def test_the_new_plan_is_written_and_what_it_costs_is_said(call: Call, plan: Pat
     assert "as things are, with the plan as it is" in outcome.out
     assert "moving takes" in outcome.out
     assert call("verify", output).code == 0
+
+
+def test_the_new_plan_has_the_lengths_that_the_run_met_and_is_a_plan_of_the_job(
+    call: Call, job: Path, plan: Path, tmp_path: Path
+) -> None:
+    run, output = run_with_tokens(plan, tmp_path / "run", response=5.0), tmp_path / "plan2.json"
+    assert call("replan", plan, run, "-o", output).code == 0
+    found = read_plan(output)
+    assert found.facts.workload.response_lengths.mean == pytest.approx(5.0, rel=0.02)
+    require_job(found.facts, read_job(job), job.parent, lengths_are_seen=found.lengths_are_seen)
 
 
 def test_the_answer_is_json_where_that_is_asked(call: Call, plan: Path, tmp_path: Path) -> None:

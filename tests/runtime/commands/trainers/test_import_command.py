@@ -37,6 +37,14 @@ def test_the_answer_is_data_too(call: Call, configuration: Path, tmp_path: Path)
     assert {"workload.batch_size", "actor_train.layout"} <= {one["what"] for one in found["deciding"]}
 
 
+def test_a_time_limit_is_kept_and_the_job_is_written_all_the_same(
+    call: Call, configuration: Path, tmp_path: Path
+) -> None:
+    outcome = call("import", configuration, *ASKED, "--time-limit", 0.1, "-o", tmp_path / "job.yaml")
+    assert outcome.code == 0
+    assert (tmp_path / "job.yaml").exists()
+
+
 def test_mistakes_are_told_in_a_sentence(call: Call, configuration: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("mine")
     for arguments, sentence in (

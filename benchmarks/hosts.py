@@ -1,4 +1,4 @@
-"""Machines for tests of several nodes: this one twice, or two network namespaces joined by a cable of their own."""
+"""Machines for runs of several nodes: this one twice, or two network namespaces joined by a cable of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 
 
