@@ -15,7 +15,7 @@ from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.measurements.measured import MeasuredShard
 from meshwright.cost_models.measurements.peaks import Peaks, with_peaks
-from meshwright.cost_models.mixed import MixedModel, Span, as_one_kind
+from meshwright.cost_models.mixed import MixedModel, PairModel, as_one_kind
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, Once, Summed
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.efficiency import Efficiency
@@ -99,8 +99,8 @@ def cost_model(
         def model_on(part: Cluster, mine: Table | None) -> CostModel:
             return cost_model(part, workload, precision, mine, engine)
 
-        spans = [
-            Span(
+        pairs = [
+            PairModel(
                 (
                     model_on(as_one_kind(one, other, cluster.between), mine),
                     model_on(as_one_kind(other, one, cluster.between), theirs),
@@ -111,7 +111,7 @@ def cost_model(
             for (one, mine), (other, theirs) in pairwise(zip(cluster.parts, tables, strict=True))
         ]
         models = [model_on(*one) for one in zip(cluster.parts, tables, strict=True)]
-        return MixedModel(cluster, models, spans, precision, facts)
+        return MixedModel(cluster, models, pairs, precision, facts)
     if table is None:
         return AnalyticModel(cluster, workload, precision, engine=facts)
     return BlendedModel(table, cluster, workload, precision, engine)

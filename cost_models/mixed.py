@@ -2,13 +2,13 @@
 
 What passes between parts takes the slower of the fabric and the links inside.
 
-A stage on a span, two neighbouring parts, has whole replicas on nodes of each kind:
+A stage on a pair of neighbouring parts has whole replicas on nodes of each kind:
 
     seconds = the passes of the kind that is done last with its rows
             + of each term of the updates, at which all replicas meet, the slower kind's
     bytes   = those of the kind that takes more
 
-Each kind's are by a model of as many nodes as the span has, all of its own kind, joined by the slowest fabric.
+Each kind's are by a model of as many nodes as the pair has, all of its own kind, joined by the slowest fabric.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from meshwright.profiles.workload import Workload
 
 
 class MixedModel:
-    """The answers of the part that a question is about; `models` are those of the cluster's parts, and `spans` those of
+    """The answers of the part that a question is about; `models` are those of the cluster's parts, and `pairs` those of
     two neighbouring ones each, in their order."""
 
     def __init__(
         self,
         cluster: MixedCluster,
         models: Sequence[CostModel],
-        spans: Sequence[Span],
+        pairs: Sequence[PairModel],
         precision: str,
         engine: Engine | None = None,
     ) -> None:
         self._cluster, self._models, self._size = cluster, tuple(models), element_bytes(precision)
-        self._numbered: tuple[CostModel | Span, ...] = (*models, *spans)
+        self._numbered: tuple[CostModel | PairModel, ...] = (*models, *pairs)
         self._engine = engine
 
     @property
@@ -77,7 +77,7 @@ class MixedModel:
 
     def move_seconds(self, move: Move) -> Cost:
         """Between parts, each receiving rank drives its own device and both ends share the fabric; so they do on a
-        span, wherever a rank's weights come from."""
+        pair, wherever a rank's weights come from."""
         if move.source_part == move.target_part < len(self._cluster.parts):
             return self._models[move.target_part].move_seconds(move)
         ends = (*self._cluster.parts_of(move.source_part), *self._cluster.parts_of(move.target_part))
@@ -103,7 +103,7 @@ class MixedModel:
 
 
 @dataclass(frozen=True)
-class Span:
+class PairModel:
     """The answers about stages on two kinds of nodes; of each kind `models` has one of a cluster of all the nodes as
     `as_one_kind` has it, and `num_ranks` how many are of that kind."""
 

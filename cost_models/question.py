@@ -25,9 +25,9 @@ class Call:
     """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them.
 
     `max_deferral` counts the turns beyond its first that a sequence may take when the schedule overcommits; `part` is
-    the number of the cluster's part that the ranks are in, or of the span. With `recomputes_cache`, generation computes
-    the keys and values of sequences in flight anew in every turn. `replica_rows` are those that the fullest replica
-    takes at once, of a batch or of a minibatch to train on, where it is not one of `dp` that take as many.
+    the number of the cluster's part that the ranks are in, or of the pair of them. With `recomputes_cache`, generation
+    computes the keys and values of sequences in flight anew in every turn. `replica_rows` are those that the fullest
+    replica takes at once, of a batch or of a minibatch to train on, where it is not one of `dp` that take as many.
     """
 
     stage: Stage

@@ -121,8 +121,8 @@ class Cluster(Document):
 class MixedCluster(Document):
     """Nodes of several kinds. Each part is a cluster of one kind, its ranks numbered after those of the parts before.
 
-    A stage runs within one part, or on a span: two neighbouring parts, all of both. Parts exchange experience and
-    weights over the fabric between them. Parts are numbered from 0, and behind them the spans. All nodes have as many
+    A stage runs within one part, or on a pair: all of two neighbouring parts. Parts exchange experience and
+    weights over the fabric between them. Parts are numbered from 0, and behind them the pairs. All nodes have as many
     ranks, and all devices are of one kind, cpu or cuda.
     """
 
@@ -169,12 +169,12 @@ class MixedCluster(Document):
         return max(index for index, first in enumerate(self.first_ranks) if first <= rank)
 
     def part_of_pool(self, ranks: range) -> int:
-        """The number of the part that holds the ranks of a pool, or of the span where they are of two parts."""
+        """The number of the part that holds the ranks of a pool, or of the pair where they are of two parts."""
         first, last = self.part_of(ranks.start), self.part_of(ranks.stop - 1)
         return first if first == last else len(self.parts) + first
 
     def parts_of(self, part: int) -> tuple[Cluster, ...]:
-        """The part of a number, or the two of a span."""
+        """The part of a number, or the two of a pair."""
         first = part - len(self.parts)
         return self.parts[first : first + 2] if first >= 0 else (self.parts[part],)
 

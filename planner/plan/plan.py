@@ -155,7 +155,7 @@ class Plan(Document):
         return next(p for p in self.placements if p.stage == stage)
 
     def part_of(self, stage: str) -> int:
-        """The number of the cluster's part that a stage runs in, or of the span."""
+        """The number of the cluster's part that a stage runs in, or of the pair of them."""
         return self.facts.cluster.part_of_pool(self.pool_of(stage).ranks)
 
     def replicas_of(self, stage: str) -> tuple[int, ...]:

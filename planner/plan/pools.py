@@ -29,8 +29,8 @@ def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
     Of more than eight nodes they are whole steps: the least power of two of nodes that is an eighth of all or more, and
     the powers of two below it.
     """
-    spans = (len(ranks) for ranks in _spans(cluster))
-    return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}.union(spans)))
+    pairs = (len(ranks) for ranks in _pairs(cluster))
+    return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}.union(pairs)))
 
 
 def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
         if num_ranks in _sizes(part)
         for first in range(0, part.num_ranks - num_ranks + 1, min(num_ranks, pool_step(part)))
     ]
-    return tuple(sorted([*found, *(ranks.start for ranks in _spans(cluster) if len(ranks) == num_ranks)]))
+    return tuple(sorted([*found, *(ranks.start for ranks in _pairs(cluster) if len(ranks) == num_ranks)]))
 
 
 def pool_step(part: Cluster) -> int:
@@ -52,7 +52,7 @@ def pool_step(part: Cluster) -> int:
     return power_of_two * part.ranks_per_node
 
 
-def _spans(cluster: AnyCluster) -> Iterator[range]:
+def _pairs(cluster: AnyCluster) -> Iterator[range]:
     """The ranks of every two neighbouring parts."""
     for first, (one, other) in zip(cluster.first_ranks, pairwise(cluster.parts), strict=False):
         yield range(first, first + one.num_ranks + other.num_ranks)
@@ -96,19 +96,19 @@ def crossing_violations(one: range, other: range) -> tuple[str, ...]:
     )
 
 
-def may_span(facts: Facts, stage: Stage) -> bool:
+def may_deal(facts: Facts, stage: Stage) -> bool:
     """Whether a stage may run on two kinds of nodes: it takes rows that are all there when it begins, as often as it is
     planned to."""
     return not stage.generates and not (facts.workload.chooses and sees_waves(stage))
 
 
-def span_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[str, ...]:
+def pair_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[str, ...]:
     """Rules that a layout breaks on two kinds of nodes, which hold whole replicas."""
     parts = facts.cluster.parts_of(part)
     if len(parts) == 1:
         return ()
     found, where = [], " and ".join(one.name for one in parts)
-    if not may_span(facts, stage):
+    if not may_deal(facts, stage):
         found.append(f"{stage.name} runs on nodes of one kind, and its pool is {where}; use a pool within one.")
     if layout.pp > 1:
         found.append(f"pp={layout.pp} cuts replicas over the kinds of nodes of a pool of {where}; use pp=1.")

@@ -13,7 +13,7 @@ from functools import lru_cache
 from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.micro_batch_rules import USUAL, Cuts, Wanted, cuts_of, row_rules, token_rules
-from meshwright.planner.plan.pools import dealing_rules, span_rules
+from meshwright.planner.plan.pools import dealing_rules, pair_rules
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
@@ -90,7 +90,7 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
             f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
         )
-    return (*found, *span_rules(facts, stage, layout, part))
+    return (*found, *pair_rules(facts, stage, layout, part))
 
 
 def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:

@@ -173,14 +173,14 @@ class Enumeration:
     def _rows(self, stage: Stage, scope: Scope, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
         """The ranks and plain amounts of every schedule on a site that fits device and host, and is not too slow."""
         facts, model, (part, layout) = self.facts, self.model, site
-        deferral, is_span = max_deferral(scope.ahead, facts.staleness), len(facts.cluster.parts_of(part)) > 1
+        deferral, is_pair = max_deferral(scope.ahead, facts.staleness), len(facts.cluster.parts_of(part)) > 1
         device_bytes, host_bytes = room_on(facts, part)
         too_large: set[Schedule] = set()
         allowed: dict[Schedule, bool] = {}
         costs: LayoutCosts | None = None
         for plain in schedules(facts, stage, layout, scope):
             asked = call_of(facts, stage, Choice(layout, plain), deferral=deferral, part=part)
-            schedule = model.dealt(asked) if is_span else plain
+            schedule = model.dealt(asked) if is_pair else plain
             family, quickest = _alike(schedule)
             if family in too_large or streaming_rules(facts, layout, schedule, part):
                 continue

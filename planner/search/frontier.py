@@ -151,8 +151,8 @@ class _Costing:
 
     def dealt(self, call: Call, schedule: Schedule) -> Schedule:
         """The schedule in place of the call's, with rows that are dealt by speed on two kinds of nodes."""
-        is_span = len(self.facts.cluster.parts_of(call.part)) > 1
-        return self.model.dealt(replace(call, schedule=schedule)) if is_span else schedule
+        is_pair = len(self.facts.cluster.parts_of(call.part)) > 1
+        return self.model.dealt(replace(call, schedule=schedule)) if is_pair else schedule
 
     def call(self, choice: Choice, part: int) -> Call:
         """The question that a choice on a part of the cluster is to the model."""

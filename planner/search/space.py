@@ -17,7 +17,7 @@ from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
 from meshwright.planner.plan.pools import (
     crossing_violations,
     first_ranks,
-    may_span,
+    may_deal,
     pool_sizes,
     pool_violations,
 )
@@ -122,7 +122,7 @@ def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
         ranks
         for ranks in every
         if all(pin.allows(ranks) for pin in mine)
-        and (may_span(facts, stage) or len(cluster.parts_of(cluster.part_of_pool(ranks.ranks))) == 1)
+        and (may_deal(facts, stage) or len(cluster.parts_of(cluster.part_of_pool(ranks.ranks))) == 1)
     )
 
 

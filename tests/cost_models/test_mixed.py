@@ -80,7 +80,7 @@ def test_more_slots_never_take_less_memory_only_where_no_part_was_measured(
     assert not MixedModel(cluster, [measured, analytic[1]], (), "bf16").memory_grows
 
 
-SPAN = 2
+BOTH = 2
 """The number of the two parts together."""
 
 TRAINED = "gradient reduction", "optimizer", "parameter gather"
@@ -98,7 +98,7 @@ def test_no_other_deal_of_rows_ends_sooner(
     parts: tuple[Cluster, Cluster], call: Callable[..., Call], stage: str, layout: str, recompute: str
 ) -> None:
     model = mixed(parts, parts[0].inter_node, LONG)
-    question = replace(call(stage, layout, 1, recompute), part=SPAN)
+    question = replace(call(stage, layout, 1, recompute), part=BOTH)
     each = question.layout.dp // 2
 
     def seconds(rows: tuple[int, ...]) -> float:
@@ -114,7 +114,7 @@ def test_two_kinds_take_the_passes_of_the_last_and_the_slower_of_every_exchange(
     parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
 ) -> None:
     model = mixed(parts, SLOW, fixed)
-    cost = model.seconds(replace(call("actor_train", "tp2,dp16", 1, rows=(48, 16)), part=SPAN))
+    cost = model.seconds(replace(call("actor_train", "tp2,dp16", 1, rows=(48, 16)), part=BOTH))
     kinds = [
         cost_model(as_one_kind(one, other, SLOW), fixed, "bf16").seconds(
             replace(call("actor_train", "tp2,dp16", 1), replica_rows=rows)
@@ -136,7 +136,7 @@ def test_rows_that_are_dealt_change_no_memory(
     """A rank keeps a micro-batch at a time, so that what is proven for one kind holds for the other."""
     model = mixed(parts, SLOW, fixed)
     for stage in ("actor_train", "ref_logprob"):
-        each = [replace(call(stage, "tp2,dp16", 2, rows=rows), part=SPAN) for rows in ((8, 56), (32, 32))]
+        each = [replace(call(stage, "tp2,dp16", 2, rows=rows), part=BOTH) for rows in ((8, 56), (32, 32))]
         assert model.memory(each[0]) == model.memory(each[1])
         assert model.memory(each[0]) == cost_model(parts[0], fixed, "bf16").memory(call(stage, "tp2,dp16", 2))
 
@@ -145,9 +145,9 @@ def test_no_choice_on_two_kinds_is_below_the_least(
     parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
 ) -> None:
     model = mixed(parts, FAST, fixed)
-    question = replace(call("actor_train", "dp32", 2), part=SPAN)
+    question = replace(call("actor_train", "dp32", 2), part=BOTH)
     dealt = replace(question, schedule=model.dealt(question))
-    least = model.least_seconds(question.stage, question.model, 32, SPAN)
+    least = model.least_seconds(question.stage, question.model, 32, BOTH)
     alone = [model.least_seconds(question.stage, question.model, 16, part) for part in range(2)]
     assert 0 < least < min(alone)
     assert model.seconds(dealt).total >= least
@@ -157,5 +157,5 @@ def test_weights_of_two_kinds_go_over_the_fabric(
     parts: tuple[Cluster, Cluster], llama: ModelSpec, fixed: Workload
 ) -> None:
     model = mixed(parts, SLOW, fixed)
-    assert model.move_seconds(move(llama, SPAN, 0)).total > model.move_seconds(move(llama, 0, 0)).total
-    assert model.move_seconds(move(llama, SPAN, SPAN)) == model.move_seconds(move(llama, 0, 1))
+    assert model.move_seconds(move(llama, BOTH, 0)).total > model.move_seconds(move(llama, 0, 0)).total
+    assert model.move_seconds(move(llama, BOTH, BOTH)) == model.move_seconds(move(llama, 0, 1))

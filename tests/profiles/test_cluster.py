@@ -54,7 +54,7 @@ def test_ranks_are_numbered_through_the_parts(nodes: Callable[..., Cluster]) -> 
     assert mixed.name == "8 x cpu, 1 cores + 4 x cpu, 1 cores"
 
 
-def test_behind_the_parts_come_the_spans_of_two_neighbours(nodes: Callable[..., Cluster]) -> None:
+def test_behind_the_parts_come_the_pairs_of_two_neighbours(nodes: Callable[..., Cluster]) -> None:
     mixed = MixedCluster(parts=(nodes(2), nodes(1), nodes(1)), between=FAR)
     pools = (range(0, 8), range(8, 12), range(0, 12), range(8, 16))
     assert [mixed.part_of_pool(ranks) for ranks in pools] == [0, 1, 3, 4]

@@ -11,9 +11,9 @@ from meshwright.planner.plan.pools import (
     crossing_violations,
     dealing_rules,
     first_ranks,
+    pair_rules,
     pool_sizes,
     pool_violations,
-    span_rules,
 )
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import MixedCluster
@@ -21,7 +21,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import mixed_facts, small_facts
 
-SPAN = 2
+BOTH = 2
 """The number of the two kinds of `mixed_facts` together."""
 
 
@@ -88,26 +88,26 @@ def test_of_three_kinds_a_pool_has_neighbouring_ones() -> None:
 
 def test_whole_replicas_are_on_nodes_of_one_kind_each() -> None:
     facts, train = mixed_facts(batch_size=8), PPO_GRAPH.by_name["actor_train"]
-    assert span_rules(facts, train, Layout(pp=2, dp=2), 1) == ()
-    assert span_rules(facts, train, Layout(tp=2, dp=2, sp=True), SPAN) == ()
-    (sentence,) = span_rules(facts, train, Layout(pp=2, dp=2), SPAN)
+    assert pair_rules(facts, train, Layout(pp=2, dp=2), 1) == ()
+    assert pair_rules(facts, train, Layout(tp=2, dp=2, sp=True), BOTH) == ()
+    (sentence,) = pair_rules(facts, train, Layout(pp=2, dp=2), BOTH)
     assert sentence == ("pp=2 cuts replicas over the kinds of nodes of a pool of 2 x toy and 2 x fast toy; use pp=1.")
-    (sentence,) = span_rules(facts, train, Layout(tp=4), SPAN)
+    (sentence,) = pair_rules(facts, train, Layout(tp=4), BOTH)
     assert sentence.startswith("replicas of 4 ranks do not come out even on 2 x toy and 2 x fast toy; use tp x cp = 2.")
-    (sentence,) = span_rules(facts, train, Layout(dp=4, ep=2), SPAN)
+    (sentence,) = pair_rules(facts, train, Layout(dp=4, ep=2), BOTH)
     assert sentence.startswith("ep=2 needs as many sequences on every replica")
-    (sentence,) = span_rules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=4), SPAN)
+    (sentence,) = pair_rules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=4), BOTH)
     assert sentence.startswith("actor_generate runs on nodes of one kind")
 
 
 def test_rows_are_dealt_by_speed_on_two_kinds_of_nodes_alone() -> None:
     facts, dealt = mixed_facts(), Schedule(rows=(3, 5))
-    assert dealing_rules(facts, 8, Layout(dp=4), dealt, SPAN) == ()
+    assert dealing_rules(facts, 8, Layout(dp=4), dealt, BOTH) == ()
     assert dealing_rules(facts, 8, Layout(dp=2), Schedule(), 0) == ()
     (sentence,) = dealing_rules(facts, 8, Layout(dp=2), dealt, 0)
     assert sentence == "rows=[3, 5] on nodes of one kind, where replicas take as many; leave it out."
     for rows in ((), (8,), (4, 5), (7, 1), (1, 7), (2, 3, 3)):
-        (sentence,) = dealing_rules(facts, 8, Layout(dp=4), Schedule(rows=rows), SPAN)
+        (sentence,) = dealing_rules(facts, 8, Layout(dp=4), Schedule(rows=rows), BOTH)
         assert sentence.startswith(
             f"rows={list(rows)} does not deal 8 sequences to two kinds of nodes, 2 and 2 of them"
         )
