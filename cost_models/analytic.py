@@ -88,7 +88,7 @@ class AnalyticModel:
         self._tails: Once[Call, float] = Once()
         self._memories: Once[Call, Memory] = Once()
         self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
-        self._on_layouts: Once[tuple[str, ModelSpec, Layout], PipelineCosts] = Once()
+        self._on_layouts: Once[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Once()
         self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
         self._works: Once[tuple[int, int, Overlap, int, int], Work] = Once()
         self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
@@ -118,6 +118,10 @@ class AnalyticModel:
         responses = responses_of(self._workload, num_rows)
         longest = int(responses[-1]) - 1 if overlap.in_flight(num_rows) == num_rows else 0
         return least_generation_seconds(generation, responses, num_slots, num_slots, longest)
+
+    def dealt(self, call: Call) -> Schedule:
+        """As it is: all nodes are of one kind."""
+        return call.schedule
 
     def seconds(self, call: Call) -> Cost:
         """Seconds of one step; raises BadInput for a layout that does not divide the model."""
@@ -160,7 +164,7 @@ class AnalyticModel:
         return self._generation_seconds(call) if call.stage.generates else self._streamed_seconds(call)
 
     def _pipeline_costs(self, call: Call) -> PipelineCosts:
-        key = call.stage.name, call.model, call.layout
+        key = call.stage.name, call.model, call.layout, call.replica_rows
         return self._on_layouts.of(key, lambda: self._make_pipeline_costs(call))
 
     def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
@@ -187,7 +191,8 @@ class AnalyticModel:
     def _rows(self, call: Call) -> int:
         """Of one replica, in one update where the stage trains."""
         workload = self._workload
-        return -(-workload.batch_size // (call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)))
+        parts = call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)
+        return call.replica_rows or -(-workload.batch_size // parts)
 
     def _offload_seconds(self, call: Call) -> Cost:
         return transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)

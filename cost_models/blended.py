@@ -7,6 +7,7 @@ measured: it counts as interpolated at best.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.collectives import Group, Law, Network
@@ -14,7 +15,7 @@ from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.measurements.measured import MeasuredShard
 from meshwright.cost_models.measurements.peaks import Peaks, with_peaks
-from meshwright.cost_models.mixed import MixedModel
+from meshwright.cost_models.mixed import MixedModel, PairModel, as_one_kind
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, Once, Summed
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.efficiency import Efficiency
@@ -94,11 +95,23 @@ def cost_model(
         known = table.provenance.device if table else None
         is_of_none = all(part.device.name != known for part in cluster.parts)  # it is then given to all, and refused
         tables = [table if is_of_none or part.device.name == known else None for part in cluster.parts]
-        models = [
-            cost_model(part, workload, precision, mine, engine)
-            for part, mine in zip(cluster.parts, tables, strict=True)
+
+        def model_on(part: Cluster, mine: Table | None) -> CostModel:
+            return cost_model(part, workload, precision, mine, engine)
+
+        pairs = [
+            PairModel(
+                (
+                    model_on(as_one_kind(one, other, cluster.between), mine),
+                    model_on(as_one_kind(other, one, cluster.between), theirs),
+                ),
+                (one.num_ranks, other.num_ranks),
+                workload,
+            )
+            for (one, mine), (other, theirs) in pairwise(zip(cluster.parts, tables, strict=True))
         ]
-        return MixedModel(cluster, models, precision, facts)
+        models = [model_on(*one) for one in zip(cluster.parts, tables, strict=True)]
+        return MixedModel(cluster, models, pairs, precision, facts)
     if table is None:
         return AnalyticModel(cluster, workload, precision, engine=facts)
     return BlendedModel(table, cluster, workload, precision, engine)

@@ -36,6 +36,10 @@ from meshwright.profiles.table import Body
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
 """The terms that a pipeline of several stages has beside others."""
 
+GRADIENTS, OPTIMIZER, PARAMETERS, TIED = "gradient reduction", "optimizer", "parameter gather", "tied embedding"
+UPDATE = GRADIENTS, OPTIMIZER, PARAMETERS, TIED
+"""The terms of updates, at which all replicas meet."""
+
 _LOGPROB_BYTES = (4, 12)
 """Bytes per token of the two reductions of vocabulary-parallel log-probabilities: the maximum, then three sums."""
 
@@ -133,15 +137,15 @@ class Pipeline:
         reduction = REDUCE_SCATTER if framework.sharded_optimizer else ALL_REDUCE
         tally = Tally()
         reduced, source = self._over_replicas(reduction, part, framework.gradient_bytes)
-        tally.add("gradient reduction", self._exposed(reduced, num_layers), source)
-        tally.add("optimizer", step, time.source)
+        tally.add(GRADIENTS, self._exposed(reduced, num_layers), source)
+        tally.add(OPTIMIZER, step, time.source)
         if framework.sharded_optimizer:
             gathered, source = self._over_replicas(ALL_GATHER, part, self.element_bytes)
-            tally.add("parameter gather", self._exposed(gathered, num_layers), source)
+            tally.add(PARAMETERS, self._exposed(gathered, num_layers), source)
         if layout.pp > 1 and model.tied_embeddings and not model.scalar_head and not model.adapter:
             embedding_bytes = framework.gradient_bytes * model.embedding_params / layout.tp
             summed, source = self.network.seconds(ALL_REDUCE, self.groups.neighbours, embedding_bytes)
-            tally.add("tied embedding", summed, source)
+            tally.add(TIED, summed, source)
         return tally.addends
 
     def _over_replicas(self, operation: str, part: StagePart, param_bytes: int) -> tuple[float, Source]:

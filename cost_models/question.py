@@ -25,8 +25,9 @@ class Call:
     """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them.
 
     `max_deferral` counts the turns beyond its first that a sequence may take when the schedule overcommits; `part` is
-    the position of the cluster's part that the ranks are in. With `recomputes_cache`, generation computes the keys and
-    values of sequences in flight anew in every turn.
+    the number of the cluster's part that the ranks are in, or of the pair of them. With `recomputes_cache`, generation
+    computes the keys and values of sequences in flight anew in every turn. `replica_rows` are those that the fullest
+    replica takes at once, of a batch or of a minibatch to train on, where it is not one of `dp` that take as many.
     """
 
     stage: Stage
@@ -36,6 +37,7 @@ class Call:
     max_deferral: int = 0
     part: int = 0
     recomputes_cache: bool = False
+    replica_rows: int = 0
 
     def __hash__(self) -> int:
         return self._hash
@@ -49,6 +51,8 @@ class Call:
                 self.stage.name,
                 self.layout,
                 self.max_deferral,
+                self.replica_rows,
+                schedule.rows,
                 schedule.micro_batch_size,
                 schedule.micro_batch_tokens,
                 str.__hash__(schedule.recompute),
@@ -68,7 +72,7 @@ class Move:
     """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools.
 
     Of the source only its ranks matter, its slices for the target, and whether the two layouts are the same; of the
-    target its cut: see `Layout`. The parts are the positions of the cluster's parts that the pools are in. Weights that
+    target its cut: see `Layout`. The parts are the numbers of the cluster's parts that the pools are in. Weights that
     go to what `generates` are taken by its engine.
     """
 
@@ -154,6 +158,10 @@ class CostModel(Protocol):
         """Seconds below which a generation is not, told without playing its turns; 0 where none are known."""
         ...
 
+    def dealt(self, call: Call) -> Schedule:
+        """The call's schedule, on two kinds of nodes with rows so dealt that the stage ends soonest."""
+        ...
+
     def seconds(self, call: Call) -> Cost:
         """Seconds that the whole stage takes for one step on its pool."""
         ...
@@ -222,6 +230,9 @@ class PassedOn:
 
     def least_generation_seconds(self, call: Call) -> float:
         return self._asked().least_generation_seconds(call)
+
+    def dealt(self, call: Call) -> Schedule:
+        return self._asked().dealt(call)
 
     def seconds(self, call: Call) -> Cost:
         return self._asked().seconds(call)

@@ -101,6 +101,14 @@ class Cluster(Document):
         """The position among the parts of the one that holds a rank."""
         return 0
 
+    def part_of_pool(self, _ranks: range) -> int:
+        """The number of the part that holds the ranks of a pool."""
+        return 0
+
+    def parts_of(self, _part: int) -> tuple[Cluster, ...]:
+        """Itself, the one part."""
+        return (self,)
+
     def usable_bytes(self, _rank: int) -> int:
         """Memory of a rank's device that a plan may fill."""
         return self.device.usable_bytes
@@ -113,8 +121,9 @@ class Cluster(Document):
 class MixedCluster(Document):
     """Nodes of several kinds. Each part is a cluster of one kind, its ranks numbered after those of the parts before.
 
-    A stage runs within one part; parts exchange experience and weights over the fabric between them. All nodes have
-    as many ranks, and all devices are of one kind, cpu or cuda.
+    A stage runs within one part, or on a pair: all of two neighbouring parts. Parts exchange experience and
+    weights over the fabric between them. Parts are numbered from 0, and behind them the pairs. All nodes have as many
+    ranks, and all devices are of one kind, cpu or cuda.
     """
 
     parts: tuple[Cluster, ...] = Field(min_length=2)
@@ -159,6 +168,16 @@ class MixedCluster(Document):
         """The position among the parts of the one that holds this rank."""
         return max(index for index, first in enumerate(self.first_ranks) if first <= rank)
 
+    def part_of_pool(self, ranks: range) -> int:
+        """The number of the part that holds the ranks of a pool, or of the pair where they are of two parts."""
+        first, last = self.part_of(ranks.start), self.part_of(ranks.stop - 1)
+        return first if first == last else len(self.parts) + first
+
+    def parts_of(self, part: int) -> tuple[Cluster, ...]:
+        """The part of a number, or the two of a pair."""
+        first = part - len(self.parts)
+        return self.parts[first : first + 2] if first >= 0 else (self.parts[part],)
+
     def usable_bytes(self, rank: int) -> int:
         """Memory of a rank's device that a plan may fill."""
         return self.parts[self.part_of(rank)].device.usable_bytes
@@ -176,6 +195,11 @@ AnyCluster: TypeAlias = Annotated[
     Discriminator(lambda value: one_or_mixed(value, Cluster, MixedCluster)),
 ]
 """A cluster of one kind of node or of several."""
+
+
+def replicas_of_parts(cluster: AnyCluster, part: int, replica_ranks: int) -> tuple[int, ...]:
+    """How many replicas of so many ranks there are on all ranks of each part that a number stands for."""
+    return tuple(one.num_ranks // replica_ranks for one in cluster.parts_of(part))
 
 
 def most_usable_bytes(cluster: AnyCluster) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import count
+from itertools import accumulate, count, pairwise
 
 BLOCK_TOKENS = 32
 """Tokens of a block. Fewer waste less at the end of a row, and attention takes longer: of 16, a third on a CPU core."""
@@ -62,22 +62,38 @@ def deal_by_tokens(lengths: Sequence[int], most_tokens: int) -> tuple[tuple[int,
     raise AssertionError("each row alone keeps the cap")
 
 
-def deal_to_replicas(lengths: Sequence[int], num_replicas: int) -> tuple[tuple[int, ...], ...]:
-    """Indices into `lengths` for each replica, so many as `rows_of_replicas` has, with nearly as many tokens."""
-    return _deal(lengths, rows_of_replicas(len(lengths), num_replicas))
+def deal_to_replicas(
+    lengths: Sequence[int], replicas: Sequence[int], rows: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """Indices into `lengths` for each replica, so many as `rows_of_replicas` has, with nearly as many tokens.
+
+    On several kinds of nodes, which have so many `replicas` each, those of each kind take what `rows` says of as many
+    lengths as these are, and its share of others; and as great a share of the tokens.
+    """
+    if len(replicas) == 1:
+        return _deal(lengths, rows_of_replicas(len(lengths), replicas[0]))
+    ends = [len(lengths) * end // sum(rows) for end in accumulate(rows, initial=0)]
+    rooms, speeds = list[int](), list[float]()
+    for number, rows_here, (first, last) in zip(replicas, rows, pairwise(ends), strict=True):
+        rooms += rows_of_replicas(last - first, number)
+        speeds += [rows_here / number] * number
+    return _deal(lengths, rooms, speeds)
 
 
-def _deal(lengths: Sequence[int], rooms: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Indices for each of the rooms, which hold so many at most: the longest row first, each goes to the one with the
-    fewest tokens that has room (Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969:
-    longest processing time first)."""
+def _deal(
+    lengths: Sequence[int], rooms: Sequence[int], speeds: Sequence[float] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Indices for each of the rooms, which hold so many at most: the longest row first, each goes to the one that has
+    room and the fewest tokens, or where it would be done with them first (Graham, Bounds on multiprocessing timing
+    anomalies, SIAM J. Appl. Math. 17(2), 1969: longest processing time first)."""
     dealt: list[list[int]] = [[] for _ in rooms]
-    with_room = [(0, index) for index, room in enumerate(rooms) if room]
+    with_room: list[tuple[float, int]] = [(0, index) for index, room in enumerate(rooms) if room]
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        num_tokens, lightest = with_room[0]
+        busy, lightest = with_room[0]
         dealt[lightest].append(index)
         if len(dealt[lightest]) < rooms[lightest]:
-            heapq.heapreplace(with_room, (num_tokens + lengths[index], lightest))
+            more = lengths[index] / speeds[lightest] if speeds else lengths[index]
+            heapq.heapreplace(with_room, (busy + more, lightest))
         else:
             heapq.heappop(with_room)
     return tuple(map(tuple, dealt))

@@ -46,6 +46,8 @@ class Schedule:
     delivered, the others go on. It excludes a `batches_in_flight` above 1.
     `chunk_tokens` is above 0 for a stage that reads responses while they are generated, in chunks of so many tokens.
     `while_waiting` concerns a generation of several turns.
+    `rows` are dealt by speed where a stage runs on two kinds of nodes: of a batch, or of a minibatch where it trains,
+    so many sequences go to the replicas on each kind together. It is empty where all replicas take as many.
     """
 
     micro_batch_size: int = 1
@@ -57,21 +59,27 @@ class Schedule:
     offload: Offload = Offload.NONE
     while_waiting: WhileWaiting = WhileWaiting.KEEP
     micro_batch_tokens: int = 0
+    rows: tuple[int, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Schedules are written as they were before there were rollouts of several turns, and caps of tokens."""
+        """Schedules are written as they were before there were rollouts of several turns, caps of tokens, and rows that
+        are dealt by speed."""
         found: dict[str, Any] = written(self)
         if self.while_waiting is WhileWaiting.KEEP:
             del found["while_waiting"]
         if not self.micro_batch_tokens:
             del found["micro_batch_tokens"]
+        if not self.rows:
+            del found["rows"]
         return found
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             if getattr(self, name) < least and not (name == "micro_batch_size" and self._is_capped):
                 raise BadInput(f"{name}={getattr(self, name)} must be {least} or more.")
+        if any(number < 1 for number in self.rows):
+            raise BadInput(f"rows={list(self.rows)} leaves a kind of nodes without any; give each 1 or more.")
         if self.micro_batch_tokens and self.micro_batch_size:
             raise BadInput(
                 f"micro_batch_tokens={self.micro_batch_tokens} with micro_batch_size={self.micro_batch_size}; set one "

@@ -62,6 +62,9 @@ class Way:
             mine, leaders = plan.choice(one.stage, one.key), plan.choice(one.leader, one.key)
             if mine != leaders:
                 yield f"{one.stage} has {one.key}={mine}, and it takes that of {one.leader}, {leaders}"
+        for placement in plan.placements:
+            if placement.schedule.rows:
+                yield f"{placement.stage} deals rows by speed, and it takes as many on every replica"
         ahead = self.ahead(plan.graph)
         for stage, steps in plan.ahead.items():
             if steps != ahead[stage]:

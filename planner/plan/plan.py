@@ -20,6 +20,7 @@ from meshwright.planner.environment.rewards import HostWorkers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import require_possible
 from meshwright.planner.plan.pins import Ranks, Value, value_of
+from meshwright.profiles.cluster import replicas_of_parts
 from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -154,8 +155,16 @@ class Plan(Document):
         return next(p for p in self.placements if p.stage == stage)
 
     def part_of(self, stage: str) -> int:
-        """The position of the cluster's part that a stage runs in."""
-        return self.facts.cluster.part_of(self.pool_of(stage).first_rank)
+        """The number of the cluster's part that a stage runs in, or of the pair of them."""
+        return self.facts.cluster.part_of_pool(self.pool_of(stage).ranks)
+
+    def replicas_of(self, stage: str) -> tuple[int, ...]:
+        """How many replicas of a stage are on nodes of each kind."""
+        placement = self.placement(stage)
+        if not placement.schedule.rows:
+            return (placement.layout.dp,)
+        replica_ranks = placement.layout.num_ranks // placement.layout.dp
+        return replicas_of_parts(self.facts.cluster, self.part_of(stage), replica_ranks)
 
     @property
     def ahead(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.micro_batch_rules import USUAL, Cuts, Wanted, cuts_of, row_rules, token_rules
+from meshwright.planner.plan.pools import dealing_rules, pair_rules
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
@@ -90,8 +91,8 @@ def with_experts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = US
             yield replace(layout, ep=whole, etp=1)
 
 
-def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
-    """Rules that a stage's layout breaks."""
+def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> tuple[str, ...]:
+    """Rules that a stage's layout breaks on a part of the cluster."""
     found = [
         *(workload_violations(facts) if stage.trains else ()),
         *layout_violations(layout, facts.models.spec(stage.role)),
@@ -115,7 +116,7 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout) -> tuple[str, ...]:
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
             f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
         )
-    return tuple(found)
+    return (*found, *pair_rules(facts, stage, layout, part))
 
 
 def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
@@ -138,8 +139,8 @@ def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
         yield f"ep={layout.ep} needs {uneven}; use ep={layout.folded}."
 
 
-def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
-    """Rules that a stage's schedule breaks on a legal layout."""
+def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule, part: int = 0) -> tuple[str, ...]:
+    """Rules that a stage's schedule breaks on a legal layout on a part of the cluster."""
     found: list[str] = []
     rows, is_even = rows_per_replica(facts, stage, layout), has_even_rows(facts, stage, layout)
     if schedule.micro_batch_tokens:
@@ -157,15 +158,18 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
     generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
     return (
         *found,
-        *streaming_rules(facts, layout, schedule),
+        *streaming_rules(facts, layout, schedule, part),
+        *dealing_rules(facts, rows_per_update(facts, stage), layout, schedule, part),
         *generation,
         *_turn_rules(facts, schedule),
         *_wave_rules(facts, schedule),
     )
 
 
-def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule) -> tuple[str, ...]:
+def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule, part: int = 0) -> tuple[str, ...]:
     """Rules that a stage breaks when it reads what another generates beside it."""
+    if schedule.chunk_tokens and len(facts.cluster.parts_of(part)) > 1:
+        return (f"chunk_tokens={schedule.chunk_tokens} reads rows where they are drawn, not by speed; use 0.",)
     if schedule.chunk_tokens and layout.num_ranks == facts.cluster.num_ranks:
         return (f"a stage on all {layout.num_ranks} ranks has none beside it to stream from; use chunk_tokens=0.",)
     if schedule.chunk_tokens and layout.cp > 1:
@@ -304,6 +308,13 @@ def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...
     parts = [part for part in (8, 4, 2, 1) if batch_size % layout.dp or batch_size % (part * layout.dp) == 0]
     extras = dict.fromkeys(batch_size // part // layout.dp * layout.dp for part in parts)
     return (*batches, *(Schedule(overcommit=extra) for extra in extras if extra))
+
+
+def room_on(facts: Facts, part: int) -> tuple[int, float]:
+    """Bytes that a choice may take of each device of a part, and for each rank of its host's memory; on two kinds of
+    nodes those of the lesser."""
+    parts = facts.cluster.parts_of(part)
+    return min(one.device.usable_bytes for one in parts), min(host_share(one, facts.graph) for one in parts)
 
 
 def host_share(cluster: Cluster, graph: StageGraph) -> float:

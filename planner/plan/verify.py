@@ -19,7 +19,7 @@ from meshwright.planner.plan.host_workers import worker_violations
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import crossing_violations, pool_violations
-from meshwright.planner.plan.rules import host_share, layout_rules, schedule_rules
+from meshwright.planner.plan.rules import layout_rules, room_on, schedule_rules
 from meshwright.planner.plan.steps_ahead import patterns, staleness_of, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.layout import Layout
@@ -172,7 +172,7 @@ def _layouts_are_legal(plan: Plan) -> Iterator[str]:
     """One sentence per stage: the first rule that its layout breaks; the rules after it mostly follow from it."""
     for placement in plan.placements:
         pool, layout = plan.pool(placement.pool), placement.layout
-        broken = layout_rules(plan.facts, plan.stage(placement.stage), layout)
+        broken = layout_rules(plan.facts, plan.stage(placement.stage), layout, plan.part_of(placement.stage))
         if broken:
             yield f"{placement.stage}: {broken[0]}"
         elif layout.num_ranks != pool.num_ranks:
@@ -189,9 +189,9 @@ def _times_cp(layout: Layout) -> str:
 
 def _schedules_are_legal(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
-        stage = plan.stage(placement.stage)
-        if not layout_rules(plan.facts, stage, placement.layout):
-            for sentence in schedule_rules(plan.facts, stage, placement.layout, placement.schedule):
+        stage, part = plan.stage(placement.stage), plan.part_of(placement.stage)
+        if not layout_rules(plan.facts, stage, placement.layout, part):
+            for sentence in schedule_rules(plan.facts, stage, placement.layout, placement.schedule, part):
                 yield f"{placement.stage}: {sentence}"
 
 
@@ -277,7 +277,7 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
 
 def _host_memory_suffices(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
-        share = host_share(plan.facts.cluster.parts[plan.part_of(placement.stage)], plan.graph)
+        _, share = room_on(plan.facts, plan.part_of(placement.stage))
         if placement.host.total > share:
             yield (
                 f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "

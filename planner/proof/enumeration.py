@@ -18,7 +18,7 @@ from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
-from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules, with_experts
+from meshwright.planner.plan.rules import layout_rules, room_on, schedules, streaming_rules, with_experts
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
 from meshwright.planner.proof.allowance import Allowance, Least, ShortTurn
 from meshwright.profiles.layout import Layout, divisors
@@ -153,11 +153,10 @@ class Enumeration:
 
     @cached_property
     def _kinds(self) -> list[tuple[int, int]]:
-        """Of pools: their part of the cluster, and their size."""
+        """Of pools: the part of the cluster or the pair, and their size."""
         cluster = self.facts.cluster
-        return sorted(
-            {(cluster.part_of(one), size) for size in pool_sizes(cluster) for one in first_ranks(cluster, size)}
-        )
+        every = ((first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
+        return sorted({(cluster.part_of_pool(range(first, first + size)), size) for first, size in every})
 
     def _choices_of(self, stage: Stage, scope: Scope, allowance: Allowance) -> Choices:
         key = stage.name, scope.of(stage)
@@ -179,20 +178,22 @@ class Enumeration:
             least = self.model.least_seconds(stage, model, size, part)
             if least <= self.most_seconds and (streams or allowance.allows(size, least)):
                 for layout in _layouts(self.facts, stage, size):
-                    if not layout_rules(self.facts, stage, layout):
+                    if not layout_rules(self.facts, stage, layout, part):
                         yield Site(part, layout)
 
     def _rows(self, stage: Stage, scope: Scope, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
         """The ranks and plain amounts of every schedule on a site that fits device and host, and is not too slow."""
         facts, model, (part, layout) = self.facts, self.model, site
-        kind, deferral = facts.cluster.parts[part], max_deferral(scope.ahead, facts.staleness)
-        host_bytes = host_share(kind, facts.graph)
+        deferral, is_pair = max_deferral(scope.ahead, facts.staleness), len(facts.cluster.parts_of(part)) > 1
+        device_bytes, host_bytes = room_on(facts, part)
         too_large: set[Schedule] = set()
         allowed: dict[Schedule, bool] = {}
         costs: LayoutCosts | None = None
-        for schedule in schedules(facts, stage, layout, scope):
+        for plain in schedules(facts, stage, layout, scope):
+            asked = call_of(facts, stage, Choice(layout, plain), deferral=deferral, part=part)
+            schedule = model.dealt(asked) if is_pair else plain
             family, quickest = _alike(schedule)
-            if family in too_large or streaming_rules(facts, layout, schedule):
+            if family in too_large or streaming_rules(facts, layout, schedule, part):
                 continue
             if costs is None:
                 call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
@@ -203,7 +204,7 @@ class Enumeration:
             if not allowed[quickest]:
                 continue
             held = costs.bytes(schedule)
-            if held.peak > kind.device.usable_bytes or held.host > host_bytes:
+            if held.peak > device_bytes or held.host > host_bytes:
                 if model.memory_grows:  # a family's choices come with the smaller ones first
                     too_large.add(family)
                 continue
@@ -250,7 +251,9 @@ class Enumeration:
     def _least_move(self, stage: Stage, source: Site, target: Site) -> float:
         """Of pools that are apart, and of pools one within the other."""
         sizes = source.layout.num_ranks, target.layout.num_ranks
-        nested = {min(sizes)} if source.part == target.part else set()
+        parts_of = self.facts.cluster.parts_of
+        may_meet = any(one is other for one, other in product(parts_of(source.part), parts_of(target.part)))
+        nested = {min(sizes)} if may_meet else set()
         apart = {0} if sum(sizes) <= self.facts.cluster.num_ranks else set()
         moves = (
             Move(

@@ -139,7 +139,8 @@ def _splits(case: Case) -> Iterator[tuple[float, Split]]:
             at = int(np.searchsorted(values, row[fastest]))
             cuts = {at, at + 1, (at + 1) // 2, (at + len(values)) // 2} & set(range(1, len(values)))
             for cut in sorted(cuts):
-                most = float(values[cut - 1] + values[cut]) / 2
+                below = np.nextafter(values[cut], -math.inf)  # what lies between two neighbouring floats is rounded
+                most = float(min((values[cut - 1] + values[cut]) / 2, below))
                 added = [
                     max(work[kept].min() - work.min(), seconds[kept].min() - seconds.min())
                     for kept in (row <= most, row > most)

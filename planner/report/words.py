@@ -71,6 +71,8 @@ def schedule(found: Schedule) -> str:
     told = [_at_a_time(found)]
     if found.recompute is not Recompute.NONE:
         told.append(f"{found.recompute} recomputation")
+    if found.rows:
+        told.append(f"{' and '.join(map(str, found.rows))} rows dealt by speed")
     if found.batches_in_flight > 1:
         told.append(f"{found.batches_in_flight} batches in flight")
     if found.overcommit:

@@ -112,7 +112,7 @@ def _pools(picks: Mapping[str, Pick]) -> dict[Ranks, Pool]:
 
 
 def _placement(facts: Facts, model: CostModel, stage: Stage, *, pick: Pick, pool: Pool, ahead: StepsAhead) -> Placement:
-    part, deferral = facts.cluster.part_of(pick.ranks.first_rank), max_deferral(ahead, facts.staleness)
+    part, deferral = facts.cluster.part_of_pool(pick.ranks.ranks), max_deferral(ahead, facts.staleness)
     return Placement(
         stage=stage.name,
         pool=pool.name,

@@ -128,7 +128,8 @@ class OnLayout:
         if self.room.most == ANY_TIME or schedule.chunk_tokens or self.call.stage.generates:
             return False
         quickest = _quickest(schedule) if self.model.seconds_grow else schedule
-        asked = quickest.micro_batch_size, quickest.micro_batch_tokens, quickest.recompute, quickest.offload
+        at_a_time = quickest.micro_batch_size, quickest.micro_batch_tokens, quickest.rows
+        asked = *at_a_time, quickest.recompute, quickest.offload
         if asked not in self.slower:
             self.slower[asked] = self._seconds(quickest) > self.room.most.tail_seconds
         return self.slower[asked]

@@ -7,7 +7,7 @@ blocks fits in bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -115,14 +115,14 @@ def formulate(
     }
     shared = {name: graph.by_name[name].may_share for name in behind}
     device_blocks = most_usable_bytes(facts.cluster) // BLOCK_BYTES
-    lacking = [device_blocks - part.device.usable_bytes // BLOCK_BYTES for part in facts.cluster.parts]
 
     def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
-        part = facts.cluster.part_of(ranks.first_rank)
-        return _option(tick, ranks, candidate, part=part, lacking_blocks=lacking[part], is_shared=is_shared)
+        part = facts.cluster.part_of_pool(ranks.ranks)
+        return _option(tick, ranks, candidate, part=part, is_shared=is_shared)
 
-    calls = tuple(
-        CallOptions(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items()
+    calls = (
+        *(CallOptions(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items()),
+        *_lacking(facts.cluster, device_blocks),
     )
     known: _Known = {}
     transfers = tuple(
@@ -139,6 +139,14 @@ def formulate(
         step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
     return Formulation(problem=problem, tick_seconds=tick, behind=behind)
+
+
+def _lacking(cluster: AnyCluster, device_blocks: int) -> Iterator[CallOptions]:
+    """Calls that never run: what the devices of a part have less than the largest ones is held there by one."""
+    for first, part in zip(cluster.first_ranks, cluster.parts, strict=True):
+        if lacking := device_blocks - part.device.usable_bytes // BLOCK_BYTES:
+            place = Place(first, part.num_ranks, "lacking")
+            yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_blocks=lacking),))
 
 
 def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
@@ -158,13 +166,8 @@ def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
 
 
-def _option(
-    tick: float, ranks: Ranks, candidate: Candidate, *, part: int, lacking_blocks: int, is_shared: bool
-) -> Option:
-    """One choice on one pool; weights that no other stage may use belong to one stage, and may wait in the host.
-
-    What a device has less than the largest one counts as used by whatever runs on it.
-    """
+def _option(tick: float, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
+    """One choice on one pool; weights that no other stage may use belong to one stage, and may wait in the host."""
     weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
@@ -172,7 +175,7 @@ def _option(
         early_ticks=_early_ticks(tick, candidate),
         resident_blocks=weights + math.ceil(candidate.private_bytes / BLOCK_BYTES),
         shared_blocks=weights if is_shared else 0,
-        transient_blocks=math.ceil(candidate.transient_bytes / BLOCK_BYTES) + lacking_blocks,
+        transient_blocks=math.ceil(candidate.transient_bytes / BLOCK_BYTES),
     )
 
 
@@ -293,7 +296,7 @@ def _by_cut(shards: Sequence[_Shard]) -> list[list[_Shard]]:
 
 def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:
     """The layouts of some pools, each once for each part."""
-    found = dict.fromkeys((cluster.part_of(ranks.first_rank), candidate.layout) for ranks, candidate in pairs)
+    found = dict.fromkeys((cluster.part_of_pool(ranks.ranks), candidate.layout) for ranks, candidate in pairs)
     shards = (
         _Shard(part, one, one.num_ranks, _place_name(part, one), _place_name(part, one.cut)) for part, one in found
     )

@@ -16,17 +16,18 @@ from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
-from meshwright.planner.plan.rules import host_share
+from meshwright.planner.plan.rules import room_on
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.planner.search.candidates import Candidate, costed, undominated, undominated_by_layout
 from meshwright.planner.search.costing import ANY_TIME, DOMINATED, TOO_SLOW, Asked, Most, Notes, OnLayout, Room
 from meshwright.planner.search.interleaved import Beside
 from meshwright.planner.search.space import choices_by_layout, pools
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
 
 
 class PoolKind(NamedTuple):
-    """What of a pool decides the cost of a choice on it: the position of its part of the cluster, and its size."""
+    """What of a pool decides the cost of a choice on it: the number of its part of the cluster, and its size."""
 
     part: int
     num_ranks: int
@@ -94,7 +95,7 @@ def frontier(
 def kinds_of(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> dict[Ranks, PoolKind]:
     """The pools that a stage may use, each with its kind."""
     cluster = facts.cluster
-    return {ranks: PoolKind(cluster.part_of(ranks.first_rank), ranks.num_ranks) for ranks in pools(facts, stage, pins)}
+    return {r: PoolKind(cluster.part_of_pool(r.ranks), r.num_ranks) for r in pools(facts, stage, pins)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +122,25 @@ class _Costing:
         if most is None:
             self.notes.rejected[TOO_SLOW] += 1
             return ()
-        part, rejected = self.facts.cluster.parts[kind.part], self.notes.rejected
-        room = Room(
-            most=most,
-            device_bytes=part.device.usable_bytes if self.is_limited else math.inf,
-            host_bytes=host_share(part, self.facts.graph),
-        )
+        rejected, (device_bytes, host_bytes) = self.notes.rejected, room_on(self.facts, kind.part)
+        room = Room(most=most, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes)
         fitting: list[Candidate] = []
         beside = Beside(self.facts.models.spec(self.stage.role))
-        for layout, schedules in choices_by_layout(
-            self.facts, self.stage, kind.num_ranks, self.pins, rejected, scope=self.scope, plain_only=self.is_plain
-        ):
+        every = choices_by_layout(
+            self.facts,
+            self.stage,
+            kind.num_ranks,
+            self.pins,
+            rejected,
+            part=kind.part,
+            scope=self.scope,
+            plain_only=self.is_plain,
+        )
+        for layout, schedules in every:
             call = replace(self.call(Choice(layout, schedules[0]), kind.part), max_deferral=self.deferral)
             on_layout = OnLayout(model=self.model, call=call, room=room, beside=beside, notes=self.notes)
             for schedule in schedules:
-                found = on_layout.costed(schedule)
+                found = on_layout.costed(self.dealt(call, schedule))
                 if isinstance(found, Candidate):
                     fitting.append(found)
                 else:
@@ -143,6 +148,11 @@ class _Costing:
         kept = tuple(undominated_by_layout(fitting)) if self.stage.may_share else undominated(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
+
+    def dealt(self, call: Call, schedule: Schedule) -> Schedule:
+        """The schedule in place of the call's, with rows that are dealt by speed on two kinds of nodes."""
+        is_pair = len(self.facts.cluster.parts_of(call.part)) > 1
+        return self.model.dealt(replace(call, schedule=schedule)) if is_pair else schedule
 
     def call(self, choice: Choice, part: int) -> Call:
         """The question that a choice on a part of the cluster is to the model."""

@@ -16,7 +16,7 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.plan.rules import host_share, layout_rules, schedules, streaming_rules
+from meshwright.planner.plan.rules import layout_rules, room_on, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
@@ -88,15 +88,12 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
     def kept(kind: PoolKind) -> tuple[Candidate, ...]:
         if kind.num_ranks * _LARGE < facts.cluster.num_ranks:
             return ()
-        near = (choice for choice in _choices(placement, facts, kind.num_ranks, scope) if agrees(choice, mine))
-        found = [costed(costs.model, call_of(facts, stage, one, deferral=deferral, part=kind.part)) for one in near]
+        near = (choice for choice in _choices(placement, facts, kind, scope) if agrees(choice, mine))
+        calls = [call_of(facts, stage, one, deferral=deferral, part=kind.part) for one in near]
+        found = [costed(costs.model, replace(call, schedule=costs.model.dealt(call))) for call in calls]
         asked.timed, asked.weighed = asked.timed + len(found), asked.weighed + len(found)
-        part = facts.cluster.parts[kind.part]
-        fitting = [
-            one
-            for one in found
-            if one.peak_bytes <= part.device.usable_bytes and one.host_bytes <= host_share(part, facts.graph)
-        ]
+        device_bytes, host_bytes = room_on(facts, kind.part)
+        fitting = [one for one in found if one.peak_bytes <= device_bytes and one.host_bytes <= host_bytes]
         by_layout: dict[Layout, list[Candidate]] = {}
         for one in fitting:
             by_layout.setdefault(one.layout, []).append(one)
@@ -107,15 +104,15 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
     return Frontier(stage=stage, pools=pools, candidates=candidates, rejected=Counter(), smallest={}, asked=asked)
 
 
-def _choices(placement: Placement, facts: Facts, num_ranks: int, scope: Scope) -> Iterator[Choice]:
-    """The legal ones on so many ranks."""
+def _choices(placement: Placement, facts: Facts, kind: PoolKind, scope: Scope) -> Iterator[Choice]:
+    """The legal ones on a kind of pool."""
     stage = facts.graph.by_name[placement.stage]
-    for layout in _layouts(placement.layout, num_ranks):
-        if layout_rules(facts, stage, layout):
+    for layout in _layouts(placement.layout, kind.num_ranks):
+        if layout_rules(facts, stage, layout, kind.part):
             continue
         for schedule in schedules(facts, stage, layout, scope):
             if _is_near(schedule, placement.schedule, facts.workload.max_tokens) and not streaming_rules(
-                facts, layout, schedule
+                facts, layout, schedule, kind.part
             ):
                 yield Choice(layout, schedule)
 

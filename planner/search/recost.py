@@ -34,8 +34,9 @@ def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
             yield f"pool {pool.name!r}: {sentence}"
     for placement in plan.placements:
         stage = facts.graph.by_name[placement.stage]
-        rules = layout_rules(facts, stage, placement.layout)
-        for sentence in rules or schedule_rules(facts, stage, placement.layout, placement.schedule):
+        part = facts.cluster.part_of_pool(plan.pool_of(placement.stage).ranks)
+        rules = layout_rules(facts, stage, placement.layout, part)
+        for sentence in rules or schedule_rules(facts, stage, placement.layout, placement.schedule, part):
             yield f"{placement.stage}: {sentence}"
 
 

@@ -16,6 +16,7 @@ from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
+from meshwright.planner.plan.rules import room_on
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.steps_ahead import Scope, plain
 from meshwright.planner.search.formulate import BLOCK_BYTES, formulate
@@ -167,7 +168,7 @@ def _asked_again(remodel: Remodel, pins: Sequence[Pin], limits: Limits) -> Calla
 
 
 def _usable_on(facts: Facts, part: int) -> int:
-    return facts.cluster.parts[part].device.usable_bytes
+    return room_on(facts, part)[0]
 
 
 def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:

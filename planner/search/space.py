@@ -14,7 +14,13 @@ from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.micro_batch_rules import USUAL, Wanted
 from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
-from meshwright.planner.plan.pools import crossing_violations, first_ranks, pool_sizes, pool_violations
+from meshwright.planner.plan.pools import (
+    crossing_violations,
+    first_ranks,
+    may_deal,
+    pool_sizes,
+    pool_violations,
+)
 from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules, with_experts
 from meshwright.planner.plan.steps_ahead import Scope, patterns, plain, scopes
 from meshwright.profiles.errors import BadInput
@@ -31,11 +37,12 @@ def choices(
     num_ranks: int,
     pins: Sequence[Pin],
     *,
+    part: int = 0,
     scope: Scope | None = None,
     wanted: Wanted = USUAL,
 ) -> Iterator[Choice]:
     """The legal choices that agree with the pins, in a fixed order, as `choices_by_layout` has them."""
-    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), scope=scope, wanted=wanted)
+    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), part=part, scope=scope, wanted=wanted)
     return (Choice(layout, schedule) for layout, schedules in every for schedule in schedules)
 
 
@@ -46,12 +53,13 @@ def choices_by_layout(
     pins: Sequence[Pin],
     rejected: Counter[str],
     *,
+    part: int = 0,
     scope: Scope | None = None,
     plain_only: bool = False,
     wanted: Wanted = USUAL,
 ) -> Iterator[tuple[Layout, list[Schedule]]]:
-    """The legal layouts, each with its legal schedules that agree with the pins, in a fixed order; the other choices
-    are counted in `rejected`.
+    """The legal layouts on a part of the cluster, each with its legal schedules that agree with the pins, in a fixed
+    order; the other choices are counted in `rejected`. How rows are dealt by speed is not said.
 
     Those that are not plain are left out, uncounted, where only plain ones are asked for. The scope is the plainest
     where none is given. Rows and caps of tokens that are pinned are offered beside the usual ones, or what is `wanted`.
@@ -62,7 +70,7 @@ def choices_by_layout(
         if plain_only and not _is_plain_layout(whole, facts.cluster.ranks_per_node):
             continue
         for layout in (whole,) if plain_only else _with_chunks(facts, stage, whole):
-            broken = layout_rules(facts, stage, layout)
+            broken = layout_rules(facts, stage, layout, part)
             if broken:
                 rejected[broken[0]] += 1
                 break  # what one number of chunks breaks, the others do
@@ -70,7 +78,7 @@ def choices_by_layout(
             for schedule in schedules(facts, stage, layout, scope, wanted):
                 if plain_only and not _is_plain_schedule(schedule, facts.workload.max_tokens):
                     continue
-                broken = streaming_rules(facts, layout, schedule) if schedule.chunk_tokens else ()
+                broken = streaming_rules(facts, layout, schedule, part) if schedule.chunk_tokens else ()
                 if not broken and (not pins or agrees(Choice(layout, schedule), pins)):
                     legal.append(schedule)
                 else:
@@ -110,7 +118,12 @@ def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
     cluster = facts.cluster
     mine = [pin for pin in pins if pin.stage == stage.name and pin.key == "pool"]
     every = (Ranks(first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
-    return tuple(ranks for ranks in every if all(pin.allows(ranks) for pin in mine))
+    return tuple(
+        ranks
+        for ranks in every
+        if all(pin.allows(ranks) for pin in mine)
+        and (may_deal(facts, stage) or len(cluster.parts_of(cluster.part_of_pool(ranks.ranks))) == 1)
+    )
 
 
 def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
@@ -132,16 +145,18 @@ def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
 
 def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     """Adds the pins one by one to the legal choices, and refuses the first that leaves none or forbids none."""
-    sizes = sorted({ranks.num_ranks for ranks in pools(facts, stage, pins)})
-    if not sizes:
+    cluster = facts.cluster
+    parts = [(cluster.part_of_pool(ranks.ranks), ranks.num_ranks) for ranks in pools(facts, stage, pins)]
+    kinds = {(len(cluster.parts_of(part)), size): part for part, size in parts}
+    if not kinds:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
     wanted = _wanted(pins)
     every = left = [
         choice
         for ahead in patterns(facts.graph, facts.staleness)
         for scope in scopes(ahead, facts.staleness)
-        for size in sizes
-        for choice in choices(facts, stage, size, (), scope=scope, wanted=wanted)
+        for (_, size), part in sorted(kinds.items(), key=lambda kind: kind[0][::-1])
+        for choice in choices(facts, stage, size, (), part=part, scope=scope, wanted=wanted)
     ]
     for pin in pins:
         if pin.key == "pool":

@@ -7,6 +7,7 @@ distribution costs, by one and the same model. Drawn lengths equal to the typica
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,8 +116,8 @@ class Sampled:
         return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
 
     def _forward(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
-        typical = _typical_tokens(self._workload.sequence_lengths, len(lengths), placement)
-        tokens = tokens_of_replicas(lengths, placement.layout.dp)
+        typical, replicas = self._typical_tokens(len(lengths), placement), self._plan.replicas_of(placement.stage)
+        tokens = tokens_of_replicas(lengths, replicas, placement.schedule.rows)
         return tuple(float(seconds) for seconds in placement.cost.total * tokens / typical)
 
     def _training(self, placement: Placement, lengths: Lengths, step: int) -> float:
@@ -126,9 +127,19 @@ class Sampled:
         rows = len(lengths) // num_minibatches
         orders = [draw.permutation(lengths) for _ in range(num_epochs)]
         updates = [order[i * rows : (i + 1) * rows] for order in orders for i in range(num_minibatches)]
-        slowest = sum(float(tokens_of_replicas(update, placement.layout.dp).max()) for update in updates)
-        typical = _typical_tokens(self._workload.sequence_lengths, rows, placement)
-        return placement.cost.total * slowest / (len(updates) * typical)
+        typical, replicas = self._typical_tokens(rows, placement), self._plan.replicas_of(placement.stage)
+        tokens = (tokens_of_replicas(update, replicas, placement.schedule.rows) for update in updates)
+        most = float(typical.max())
+        slowest = sum(float((of * (most / typical)).max()) for of in tokens)
+        return placement.cost.total * slowest / (len(updates) * most)
+
+    def _typical_tokens(self, rows: int, placement: Placement) -> NDArray[np.float64]:
+        """Of each replica those of its typical rows, as the cost model counts them; where rows are dealt by speed all
+        take as long for theirs."""
+        replicas = self._plan.replicas_of(placement.stage)
+        kinds = zip(placement.schedule.rows or (rows,), replicas, strict=True)
+        lengths = self._workload.sequence_lengths
+        return np.repeat([float(lengths.strata(-(-mine // number)).sum()) for mine, number in kinds], replicas)
 
 
 class _Draws:
@@ -165,12 +176,13 @@ def _prompts(workload: Workload, draw: np.random.Generator) -> Lengths:
     return np.sort(_sample(draw, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
 
 
-def tokens_of_replicas(lengths: Lengths, num_replicas: int) -> NDArray[np.float64]:
+def tokens_of_replicas(lengths: Lengths, replicas: Sequence[int], rows: Sequence[int] = ()) -> NDArray[np.float64]:
     """Tokens of each replica: rows are dealt as evenly as the longest of them allows, as in the runtime; where they do
-    not come out even, as the runtime deals them."""
-    if len(lengths) % num_replicas:
-        dealt = deal_to_replicas(lengths.tolist(), num_replicas)
-        return np.array([float(lengths[list(rows)].sum()) for rows in dealt])
+    not come out even, or are dealt by speed, as the runtime deals them."""
+    num_replicas = sum(replicas)
+    if len(lengths) % num_replicas or len(replicas) > 1:
+        dealt = deal_to_replicas(lengths.tolist(), replicas, rows)
+        return np.array([float(lengths[list(mine)].sum()) for mine in dealt])
     total = float(lengths.sum())
     most, others = max(total / num_replicas, float(lengths.max())), num_replicas - 1
     return np.array([most, *((total - most) / others for _ in range(others))])
@@ -178,8 +190,3 @@ def tokens_of_replicas(lengths: Lengths, num_replicas: int) -> NDArray[np.float6
 
 def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths:
     return draw.choice(np.array(lengths.tokens), size=size, p=np.array(lengths.probabilities))
-
-
-def _typical_tokens(lengths: Histogram, rows: int, placement: Placement) -> float:
-    """Tokens of one replica's typical rows, as the cost model counts them."""
-    return float(lengths.strata(-(-rows // placement.layout.dp)).sum())

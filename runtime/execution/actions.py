@@ -26,7 +26,7 @@ from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.scoring import ChunkScorer
 from meshwright.runtime.generation.slots import Beginning
 from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.experience import even_share, micro_batches
+from meshwright.runtime.messages.experience import dealt_share, micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.adapted import without_adapter
 from meshwright.runtime.records.outcome import Findings
@@ -242,8 +242,8 @@ class Actions:
 
     def _mine(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
         """The rows of this rank's replica."""
-        mesh = self._copies[stage.name].mesh
-        return even_share(rows, lengths, mesh.dp_rank, mesh.layout.dp)
+        replica, schedule = self._copies[stage.name].mesh.dp_rank, self._plan.placement(stage.name).schedule
+        return dealt_share(rows, lengths, replica, self._plan.replicas_of(stage.name), schedule.rows)
 
 
 def _versions(batch: StepExperience, plan: Plan) -> dict[str, float]:

@@ -25,7 +25,7 @@ from meshwright.profiles.stages import GENERATE, Stage, values_of
 from meshwright.profiles.trace import instruction_name
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
-from meshwright.runtime.messages.experience import Experience, share
+from meshwright.runtime.messages.experience import Experience, dealt_share, share
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.outcome import Findings
 
@@ -167,6 +167,8 @@ class RehearsalDevice:
 
     def _rows(self, stage: Stage, batch: StepExperience, replica: int) -> tuple[int, ...]:
         """The rows of this rank's replica, shared as the runtime shares them."""
+        if by_speed := self._plan.placement(stage.name).schedule.rows:
+            return dealt_share(batch.rows, batch.lengths(), replica, self._plan.replicas_of(stage.name), by_speed)
         prompts, _ = self._lengths(batch.step)
         known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
         dp, group_size = self._plan.placement(stage.name).layout.dp, self._plan.facts.workload.group_size

@@ -142,9 +142,16 @@ class ExperienceTransport:
         self._transport.flush()
 
 
-def even_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int) -> tuple[int, ...]:
-    """The rows of one replica, dealt evenly by number, with nearly as many tokens as another's."""
-    dealt = deal_to_replicas([lengths[row] for row in rows], num_replicas)
+def dealt_share(
+    rows: Sequence[int],
+    lengths: Mapping[int, int],
+    replica: int,
+    replicas: Sequence[int],
+    rows_of_kinds: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """The rows of one replica, dealt evenly by number, with nearly as many tokens as another's; by speed where there
+    are `replicas` on several kinds of nodes: see `profiles.packing.deal_to_replicas`."""
+    dealt = deal_to_replicas([lengths[row] for row in rows], replicas, rows_of_kinds)
     return tuple(rows[index] for index in dealt[replica])
 
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.blended import BlendedModel, cost_model
-from meshwright.cost_models.mixed import MixedModel
+from meshwright.cost_models.mixed import MixedModel, as_one_kind
 from meshwright.cost_models.question import Call, CostModel, Move
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
@@ -74,6 +75,87 @@ def test_more_slots_never_take_less_memory_only_where_no_part_was_measured(
 ) -> None:
     cluster = MixedCluster(parts=parts, between=SLOW)
     analytic = [cost_model(part, fixed, "bf16") for part in parts]
-    assert MixedModel(cluster, analytic, "bf16").memory_grows
+    assert MixedModel(cluster, analytic, (), "bf16").memory_grows
     measured = BlendedModel(table, parts[0], fixed, "bf16")
-    assert not MixedModel(cluster, [measured, analytic[1]], "bf16").memory_grows
+    assert not MixedModel(cluster, [measured, analytic[1]], (), "bf16").memory_grows
+
+
+BOTH = 2
+"""The number of the two parts together."""
+
+TRAINED = "gradient reduction", "optimizer", "parameter gather"
+
+
+LONG = Workload(batch_size=64, prompt=LengthSpec(max=1000, fixed=1000), response=LengthSpec(max=1000, fixed=1000))
+"""64 sequences that are long enough for arithmetic to decide how long they take."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "layout", "recompute"),
+    [("ref_logprob", "tp2,dp16", "none"), ("actor_train", "tp4,dp8,sp", "none"), ("actor_train", "tp4,dp8,sp", "full")],
+)
+def test_no_other_deal_of_rows_ends_sooner(
+    parts: tuple[Cluster, Cluster], call: Callable[..., Call], stage: str, layout: str, recompute: str
+) -> None:
+    model = mixed(parts, parts[0].inter_node, LONG)
+    question = replace(call(stage, layout, 1, recompute), part=BOTH)
+    each = question.layout.dp // 2
+
+    def seconds(rows: tuple[int, ...]) -> float:
+        return model.seconds(replace(question, schedule=replace(question.schedule, rows=rows))).total
+
+    found = model.dealt(question).rows
+    assert sum(found) == 64
+    assert found[1] > found[0]  # the second part computes faster
+    assert seconds(found) == min(seconds((mine, 64 - mine)) for mine in range(each, 64 - each + 1))
+
+
+def test_two_kinds_take_the_passes_of_the_last_and_the_slower_of_every_exchange(
+    parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
+) -> None:
+    model = mixed(parts, SLOW, fixed)
+    cost = model.seconds(replace(call("actor_train", "tp2,dp16", 1, rows=(48, 16)), part=BOTH))
+    kinds = [
+        cost_model(as_one_kind(one, other, SLOW), fixed, "bf16").seconds(
+            replace(call("actor_train", "tp2,dp16", 1), replica_rows=rows)
+        )
+        for one, other, rows in ((*parts, 6), (*reversed(parts), 2))
+    ]
+    layers = [one.amount("layers", "embedding and head") for one in kinds]
+    assert layers[0] > 2 * layers[1]
+    assert cost.amount("layers", "embedding and head") == layers[0]
+    for name in TRAINED:
+        assert cost.amount(name) == max(one.amount(name) for one in kinds) > 0
+    within = cost_model(parts[0], fixed, "bf16").seconds(call("actor_train", "tp2,dp8", 1))
+    assert cost.amount("gradient reduction") > 10 * within.amount("gradient reduction")  # over the slow fabric
+
+
+def test_rows_that_are_dealt_change_no_memory(
+    parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
+) -> None:
+    """A rank keeps a micro-batch at a time, so that what is proven for one kind holds for the other."""
+    model = mixed(parts, SLOW, fixed)
+    for stage in ("actor_train", "ref_logprob"):
+        each = [replace(call(stage, "tp2,dp16", 2, rows=rows), part=BOTH) for rows in ((8, 56), (32, 32))]
+        assert model.memory(each[0]) == model.memory(each[1])
+        assert model.memory(each[0]) == cost_model(parts[0], fixed, "bf16").memory(call(stage, "tp2,dp16", 2))
+
+
+def test_no_choice_on_two_kinds_is_below_the_least(
+    parts: tuple[Cluster, Cluster], call: Callable[..., Call], fixed: Workload
+) -> None:
+    model = mixed(parts, FAST, fixed)
+    question = replace(call("actor_train", "dp32", 2), part=BOTH)
+    dealt = replace(question, schedule=model.dealt(question))
+    least = model.least_seconds(question.stage, question.model, 32, BOTH)
+    alone = [model.least_seconds(question.stage, question.model, 16, part) for part in range(2)]
+    assert 0 < least < min(alone)
+    assert model.seconds(dealt).total >= least
+
+
+def test_weights_of_two_kinds_go_over_the_fabric(
+    parts: tuple[Cluster, Cluster], llama: ModelSpec, fixed: Workload
+) -> None:
+    model = mixed(parts, SLOW, fixed)
+    assert model.move_seconds(move(llama, BOTH, 0)).total > model.move_seconds(move(llama, 0, 0)).total
+    assert model.move_seconds(move(llama, BOTH, BOTH)) == model.move_seconds(move(llama, 0, 1))

@@ -15,7 +15,7 @@ from meshwright.profiles.experts import Experts
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.profiles.stages import TEACHERS, Stage, StageGraph
 from meshwright.profiles.workload import Workload
 
@@ -170,6 +170,9 @@ class ToyModel:
         del call
         return 0.0
 
+    def dealt(self, call: Call) -> Schedule:
+        return call.schedule
+
     def seconds(self, call: Call) -> Cost:
         layout, workload = call.layout, self.facts.workload
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
@@ -232,6 +235,9 @@ class RandomModel:
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()
+
+    def dealt(self, call: Call) -> Schedule:
+        return call.schedule
 
     def seconds(self, call: Call) -> Cost:
         share = 1 / call.layout.num_ranks**0.7

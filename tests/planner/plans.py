@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.rules import rows_per_update
 from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, synchronous
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.search.space import choices, pools
+from meshwright.profiles.cluster import replicas_of_parts
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from tests.planner.jobs import RandomModel, small_facts
 
@@ -64,8 +67,14 @@ def random_plan(
 
 def _pick(draw: random.Random, facts: Facts, stage: Stage, scope: Scope) -> Pick:
     ranks = draw.choice(pools(facts, stage, ()))
-    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), scope=scope)))
-    return Pick(ranks, choice)
+    part = facts.cluster.part_of_pool(ranks.ranks)
+    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), part=part, scope=scope)))
+    if len(facts.cluster.parts_of(part)) == 1:
+        return Pick(ranks, choice)
+    every, layout = rows_per_update(facts, stage), choice.layout
+    first, other = replicas_of_parts(facts.cluster, part, layout.num_ranks // layout.dp)
+    mine = draw.randint(first, every - other)
+    return Pick(ranks, replace(choice, schedule=replace(choice.schedule, rows=(mine, every - mine))))
 
 
 def _order(draw: random.Random, graph: StageGraph, ahead: StepsAhead) -> tuple[str, ...]:

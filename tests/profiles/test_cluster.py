@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.profiles.cluster import Cluster, Link, MixedCluster, most_usable_bytes, of_one_kind
+from meshwright.profiles.cluster import (
+    Cluster,
+    Link,
+    MixedCluster,
+    most_usable_bytes,
+    of_one_kind,
+    replicas_of_parts,
+)
 from meshwright.profiles.devices import cpu_device, device_named
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
@@ -47,10 +54,19 @@ def test_ranks_are_numbered_through_the_parts(nodes: Callable[..., Cluster]) -> 
     assert mixed.name == "8 x cpu, 1 cores + 4 x cpu, 1 cores"
 
 
+def test_behind_the_parts_come_the_pairs_of_two_neighbours(nodes: Callable[..., Cluster]) -> None:
+    mixed = MixedCluster(parts=(nodes(2), nodes(1), nodes(1)), between=FAR)
+    pools = (range(0, 8), range(8, 12), range(0, 12), range(8, 16))
+    assert [mixed.part_of_pool(ranks) for ranks in pools] == [0, 1, 3, 4]
+    assert [mixed.parts_of(part) for part in (1, 3, 4)] == [mixed.parts[1:2], mixed.parts[:2], mixed.parts[1:]]
+    assert replicas_of_parts(mixed, 3, 2) == (4, 2)
+
+
 def test_a_cluster_of_one_kind_is_its_only_part(nodes: Callable[..., Cluster]) -> None:
     cluster = nodes(2)
     assert cluster.parts == (cluster,)
-    assert (cluster.first_ranks, cluster.part_of(5)) == ((0,), 0)
+    assert (cluster.first_ranks, cluster.part_of(5), cluster.part_of_pool(range(8))) == ((0,), 0, 0)
+    assert cluster.parts_of(0) == cluster.parts
     assert of_one_kind(cluster, "--sizes") is cluster
 
 

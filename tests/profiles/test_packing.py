@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,14 +67,45 @@ def test_replicas_have_as_many_rows_as_the_next_and_the_first_ones_one_more(num_
 
 @given(st.lists(st.integers(1, 500), max_size=40), st.integers(1, 9))
 def test_every_row_is_dealt_to_one_replica_and_each_has_its_number(lengths: list[int], num_replicas: int) -> None:
-    dealt = deal_to_replicas(lengths, num_replicas)
+    dealt = deal_to_replicas(lengths, (num_replicas,))
     assert sorted(index for replica in dealt for index in replica) == list(range(len(lengths)))
     assert tuple(map(len, dealt)) == rows_of_replicas(len(lengths), num_replicas)
 
 
+@given(st.lists(st.integers(1, 500), min_size=4, max_size=40), st.integers(1, 3), st.integers(1, 3), st.data())
+def test_rows_that_are_dealt_by_speed_go_to_each_kind_in_their_number(
+    lengths: list[int], first: int, other: int, data: st.DataObject
+) -> None:
+    mine = data.draw(st.integers(1, len(lengths) - 1))
+    rows = mine, len(lengths) - mine
+    dealt = deal_to_replicas(lengths, (first, other), rows)
+    assert sorted(index for replica in dealt for index in replica) == list(range(len(lengths)))
+    each = rows_of_replicas(rows[0], first), rows_of_replicas(rows[1], other)
+    assert tuple(map(len, dealt)) == (*each[0], *each[1])
+
+
+@given(st.lists(st.integers(1, 500), min_size=2, max_size=40).filter(lambda lengths: len(lengths) % 2 == 0))
+def test_two_kinds_of_one_speed_share_rows_as_one_kind_does(lengths: list[int]) -> None:
+    half = len(lengths) // 2
+    assert deal_to_replicas(lengths, (1, 1), (half, half)) == deal_to_replicas(lengths, (2,))
+
+
+def test_who_has_thrice_the_rows_has_nearly_thrice_the_tokens() -> None:
+    lengths = np.random.default_rng(0).integers(1, 4000, 256).tolist()
+    slow, _ = deal_to_replicas(lengths, (1, 1), (64, 192))
+    share = sum(lengths[row] for row in slow) / sum(lengths)
+    assert abs(share - 1 / 4) < 1e-3
+
+
+def test_other_numbers_of_rows_are_shared_in_proportion() -> None:
+    dealt = deal_to_replicas([7] * 10, (1, 2), (2, 6))
+    assert tuple(map(len, dealt)) == (2, 4, 4)
+    assert tuple(map(len, deal_to_replicas([7], (1, 2), (2, 6)))) == (0, 1, 0)
+
+
 def test_uneven_replicas_have_nearly_as_many_tokens() -> None:
     # 90 and 50 begin; 40 and 30 join 50, which is full then, and 90 takes what is left.
-    assert deal_to_replicas([10, 30, 40, 90, 50], 2) == ((3, 1, 0), (4, 2))
+    assert deal_to_replicas([10, 30, 40, 90, 50], (2,)) == ((3, 1, 0), (4, 2))
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 7))

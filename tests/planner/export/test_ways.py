@@ -8,7 +8,7 @@ from meshwright.planner.export.ways import SameChoice, Way, no_overlap, parts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pools import pool_violations
 from meshwright.profiles.algorithms import graph_of
-from tests.planner.jobs import small_facts
+from tests.planner.jobs import mixed_facts, small_facts
 from tests.planner.plans import random_plan
 
 
@@ -43,6 +43,14 @@ def test_a_way_is_broken_by_pins_by_what_is_not_alike_and_by_working_ahead() -> 
     assert "actor_generate works 0 steps ahead, and it takes 1" in found
     same = plan.choice("critic_value", "pool") == plan.choice("critic_train", "pool")
     assert any("takes that of critic_train" in clause for clause in found) is not same
+
+
+def test_no_trainer_deals_rows_by_speed() -> None:
+    plan = random_plan(2, mixed_facts(memory_bytes=(2**50, 2**50)))
+    dealt = [placement.stage for placement in plan.placements if placement.schedule.rows]
+    assert dealt
+    found = Way(name="any", pins=()).broken(plan)
+    assert list(found) == [f"{name} deals rows by speed, and it takes as many on every replica" for name in dealt]
 
 
 def test_without_overlap_nothing_streams_and_no_sequence_runs_on() -> None:

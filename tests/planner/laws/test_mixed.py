@@ -1,8 +1,11 @@
-"""Nodes of several kinds: a stage runs on one kind, memory is that of each device, and the search is still exact."""
+"""Nodes of several kinds: a stage runs on one kind or on two, memory is that of each device, and the search is still
+exact."""
 
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,13 +21,18 @@ from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_cluster import MixedSpec
 from meshwright.planner.plan.pins import parse_pins
-from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.settings import parse_settings
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.proof.checker import refusals
+from meshwright.planner.proof.prover import prove
 from meshwright.planner.report.report import report
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
+from meshwright.planner.search.recost import recost
 from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -60,19 +68,102 @@ def plan() -> Plan:
     return planned(mixed_facts(batch_size=4))
 
 
-def test_every_stage_runs_on_nodes_of_one_kind_and_the_plan_verifies(plan: Plan) -> None:
+def test_stages_run_on_nodes_of_the_kind_that_suits_them_and_the_plan_verifies(plan: Plan) -> None:
     assert verify(plan) == ()
     assert evaluate(plan) == plan
     assert parse(Plan, canonical_json(plan), "plan") == plan
-    for pool in plan.pools:
-        assert len({plan.facts.cluster.part_of(rank) for rank in pool.ranks}) == 1
+    assert all(placement.schedule.rows == () for placement in plan.placements)
     assert {plan.part_of(stage.name) for stage in PPO_GRAPH.stages} == {0, 1}
 
 
-def test_a_pool_of_two_kinds_is_no_pool(plan: Plan) -> None:
+def test_a_pool_of_two_kinds_has_all_of_both(plan: Plan) -> None:
     wide = plan.pools[0].model_copy(update={"first_rank": 1, "num_ranks": 2})
     (sentence, *_) = verify(plan.model_copy(update={"pools": (wide, *plan.pools[1:])}))
     assert "2 ranks cannot start at rank 1; start at rank 0" in sentence
+
+
+ON_BOTH = ("actor_train.pool=0:4", "ref_logprob.pool=0:4", "actor_generate.pool=2:2")
+"""Pins that put stages on all ranks of both kinds."""
+
+
+@pytest.fixture(scope="module")
+def dealt() -> Plan:
+    return planned(mixed_facts(batch_size=64, speed=0.1), *ON_BOTH)
+
+
+def test_a_stage_on_two_kinds_deals_its_rows_by_speed(dealt: Plan) -> None:
+    assert verify(dealt) == ()
+    assert evaluate(dealt) == dealt
+    assert parse(Plan, canonical_json(dealt), "plan") == dealt
+    for stage in ("actor_train", "ref_logprob"):
+        rows = dealt.placement(stage).schedule.rows
+        assert sum(rows) == 64
+        assert rows[0] > 2 * rows[1]  # the second kind has a tenth of the speed
+        assert dealt.replicas_of(stage) == (2 // dealt.placement(stage).layout.tp,) * 2
+    assert dealt.placement("actor_generate").schedule.rows == ()
+    assert recost(dealt, dealt.facts, model_of(dealt.facts)).period_seconds == dealt.period_seconds
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ((32, 31), "does not deal 64 sequences to two kinds of nodes"),
+        ((64,), "does not deal 64 sequences to two kinds of nodes"),
+        ((), "rows=[] does not deal 64 sequences"),
+    ],
+)
+def test_other_rows_are_told_of(dealt: Plan, rows: tuple[int, ...], says: str) -> None:
+    (sentence, *_) = verify(_with_rows(dealt, "actor_train", rows))
+    assert says in sentence
+    (sentence, *_) = verify(_with_rows(dealt, "actor_generate", (32, 32)))
+    assert sentence.startswith("actor_generate: rows=[32, 32] on nodes of one kind")
+
+
+def _with_rows(plan: Plan, stage: str, rows: tuple[int, ...]) -> Plan:
+    def changed(placement: Placement) -> Placement:
+        schedule = replace(placement.schedule, rows=rows)
+        return placement.model_copy(update={"schedule": schedule}) if placement.stage == stage else placement
+
+    return plan.model_copy(update={"placements": tuple(map(changed, plan.placements))})
+
+
+def test_a_stage_on_two_kinds_is_simulated_explained_and_reported(dealt: Plan) -> None:
+    planned_seconds = simulate(dealt, steps=3).steps.mean
+    assert planned_seconds == pytest.approx(dealt.period_seconds)
+    assert simulate(dealt, Sampled(dealt, model_of, seed=0), steps=3).steps.mean == pytest.approx(
+        dealt.period_seconds, rel=0.2
+    )
+    rows = dealt.placement("actor_train").schedule.rows
+    assert f"{rows[0]} and {rows[1]} rows dealt by speed" in report(contents_of(dealt))
+    assert {use.name for use in explain(dealt).pools} == {pool.name for pool in dealt.pools}
+
+
+def test_a_bound_on_plans_that_may_span_two_kinds_is_proven_again() -> None:
+    found = planned(mixed_facts(batch_size=64, speed=1.5))
+    proof = prove(found, model_of(found.facts))
+    assert refusals(proof, found, model_of(found.facts)) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_the_search_equals_trying_everything_where_stages_may_span_two_kinds(seed: int) -> None:
+    draw = random.Random(seed)
+    memory_bytes = draw.choice([24, 40, 64]) * MIB, draw.choice([10, 16, 40]) * MIB
+    facts = mixed_facts(
+        batch_size=draw.choice([4, 6, 8]), memory_bytes=memory_bytes, speed=draw.choice([0.25, 0.5, 2.0, 3.0])
+    )
+    names = [stage.name for stage in PPO_GRAPH.stages]
+    fixed = (
+        *(f"{name}.{degree}=1" for name in names for degree in ("tp", "pp")),
+        *(f"{name}.micro_batch_size=1" for name in names if name != "actor_generate"),
+        *(f"{name}.recompute=none" for name in PPO_GRAPH.train_stage.values()),
+        *("reward_score.pool=0:1", "critic_value.pool=0:4", "actor_logprob.pool=3:1"),
+    )
+    model, pins = model_of(facts), parse_pins(fixed, PPO_GRAPH)
+    problem = formulate(facts, model, frontiers(facts, model, pins), handovers(facts, model)).problem
+    spanning = [option for call in problem.calls for option in call.options if option.place.num_ranks == 4]
+    assert len(spanning) > 1
+    assert solve(problem, Limits()).objective == best_makespan(problem)
 
 
 @pytest.mark.parametrize("batch_size", [2, 4])

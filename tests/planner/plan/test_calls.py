@@ -47,5 +47,6 @@ def test_only_generation_computes_keys_and_values_anew() -> None:
 def test_a_placement_asks_for_the_part_that_its_ranks_are_in(seed: int) -> None:
     plan = random_plan(seed, mixed_facts(memory_bytes=(2**50, 2**50)))
     for placement in plan.placements:
-        first = plan.pool(placement.pool).first_rank
-        assert call_in(plan, placement).part == (0 if first < 2 else 1)
+        pool = plan.pool(placement.pool)
+        of_one_kind = 0 if pool.first_rank < 2 else 1
+        assert call_in(plan, placement).part == (2 if pool.num_ranks == 4 else of_one_kind)

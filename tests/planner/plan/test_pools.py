@@ -1,4 +1,4 @@
-"""Pools are powers of two within a node and whole nodes, of one kind, and do not cross."""
+"""Pools are powers of two within a node and whole nodes, of one kind or all of two, and do not cross."""
 
 from __future__ import annotations
 
@@ -7,8 +7,22 @@ import math
 
 import pytest
 
-from meshwright.planner.plan.pools import crossing_violations, first_ranks, pool_sizes, pool_violations
+from meshwright.planner.plan.pools import (
+    crossing_violations,
+    dealing_rules,
+    first_ranks,
+    pair_rules,
+    pool_sizes,
+    pool_violations,
+)
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.cluster import MixedCluster
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import mixed_facts, small_facts
+
+BOTH = 2
+"""The number of the two kinds of `mixed_facts` together."""
 
 
 @pytest.mark.parametrize(
@@ -55,9 +69,45 @@ def test_of_two_pools_one_lies_in_the_other_or_they_are_apart() -> None:
     )
 
 
-def test_a_pool_is_of_one_kind_of_node() -> None:
-    """Two ranks of each of two kinds: no pool of all four, and none that begins in the middle."""
+def test_a_pool_is_of_one_kind_of_node_or_all_of_two() -> None:
+    """Two ranks of each of two kinds: a pool of all four, and none that begins in the middle."""
     cluster = mixed_facts().cluster
-    assert pool_sizes(cluster) == (1, 2)
+    assert pool_sizes(cluster) == (1, 2, 4)
+    assert first_ranks(cluster, 4) == (0,)
     assert first_ranks(cluster, 2) == (0, 2)
     assert first_ranks(cluster, 1) == (0, 1, 2, 3)
+
+
+def test_of_three_kinds_a_pool_has_neighbouring_ones() -> None:
+    mixed = mixed_facts().cluster
+    cluster = MixedCluster(parts=(*mixed.parts, mixed.parts[0]), between=mixed.parts[0].inter_node)
+    assert (pool_sizes(cluster), first_ranks(cluster, 4)) == ((1, 2, 4), (0, 2))
+    (crossing,) = crossing_violations(range(0, 4), range(2, 6))
+    assert "have only a part in common" in crossing
+
+
+def test_whole_replicas_are_on_nodes_of_one_kind_each() -> None:
+    facts, train = mixed_facts(batch_size=8), PPO_GRAPH.by_name["actor_train"]
+    assert pair_rules(facts, train, Layout(pp=2, dp=2), 1) == ()
+    assert pair_rules(facts, train, Layout(tp=2, dp=2, sp=True), BOTH) == ()
+    (sentence,) = pair_rules(facts, train, Layout(pp=2, dp=2), BOTH)
+    assert sentence == ("pp=2 cuts replicas over the kinds of nodes of a pool of 2 x toy and 2 x fast toy; use pp=1.")
+    (sentence,) = pair_rules(facts, train, Layout(tp=4), BOTH)
+    assert sentence.startswith("replicas of 4 ranks do not come out even on 2 x toy and 2 x fast toy; use tp x cp = 2.")
+    (sentence,) = pair_rules(facts, train, Layout(dp=4, ep=2), BOTH)
+    assert sentence.startswith("ep=2 needs as many sequences on every replica")
+    (sentence,) = pair_rules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=4), BOTH)
+    assert sentence.startswith("actor_generate runs on nodes of one kind")
+
+
+def test_rows_are_dealt_by_speed_on_two_kinds_of_nodes_alone() -> None:
+    facts, dealt = mixed_facts(), Schedule(rows=(3, 5))
+    assert dealing_rules(facts, 8, Layout(dp=4), dealt, BOTH) == ()
+    assert dealing_rules(facts, 8, Layout(dp=2), Schedule(), 0) == ()
+    (sentence,) = dealing_rules(facts, 8, Layout(dp=2), dealt, 0)
+    assert sentence == "rows=[3, 5] on nodes of one kind, where replicas take as many; leave it out."
+    for rows in ((), (8,), (4, 5), (7, 1), (1, 7), (2, 3, 3)):
+        (sentence,) = dealing_rules(facts, 8, Layout(dp=4), Schedule(rows=rows), BOTH)
+        assert sentence.startswith(
+            f"rows={list(rows)} does not deal 8 sequences to two kinds of nodes, 2 and 2 of them"
+        )

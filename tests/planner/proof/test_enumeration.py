@@ -10,11 +10,10 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.pools import pool_sizes
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
-from meshwright.planner.search.frontier import frontier
+from meshwright.planner.search.frontier import frontier, kinds_of
 from meshwright.planner.search.space import choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, mixed_facts, mixture_facts, small_facts
@@ -45,15 +44,10 @@ def test_as_many_choices_are_legal_as_the_search_finds(name: str) -> None:
         found = every.space(scope)
         for stage in PPO_GRAPH.stages:
             legal = sum(
-                sum(1 for _ in choices(facts, stage, size, (), scope=scope)) * len(parts(facts, size))
-                for size in pool_sizes(facts.cluster)
+                sum(1 for _ in choices(facts, stage, kind.num_ranks, (), part=kind.part, scope=scope))
+                for kind in set(kinds_of(facts, stage, ()).values())
             )
             assert len(found.choices[stage.name].site) == legal, (scope, stage.name)
-
-
-def parts(facts: Facts, size: int) -> list[int]:
-    """The parts of the cluster on which there are pools of a size."""
-    return [number for number, part in enumerate(facts.cluster.parts) if size in pool_sizes(part)]
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -60,13 +60,13 @@ def test_the_mean_of_many_drawn_steps_is_near_the_plan() -> None:
 
 def test_replicas_share_tokens_as_evenly_as_the_longest_row_allows() -> None:
     # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8.
-    assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), 2).tolist() == [18.0, 18.0]
-    assert tokens_of_replicas(np.array([30, 1, 2, 3]), 4).tolist() == [30.0, 2.0, 2.0, 2.0]
+    assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), (2,)).tolist() == [18.0, 18.0]
+    assert tokens_of_replicas(np.array([30, 1, 2, 3]), (4,)).tolist() == [30.0, 2.0, 2.0, 2.0]
 
 
 def test_replicas_whose_rows_are_uneven_share_tokens_as_they_do_in_a_run() -> None:
-    assert tokens_of_replicas(np.full(8, 10), 3).tolist() == [30.0, 30.0, 20.0]
-    assert tokens_of_replicas(np.array([10, 30, 40, 90, 50]), 2).tolist() == [130.0, 90.0]
+    assert tokens_of_replicas(np.full(8, 10), (3,)).tolist() == [30.0, 30.0, 20.0]
+    assert tokens_of_replicas(np.array([10, 30, 40, 90, 50]), (2,)).tolist() == [130.0, 90.0]
 
 
 @pytest.mark.parametrize("seed", range(8))

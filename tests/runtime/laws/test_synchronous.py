@@ -26,7 +26,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.generation.slots import Finish
-from meshwright.runtime.messages.experience import even_share, micro_batches
+from meshwright.runtime.messages.experience import dealt_share, micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -165,7 +165,7 @@ def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, flo
 
 def _groups(batch: StepExperience, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     lengths = batch.lengths()
-    return micro_batches(even_share(list(rows), lengths, 0, 1), lengths, Schedule(micro_batch_size=ROWS))
+    return micro_batches(dealt_share(list(rows), lengths, 0, (1,)), lengths, Schedule(micro_batch_size=ROWS))
 
 
 def test_a_synchronous_run_of_two_pools_is_a_plain_loop_bit_for_bit(tmp_path: Path) -> None:

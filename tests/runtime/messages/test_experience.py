@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.packing import rows_of_replicas
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.messages.experience import Experience, ExperienceTransport, even_share, micro_batches, share
+from meshwright.runtime.messages.experience import Experience, ExperienceTransport, dealt_share, micro_batches, share
 from meshwright.runtime.messages.transport import Transport
 from tests.runtime.ranks import run_on_ranks
 
@@ -35,15 +35,22 @@ def test_replicas_read_as_many_rows_as_they_generate_and_each_row_once(
     lengths: dict[int, int], num_replicas: int
 ) -> None:
     replicas = range(num_replicas)
-    shares = [even_share(tuple(lengths), lengths, replica, num_replicas) for replica in replicas]
+    shares = [dealt_share(tuple(lengths), lengths, replica, (num_replicas,)) for replica in replicas]
     assert sorted(row for part in shares for row in part) == sorted(lengths)
     assert tuple(map(len, shares)) == rows_of_replicas(len(lengths), num_replicas)
     assert [len(part) for part in shares] == [len(share(tuple(lengths), lengths, r, num_replicas)) for r in replicas]
 
 
+def test_a_kind_that_is_thrice_as_fast_takes_three_of_four_rows() -> None:
+    lengths = dict.fromkeys(range(8), 10)
+    shares = [dealt_share(range(8), lengths, replica, (1, 1), (6, 2)) for replica in range(2)]
+    assert sorted(row for part in shares for row in part) == list(range(8))
+    assert list(map(len, shares)) == [6, 2]
+
+
 def test_replicas_have_nearly_as_many_tokens_where_one_row_is_long() -> None:
     lengths = dict(enumerate([90, 10, 20, 30, 25, 35]))
-    tokens = [sum(lengths[row] for row in even_share(range(6), lengths, replica, 2)) for replica in range(2)]
+    tokens = [sum(lengths[row] for row in dealt_share(range(6), lengths, replica, (2,))) for replica in range(2)]
     assert tokens == [120, 90]
     assert [sum(lengths[row] for row in share(range(6), lengths, replica, 2)) for replica in range(2)] == [70, 140]
 
