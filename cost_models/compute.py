@@ -6,7 +6,7 @@ the slower of the two decides; on one that does not, each kernel waits for its l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from meshwright.cost_models.cost import Source, least_trusted
@@ -138,7 +138,8 @@ class AnalyticShard(Shard):
             )
         )
         self._heads, cached_heads = _heads(model)
-        self._decoding = self._kernels.decoding(cached_heads, self._cache_bytes)
+        self._window, self._window_share = model.window, model.num_window_layers / model.num_layers
+        self._decoding = self._decoding_of_layers(cached_heads)
         hidden = model.hidden_size
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
@@ -246,10 +247,29 @@ class AnalyticShard(Shard):
             return stored + backward if trains else stored
         forward = None if context else self._prompts.get((rows, tokens))
         if forward is None:
-            forward = self._kernels.attention(rows, tokens, context, self._heads, cache_bytes=self._cache_bytes)
+            forward = self._forward_attention(rows, tokens, context)
             if not context:
                 self._prompts[rows, tokens] = forward
         return forward * (1 + _ATTENTION_BACKWARD) if trains else forward
+
+    def _forward_attention(self, rows: float, tokens: float, context: float) -> float:
+        """Seconds of a layer's, the mean of those with a sliding window and those without."""
+        attention, heads, size = self._kernels.attention, self._heads, self._cache_bytes
+        everything = attention(rows, tokens, context, heads, cache_bytes=size)
+        if not self._window:
+            return everything
+        windowed = attention(rows, tokens, context, heads._replace(window=self._window), cache_bytes=size)
+        return everything + self._window_share * (windowed - everything)
+
+    def _decoding_of_layers(self, heads: Heads) -> Callable[[float, float], float]:
+        """Seconds by rows and cached tokens of a decode step's attention in a layer, the mean of those with a sliding
+        window and those without."""
+        everything = self._kernels.decoding(heads, self._cache_bytes)
+        if not self._window:
+            return everything
+        share, of_window = self._window_share, heads._replace(window=self._window)
+        windowed = self._kernels.decoding(of_window, self._cache_bytes)
+        return lambda rows, context: share * windowed(rows, context) + (1 - share) * everything(rows, context)
 
     def _products(self, run: _BodyRun, count: float) -> float:
         """Device seconds of a layer's products of weights, which depend on the number of tokens alone."""

@@ -13,17 +13,19 @@ from typing import NamedTuple
 
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 
 _TILE_EDGE = 64
 """Edge to which the cost of feeding a tile is referred."""
 
 
 class Heads(NamedTuple):
-    """Attention heads on one shard."""
+    """Attention heads on one shard, which may see no more than a sliding window."""
 
     queries: int
     keys: int
     size: float
+    window: SlidingWindow | None = None
 
 
 class Kernels:
@@ -145,18 +147,23 @@ class Kernels:
         return _joined(computing, memory, self._efficiency.grouped.ridge)
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
-        """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves.
+        """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves, or over
+        those of them in a window.
 
         Blocks of queries meet the keys before them, and some of a tile beyond the diagonal (Dao, FlashAttention-2,
-        arXiv:2307.08691, section 3.3), in waves over the processors; 2 FLOPs for each of the two products.
+        arXiv:2307.08691, section 3.3) and beyond the far edge of a window, in waves over the processors; 2 FLOPs for
+        each of the two products.
         """
         if tokens == 1 and context:
             return self.decoding(heads, cache_bytes)(rows, context)
-        (queries, keys, size), known = heads, self._efficiency.attention
+        (queries, keys, size, window), known = heads, self._efficiency.attention
         edge = known.block
         per_head = math.ceil(tokens / (2 * edge))
         waves = rows * queries * per_head / self._processors + known.tail
         seen = context + (tokens + known.tile) / 2
+        if window:
+            seen = min(seen, window.seen(tokens, context) + known.tile)
+            context = min(context, window.num_tokens)
         flops = self._flops * known.flops
         block = 4 * (math.ceil(tokens / edge) * edge / per_head) * seen * size / flops
         elements = rows * size * (2 * tokens * queries + 2 * (context + tokens) * keys)
@@ -170,7 +177,7 @@ class Kernels:
         bandwidth when enough are busy, beside the work for each row's key heads and for each query head. Kernels for
         fewer query heads a key head than `decoding.group` leave the cache of a key head to one processor.
         """
-        (queries, keys, size), processors, known = heads, self._processors, self._efficiency.decoding
+        (queries, keys, size, window), processors, known = heads, self._processors, self._efficiency.decoding
         start, power, root = known.seconds, known.ridge, 1 / known.ridge
         per_token = 2 * keys * size * cache_bytes / (self._bandwidth * known.bytes)
         per_row = (known.row_seconds * keys + known.head_seconds * queries) / processors
@@ -189,7 +196,10 @@ class Kernels:
                 together = work * (1 + (read / work) ** power) ** root
             return (joined if context + 1 > block else start) + together
 
-        return seconds
+        if window is None:
+            return seconds
+        most = window.num_tokens - 1
+        return lambda rows, context: seconds(rows, min(context, most))
 
     def elementwise(self, num_bytes: float) -> float:
         """Seconds to read and write this much."""

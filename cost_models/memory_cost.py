@@ -93,7 +93,7 @@ class _RankMemory:
         self._shard, self._workload, self._size = shard, workload, size
         self._part, self._copied = part, copied
         self._rows = -(-workload.batch_size // call.layout.dp)
-        self._cached_bytes = BLOCK_TOKENS * self._part.num_layers * shard.cached_elements * size
+        self._block_bytes = BLOCK_TOKENS * shard.cached_elements * size  # of one layer
         experts, layout = shard.experts, call.layout
         # The longest sequence of every replica that shares experts is routed to them as a power law has it.
         tokens = workload.max_tokens * layout.expert_replicas
@@ -166,10 +166,19 @@ class _RankMemory:
         row of a stage that streams; and the spare one."""
         tally = Tally()
         if self._stage.generates:
-            tally.add("kv cache", (self._blocks(schedule) + 1) * self._cached_bytes)
+            tally.add("kv cache", self._cache_bytes(self._blocks(schedule), self._slots(schedule)))
         elif schedule.chunk_tokens:
-            tally.add("kv cache", (self._rows * blocks_of(self._workload.max_tokens) + 1) * self._cached_bytes)
+            blocks = self._rows * blocks_of(self._workload.max_tokens)
+            tally.add("kv cache", self._cache_bytes(blocks, self._rows))
         return tally
+
+    def _cache_bytes(self, num_blocks: int, num_rows: int) -> float:
+        """Of so many blocks for so many rows: layers with a sliding window keep of a row no more blocks than that lies
+        in (vLLM, hybrid KV cache manager)."""
+        part, window = self._part, self._shard.window
+        in_all = (part.num_layers - part.num_window_layers) * (num_blocks + 1)
+        in_windows = min(num_blocks, num_rows * (blocks_of(window.num_tokens) + 1)) + 1 if window else 0
+        return (in_all + part.num_window_layers * in_windows) * self._block_bytes
 
     def _blocks(self, schedule: Schedule) -> int:
         return self._workload.cache_need(schedule, self._layout.dp).blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ class StagePart(NamedTuple):
     """What a rank of one pipeline stage holds. `num_behind` counts the stages from its own to the last.
 
     `expert_params` are those of its parameters that are in experts, which only every `spread`-th replica holds too;
-    `adapter_params` those of an adapter, which alone are trained where there is one.
+    `adapter_params` those of an adapter, which alone are trained where there is one. The attention of
+    `num_window_layers` of its layers sees a sliding window.
     """
 
     num_layers: int
@@ -21,6 +23,7 @@ class StagePart(NamedTuple):
     num_behind: int
     expert_params: float
     adapter_params: float = 0.0
+    num_window_layers: int = 0
 
     @property
     def trained(self) -> StagePart:
@@ -40,15 +43,24 @@ class StagePart(NamedTuple):
 
 @cache
 def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> tuple[StagePart, ...]:
-    """Of each pipeline stage that may be the fullest: the first, the last, and those beside them that have a layer
-    more.
+    """Of each pipeline stage that may be the fullest: the first, the last, and the first of each kind of those between
+    them that hold more than the first one, in layers or in their parameters.
 
     The last of several stages repeats a tied embedding. Experts are spread over so many replicas
     (`Layout.expert_replicas`): a rank holds as much of them whether tp cuts each or deals out whole ones.
     """
-    uneven = len(set(layers_of_stages(model, pp))) > 1
-    stages = {0, pp - 1} | ({1, pp - 2} if uneven else set())
-    return tuple(_part(model.shard(tp), pp, spread, vpp, stage) for stage in sorted(stages))
+    held = [layers_of_chunks(model, pp, stage, vpp) for stage in range(pp)]
+    first, *others = [_size(model, layers) for layers in held]
+    earliest = {size: stage for stage, size in reversed([*enumerate(others[:-1], start=1)])}
+    fuller = {stage for size, stage in earliest.items() if size[0] > first[0] or size[1] > first[1]}
+    stages = {0, pp - 1} | fuller
+    shard = model.shard(tp)
+    return tuple(_part(shard, held[stage], pp, spread, stage) for stage in sorted(stages))
+
+
+def _size(model: ModelSpec, chunks: Sequence[range]) -> tuple[int, int]:
+    """Layers of a stage, and their parameters."""
+    return sum(map(len, chunks)), sum(model.params_between(layers.start, layers.stop) for layers in chunks)
 
 
 @cache
@@ -71,7 +83,7 @@ class LayerCounts(NamedTuple):
     def slowest(self, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
         """Layers of the pipeline stage that takes longest, and whether that is the last, which has embedding and head.
 
-        The last one is, unless it has a layer fewer than others and its ends take less than that.
+        The last one is, unless it has fewer layers than others and its ends take less than these.
         """
         if (self.most - self.last) * layer_seconds > ends_seconds:
             return self.most, False
@@ -91,8 +103,7 @@ def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -
     return min(2 * (num_behind - 1) + (vpp - 1) * pp + 1, vpp * num_batches) / vpp
 
 
-def _part(shard: ModelSpec, pp: int, spread: int, vpp: int, stage: int) -> StagePart:
-    chunks = layers_of_chunks(shard, pp, stage, vpp)
+def _part(shard: ModelSpec, chunks: Sequence[range], pp: int, spread: int, stage: int) -> StagePart:
     all_experts = sum(shard.expert_params_between(layers.start, layers.stop) for layers in chunks)
     num_params = sum(shard.params_between(layers.start, layers.stop) for layers in chunks)
     num_params += all_experts // spread - all_experts
@@ -104,4 +115,12 @@ def _part(shard: ModelSpec, pp: int, spread: int, vpp: int, stage: int) -> Stage
     num_layers = sum(map(len, chunks))
     adapter_params = num_layers * shard.adapter_layer_params
     num_params += adapter_params
-    return StagePart(num_layers, float(num_params), pp - stage, float(all_experts // spread), float(adapter_params))
+    num_window_layers = sum(shard.window.num_layers(each.start, each.stop) for each in chunks) if shard.window else 0
+    return StagePart(
+        num_layers,
+        float(num_params),
+        pp - stage,
+        float(all_experts // spread),
+        float(adapter_params),
+        num_window_layers,
+    )

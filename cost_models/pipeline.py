@@ -3,7 +3,7 @@
 With m micro-batches and p stages, the slowest stage works on all of them, and waits for the first of them to pass the
 other stages, forward and backward: bubble = the sum of the other stages' times of one micro-batch. With equal stages
 that is busy + bubble = (m + p - 1)/m x busy (Narayanan et al., arXiv:2104.04473, section 2.2). Embedding and head are
-counted on the last stage, which is then the slowest unless it holds a layer fewer.
+counted on the last stage, which is then the slowest unless it holds fewer layers.
 """
 
 from __future__ import annotations

@@ -63,12 +63,13 @@ def _unpicked(model: ModelSpec) -> float:
 
 
 def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> float:
-    """Bytes of keys and values that the tokens of a batch read, each those of its own row before it."""
+    """Bytes of keys and values that the tokens of a batch read, each those of its own row before it, in layers that see
+    all of them."""
     response = workload.drawn_lengths
     drawn = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
     pairs = sum(p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True))
     read = workload.batch_size * (workload.prompt_lengths.mean * max(0.0, drawn - 1) + pairs)
-    elements = model.cached_elements * model.num_layers
+    elements = model.cached_elements * (model.num_layers - model.num_window_layers)
     return read * elements * PRECISIONS[precision].cache_bytes
 
 

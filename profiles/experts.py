@@ -1,6 +1,6 @@
 """What replaces the plain MLP and the plain attention of a decoder: experts with a router, and latent attention.
 
-The sizes are those of Hugging Face configs of Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3.
+The sizes are those of Hugging Face configs of Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2, DeepSeek-V3 and gpt-oss.
 """
 
 from __future__ import annotations
@@ -35,9 +35,19 @@ class Experts:
         """Width of all that one token passes, on a rank with `busiest` times the mean of copies."""
         return busiest * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
-    def params(self, hidden_size: int) -> int:
-        """Parameters of a layer's router, shared network and experts."""
-        networks = 3 * hidden_size * (self.num_experts * self.ffn_size + self.shared_ffn_size)
+    def params(self, hidden_size: int, *, has_bias: bool = False) -> int:
+        """Parameters of a layer's router, shared network and experts; a bias is the router's and each expert's."""
+        router = hidden_size * (self.num_experts + self.shared_gate) + self.num_experts * has_bias
+        return router + 3 * hidden_size * self.shared_ffn_size + self.routed_params(hidden_size, has_bias=has_bias)
+
+    def routed_params(self, hidden_size: int, *, has_bias: bool = False) -> int:
+        """Of these, the parameters in experts among which the router picks."""
+        biases = (2 * self.ffn_size + hidden_size) * has_bias
+        return self.num_experts * (3 * hidden_size * self.ffn_size + biases)
+
+    def passed_params(self, hidden_size: int) -> int:
+        """Parameters of the matrices that a token passes."""
+        networks = 3 * hidden_size * (self.experts_per_token * self.ffn_size + self.shared_ffn_size)
         return networks + hidden_size * (self.num_experts + self.shared_gate)
 
     def touched(self, num_tokens: float) -> float:
@@ -88,11 +98,14 @@ class LatentAttention:
         return self.query_rank + self.kv_rank
 
 
-EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3")
+EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3", "GptOss")
 """Families that are costed and planned."""
 
 RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen3Moe")
 """Those of them that the runtime builds."""
+
+_PLAIN_NAMES = ("Mixtral", "GptOss")
+"""Families that have no other MLP, and give the size of an expert as that of the MLP."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -111,7 +124,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         raise BadInput(
             f"model {name}: experts in some layers between others are not known; they must follow dense ones."
         )
-    ffn_size = required_size(config, "intermediate_size" if family == "Mixtral" else "moe_intermediate_size", name)
+    ffn_size = required_size(config, "intermediate_size" if family in _PLAIN_NAMES else "moe_intermediate_size", name)
     shared = config.get("shared_expert_intermediate_size") or ffn_size * (config.get("n_shared_experts") or 0)
     return Experts(
         num_experts=num_experts,
@@ -120,7 +133,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         shared_ffn_size=shared,
         shared_gate=family == "Qwen2Moe",
         num_dense_layers=config.get("first_k_dense_replace") or 0,
-        normalized=family == "Mixtral" or bool(config.get("norm_topk_prob")),
+        normalized=family in _PLAIN_NAMES or bool(config.get("norm_topk_prob")),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.stage_split import split_by_cost
 from meshwright.profiles.model_shape import ModelSpec
 
 _AXIS = re.compile(r"(tp|pp|dp|ep|etp|cp|vpp)([0-9]{1,18})$")
@@ -198,15 +199,22 @@ def nearest_divisor(value: int, *numbers: int) -> int:
 def layers_of_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
     """How many decoder layers each of `pp` pipeline stages holds.
 
-    All the same number where pp divides the layers. Else the embedding counts as a layer, and so does a vocabulary
-    head: the first stage holds one layer fewer, and below such a head the last one too (Megatron-core,
-    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; Llama 3 report,
-    arXiv:2407.21783, section 3.3.2). Raises BadInput where neither comes out even.
+    All the same number where pp divides the layers. Else, where that comes out even, the embedding counts as a layer
+    and so does a vocabulary head: the first stage holds one layer fewer, and below such a head the last one too
+    (Megatron-core, `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; Llama 3 report,
+    arXiv:2407.21783, section 3.3.2). Else the costliest stage is as cheap as can be, a layer and the head costing as
+    many parameters as a token passes in them: see `split_by_cost`. Raises BadInput for more stages than layers.
     """
-    counts = _layers_of_stages(model.num_layers, _counted_ends(model), pp)
-    if not counts:
-        raise BadInput(_uneven(model, pp))
-    return counts
+    if pp > model.num_layers:
+        raise BadInput(_too_many_stages(model, pp))
+    even = _even_layers_of_stages(model.num_layers, 1 if model.scalar_head else 2, pp)
+    return even or split_by_cost(model.passed_layer_params, model.passed_head_params, pp)
+
+
+def unequal_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
+    """As `layers_of_stages`, where some stages hold more than others; else empty."""
+    counts = layers_of_stages(model, pp)
+    return counts if len(set(counts)) > 1 else ()
 
 
 def layers_of_stage(model: ModelSpec, pp: int, stage: int) -> range:
@@ -230,14 +238,9 @@ def layers_of_chunks(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tup
     return tuple(range(first * each, (first + 1) * each) for first in range(stage, pp * vpp, pp))
 
 
-def _counted_ends(model: ModelSpec) -> int:
-    """What counts as a layer beside the layers: the embedding, and a head over the vocabulary."""
-    return 1 if model.scalar_head else 2
-
-
 @cache
-def _layers_of_stages(num_layers: int, ends: int, pp: int) -> tuple[int, ...]:
-    """Empty where the layers do not come out even."""
+def _even_layers_of_stages(num_layers: int, ends: int, pp: int) -> tuple[int, ...]:
+    """With so many ends that count as a layer where they have to; empty where the layers do not come out even."""
     if num_layers % pp == 0:
         return (num_layers // pp,) * pp
     each, rest = divmod(num_layers + ends, pp)
@@ -246,15 +249,8 @@ def _layers_of_stages(num_layers: int, ends: int, pp: int) -> tuple[int, ...]:
     return (each - 1, *(each,) * (pp - 2), each - (ends - 1))
 
 
-def _uneven(model: ModelSpec, pp: int) -> str:
-    num_layers, ends = model.num_layers, _counted_ends(model)
-    legal = [degree for degree in range(1, num_layers + 1) if _layers_of_stages(num_layers, ends, degree)]
-    nearest = min(legal, key=lambda degree: (abs(degree - pp), degree))
-    counted = "embedding and head" if ends == 2 else "the embedding"
-    return (
-        f"pp={pp} does not divide the {num_layers} layers of {model.name}, nor evenly {num_layers + ends} with "
-        f"{counted}; use pp={nearest}."
-    )
+def _too_many_stages(model: ModelSpec, pp: int) -> str:
+    return f"pp={pp} is more than the {model.num_layers} layers of {model.name}; use pp={model.num_layers} at most."
 
 
 def _uneven_chunks(model: ModelSpec, pp: int, vpp: int) -> str:
@@ -303,8 +299,8 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
             legal = nearest_divisor(layout.tp, *(s for _, s in tp_rules))
             found.append(f"tp={layout.tp} does not divide the {size} {what} of {model.name}; use tp={legal}.")
             break
-    if not _layers_of_stages(model.num_layers, _counted_ends(model), layout.pp):
-        found.append(_uneven(model, layout.pp))
+    if layout.pp > model.num_layers:
+        found.append(_too_many_stages(model, layout.pp))
     elif layout.vpp > 1 and model.num_layers % (layout.pp * layout.vpp):
         found.append(_uneven_chunks(model, layout.pp, layout.vpp))
     found += _expert_violations(layout, model)

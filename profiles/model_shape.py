@@ -24,6 +24,7 @@ from meshwright.profiles.experts import (
     size_or,
 )
 from meshwright.profiles.model_parts.adapter import ATTENTION, MLP, Adapter
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
 from meshwright.profiles.values import json_value, read_text
 
 MOST_CONFIG_BYTES = 2**20
@@ -77,6 +78,9 @@ class ModelSpec:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     adapter: Adapter | None = None  # trained in place of the weights
+    window: SlidingWindow | None = None  # of the attention of some layers
+    attention_sinks: bool = False  # a number for each head beside the scores (gpt-oss)
+    expert_bias: bool = False  # of the router and of both products of each expert (gpt-oss)
 
     def __hash__(self) -> int:
         return self._hash
@@ -132,6 +136,11 @@ class ModelSpec:
     def num_dense_layers(self) -> int:
         """Layers with a plain MLP, which come first."""
         return min(self.num_layers, self.experts.num_dense_layers) if self.experts else self.num_layers
+
+    @property
+    def num_window_layers(self) -> int:
+        """Layers whose attention sees a sliding window."""
+        return self.window.num_layers(0, self.num_layers) if self.window else 0
 
     @property
     def expert_layers_share(self) -> float:
@@ -190,6 +199,22 @@ class ModelSpec:
             return self.params_between(0, 1)
         return self.params_between(0, self.num_layers) / self.num_layers
 
+    @cached_property
+    def passed_layer_params(self) -> tuple[int, ...]:
+        """Of each decoder layer, the parameters of matrices that a token passes: of the experts those that it is routed
+        to."""
+        attention = sum(inner * outer for inner, outer in self.attention_products)
+        dense = attention + self.hidden_size * (self.up_size + self.ffn_size)
+        if not self.experts:
+            return (dense,) * self.num_layers
+        routed = attention + self.experts.passed_params(self.hidden_size)
+        return (dense,) * self.num_dense_layers + (routed,) * (self.num_layers - self.num_dense_layers)
+
+    @property
+    def passed_head_params(self) -> int:
+        """Parameters of the head, whether or not it shares them with the embedding."""
+        return self.hidden_size if self.scalar_head else self.embedding_params
+
     def params_between(self, first: int, last: int) -> int:
         """Parameters of layers first, ..., last - 1."""
         return self._params(max(0, min(last, self.num_dense_layers) - first), last - first)
@@ -199,7 +224,7 @@ class ModelSpec:
         if not self.experts:
             return 0
         num_layers = last - first - max(0, min(last, self.num_dense_layers) - first)
-        return num_layers * self.experts.num_experts * 3 * self.hidden_size * self.experts.ffn_size
+        return num_layers * self.experts.routed_params(self.hidden_size, has_bias=self.expert_bias)
 
     def _params(self, num_dense: int, num_layers: int) -> int:
         """Parameters of layers of which some have a plain MLP and the others experts."""
@@ -208,7 +233,8 @@ class ModelSpec:
         norms += self.latent.norm_params if self.latent else 0
         biases = (self.attention_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
         plain = self.hidden_size * (self.up_size + self.ffn_size) + (self.up_size + self.hidden_size) * self.mlp_bias
-        routed = self.experts.params(self.hidden_size) if self.experts else 0
+        biases += self.num_heads * self.attention_sinks
+        routed = self.experts.params(self.hidden_size, has_bias=self.expert_bias) if self.experts else 0
         return num_layers * (attention + norms + biases) + num_dense * plain + (num_layers - num_dense) * routed
 
     @property
@@ -299,7 +325,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     hidden = need("hidden_size")
     if not config.get("head_dim") and hidden % heads and family not in _LATENT:
         raise BadInput(f"model {name}: {heads} attention heads do not divide hidden_size={hidden}; give head_dim.")
-    attention_bias = bool(config.get("attention_bias", family == "Qwen2"))
+    attention_bias = bool(config.get("attention_bias", family in ("Qwen2", "GptOss")))
     costed_only = family in EXPERT_FAMILIES and family not in RUN_EXPERT_FAMILIES
     rope_theta, rope_scaling = _rope(config, name, costed_only=costed_only)
     experts = experts_from_config(config, family, name) if family in EXPERT_FAMILIES else None
@@ -330,6 +356,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         scalar_head=has_scalar_head if scalar_head is None else scalar_head,
         experts=experts,
         latent=latent,
+        window=window_from_config(config, family, name),
+        attention_sinks=family == "GptOss",
+        expert_bias=family == "GptOss",
     )
 
 
@@ -342,11 +371,6 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
         raise BadInput(f"model {name}: architecture {architecture!r} is not known; {hint}")
     head = next(h for h in _HEADS if architecture.endswith(h))
     family = architecture.removesuffix(head)
-    window = (
-        config.get("sliding_window") if config.get("use_sliding_window", family in ("Mistral", "Mixtral")) else None
-    )
-    if window and (not isinstance(window, int) or window < size_or(config, "max_position_embeddings", 0, name)):
-        raise BadInput(f"model {name}: sliding_window={window} is not supported; set it to null.")
     return architecture, family, _HEADS[head]
 
 

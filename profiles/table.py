@@ -80,9 +80,13 @@ class Shape(Document):
 
 
 def shape_of(model: ModelSpec, tp: int) -> Shape:
-    """The shape of one of `tp` shards of the model. Raises BadInput for a model with experts."""
+    """The shape of one of `tp` shards of the model. Raises BadInput for a model with experts or sliding windows."""
     if model.experts:
         raise BadInput(f"model {model.name} has experts, and tables hold dense shapes; plan it without a table.")
+    if model.window:
+        raise BadInput(
+            f"model {model.name} has sliding windows, and tables hold attention to all tokens; plan it without a table."
+        )
     shard = model.shard(tp)
     return Shape(
         hidden_size=shard.hidden_size,

@@ -1,6 +1,8 @@
 """Random jobs with graphs of stages of their own, so small that every choice and every order can be tried.
 
-Two ranks, models of one or two layers, three to nine stages of which one to four train; a seed says which.
+Two ranks of a node, or three nodes of one rank; three to nine stages of which one to four train; a seed says which. On
+three nodes pools are of any number of them, three replicas have uneven rows, and most pipelines stages of different
+numbers of layers.
 """
 
 from __future__ import annotations
@@ -26,6 +28,12 @@ _BATCH = 8
 _FREE = {3: 3, 4: 4, 5: 4, 6: 4, 7: 3, 8: 3, 9: 2}
 """By the number of stages, those that may be on any pool; the others are pinned to one."""
 
+_LAYERS = {1: (2, 4), 3: (3, 4, 5, 7)}
+"""Of a model, by the number of nodes."""
+
+_POOLS = {1: ("0:1", "1:1", "0:2"), 3: ("0:1", "2:1", "0:2", "0:3")}
+"""Those of stages that are pinned to one: of each two one lies in the other, or they are apart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RandomJob:
@@ -36,17 +44,18 @@ class RandomJob:
     pins: tuple[str, ...]
 
 
-def random_job(seed: int, *, group_size: int = 1, best_of: int | None = None) -> RandomJob:
-    """The job of a seed, with so many samples of a prompt, which may be the best of more."""
-    draw = random.Random(f"{seed} {group_size}" + (f" of {best_of}" if best_of else ""))
+def random_job(seed: int, *, group_size: int = 1, best_of: int | None = None, num_nodes: int = 1) -> RandomJob:
+    """The job of a seed, with so many samples of a prompt, which may be the best of more, on one node or three."""
+    told = (f" of {best_of}" if best_of else "") + (f" on {num_nodes}" if num_nodes > 1 else "")
+    draw = random.Random(f"{seed} {group_size}{told}")
     num_stages = FEWEST_STAGES + seed % (MOST_STAGES - FEWEST_STAGES + 1)
     graph = _filtered(draw, num_stages) if best_of else _graph(draw, num_stages)
     hosted = any(stage.kind == "environment" for stage in graph.stages)
     roles = dict.fromkeys(stage.role for stage in graph.stages if stage.role)
     facts = Facts(
         algorithm=graph,
-        models=RoleModels(**{role.value: _model(draw, role) for role in roles}),
-        cluster=_cluster(draw),
+        models=RoleModels(**{role.value: _model(draw, role, num_nodes) for role in roles}),
+        cluster=_cluster(draw, num_nodes),
         precision="bf16",
         workload=Workload(
             batch_size=_BATCH,
@@ -121,12 +130,12 @@ def _inference(draw: random.Random, before: Sequence[OwnStage], role: Role, numb
     )
 
 
-def _model(draw: random.Random, role: Role) -> ModelSpec:
+def _model(draw: random.Random, role: Role, num_nodes: int) -> ModelSpec:
     hidden_size = draw.choice((64, 128))
     return ModelSpec(
         name=role.value,
         architecture="LlamaForCausalLM",
-        num_layers=draw.choice((2, 4)),
+        num_layers=draw.choice(_LAYERS[num_nodes]),
         hidden_size=hidden_size,
         ffn_size=4 * hidden_size,
         num_heads=4,
@@ -141,7 +150,7 @@ def _model(draw: random.Random, role: Role) -> ModelSpec:
     )
 
 
-def _cluster(draw: random.Random) -> Cluster:
+def _cluster(draw: random.Random, num_nodes: int) -> Cluster:
     link = Link(seconds=1e-5, bytes_per_second=draw.choice((1e8, 1e9, 1e10)))
     device = Device(
         name="made up",
@@ -153,8 +162,8 @@ def _cluster(draw: random.Random) -> Cluster:
         source="made up to be tried whole",
     )
     return Cluster(
-        nodes=1,
-        ranks_per_node=2,
+        nodes=num_nodes,
+        ranks_per_node=2 if num_nodes == 1 else 1,
         device=device,
         intra_node=link,
         inter_node=link,
@@ -169,21 +178,30 @@ def _reward(draw: random.Random) -> RewardLoad:
 
 
 def _pins(draw: random.Random, facts: Facts) -> Iterator[str]:
-    """What is not tried: micro-batches and what is like them, and all pools but one of some stages."""
-    stages = facts.graph.stages
-    free = draw.sample(stages, min(len(stages), _FREE[len(stages) + len(facts.graph.hosted)]))
+    """What is not tried: micro-batches and what is like them, and all pools but one of some stages, one more of them
+    where there are more pools."""
+    stages, num_nodes = facts.graph.stages, sum(part.nodes for part in facts.cluster.parts)
+    num_free = _FREE[len(stages) + len(facts.graph.hosted)] - (num_nodes > 1)
+    free = draw.sample(stages, min(len(stages), num_free))
     for stage in stages:
-        yield from _schedule_pins(stage)
-        if stage not in free:
-            pool = draw.choice(("0:1", "1:1", "0:2"))
-            yield f"{stage.name}.pool={pool}"
-            if pool == "0:2":
-                yield f"{stage.name}.{draw.choice(('tp', 'dp', 'pp'))}=2"
+        place = () if stage in free else tuple(_place_pins(draw, stage, num_nodes))
+        yield from _schedule_pins(stage, 3 if f"{stage.name}.dp=3" in place else 4)
+        yield from place
 
 
-def _schedule_pins(stage: Stage) -> Iterator[str]:
+def _place_pins(draw: random.Random, stage: Stage, num_nodes: int) -> Iterator[str]:
+    pool = draw.choice(_POOLS[num_nodes])
+    yield f"{stage.name}.pool={pool}"
+    if (num_ranks := int(pool[-1])) > 1:
+        axes = ("tp", "dp", "pp") if num_nodes == 1 else ("dp", "pp")
+        yield f"{stage.name}.{draw.choice(axes)}={num_ranks}"
+
+
+def _schedule_pins(stage: Stage, num_slots: int) -> Iterator[str]:
     if stage.generates:
-        yield from (f"{stage.name}.{key}" for key in ("generation_slots=4", "batches_in_flight=1", "overcommit=0"))
+        yield from (
+            f"{stage.name}.{key}" for key in (f"generation_slots={num_slots}", "batches_in_flight=1", "overcommit=0")
+        )
         return
     yield f"{stage.name}.micro_batch_size=2"
     yield f"{stage.name}.offload=none"

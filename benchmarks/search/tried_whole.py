@@ -1,6 +1,7 @@
 """Random jobs with graphs of their own, solved and tried whole: both must find the same least turn.
 
-    python -m benchmarks.search.tried_whole [--jobs 300] [--groups 64] [--best 0] [--first 0] [--report REPORT.md]
+    python -m benchmarks.search.tried_whole [--jobs 300] [--groups 64] [--best 0] [--nodes 0]
+        [--first 0] [--report REPORT.md]
 
 Of each job every scope (how far stages work ahead, what is offloaded) is one problem: the solver answers it as the
 search does, brute force tries every choice of options on every pool and every order. Then the whole search plans the
@@ -15,7 +16,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -123,22 +124,18 @@ def _planned(job: RandomJob, model: CostModel, least: float | None) -> Iterator[
         yield f"seed {job.seed}: the turn of the plan takes {turn:.6g} s and that of brute force {least:.6g} s"
 
 
-def report(single: Sequence[Tried], grouped: Sequence[Tried], command: str, best: Sequence[Tried] = ()) -> str:
-    """The jobs of one sample, of several a prompt, and of the best of more, as a report in Markdown."""
-    every = (*single, *grouped, *best)
-    rows = (
-        ("one sample a prompt", single),
-        ("2 or 4 samples a prompt", grouped),
-        ("the best 1, 2 or 4 of 3, 6 or 8 samples", best),
-    )
+def report(groups: Mapping[str, Sequence[Tried]], command: str) -> str:
+    """Groups of jobs by what is said of them, as a report in Markdown."""
+    every = [one for found in groups.values() for one in found]
     text = [
         f"# The solver against brute force on random graphs of stages, {date.today()}\n",
         f"`{command}` on {_processor()}, {os.cpu_count()} cores.",
-        "Graphs of the job's own, of 3 to 9 stages, on two ranks; a disagreement is a difference of one tick (about a",
-        "millionth of a step) in any scope, or a plan that is not valid, not sound, or not as short.\n",
+        "Graphs of the job's own, of 3 to 9 stages, on two ranks or three nodes of one; a disagreement is a difference",
+        "of one tick (about a millionth of a step) in any scope, or a plan that is not valid, not sound, or not as",
+        "short.\n",
         "| jobs | agree | without a plan | scopes | choices | solver s | brute force s |",
         "|---|---:|---:|---:|---:|---:|---:|",
-        *(_row(name, found) for name, found in rows if found),
+        *(_row(name, found) for name, found in groups.items() if found),
         "",
         f"Stages: {_counts(every, _num_stages)}.",
         f"Roles that train: {_counts(every, lambda one: len(one.job.facts.graph.train_stage))}.",
@@ -177,22 +174,34 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=300, help="of one sample a prompt")
     parser.add_argument("--groups", type=int, default=64, help="jobs of several samples a prompt")
     parser.add_argument("--best", type=int, default=0, help="jobs that train on the best of several samples")
+    parser.add_argument("--nodes", type=int, default=0, help="jobs on three nodes, of models that they cut unevenly")
     parser.add_argument("--first", type=int, default=0, help="seed of the first job")
     parser.add_argument("--report", type=Path, help="where to write the report")
     asked = parser.parse_args()
-    single = [_told(random_job(asked.first + number)) for number in range(asked.jobs)]
-    sizes = (GROUP_SIZES[number % len(GROUP_SIZES)] for number in range(asked.groups))
-    grouped = [_told(random_job(asked.first + number, group_size=size)) for number, size in enumerate(sizes)]
-    sets = (KEPT_OF[number % len(KEPT_OF)] for number in range(asked.best))
-    best = [_told(random_job(asked.first + number, group_size=k, best_of=n)) for number, (k, n) in enumerate(sets)]
+    groups = {name: [_told(job) for job in jobs] for name, jobs in _groups(asked).items()}
     command = f"python -m benchmarks.search.tried_whole --jobs {asked.jobs} --groups {asked.groups}"
-    command += f" --best {asked.best}" if asked.best else ""
-    text = report(single, grouped, f"{command} --first {asked.first}" if asked.first else command, best)
+    rare = ((name, getattr(asked, name)) for name in ("best", "nodes", "first"))
+    text = report(groups, command + "".join(f" --{name} {number}" for name, number in rare if number))
     print(text)
     if asked.report:
         asked.report.write_text(text, encoding="utf-8")
-    if any(one.disagreements for one in (*single, *grouped, *best)):
+    if any(one.disagreements for found in groups.values() for one in found):
         raise SystemExit("the solver and brute force disagree.")
+
+
+def _groups(asked: argparse.Namespace) -> dict[str, Iterator[RandomJob]]:
+    """The jobs that are asked for, by what is said of them."""
+    sizes = [GROUP_SIZES[number % len(GROUP_SIZES)] for number in range(asked.groups)]
+    sets = [KEPT_OF[number % len(KEPT_OF)] for number in range(asked.best)]
+    first = asked.first
+    return {
+        "one sample a prompt": (random_job(first + number) for number in range(asked.jobs)),
+        "2 or 4 samples a prompt": (random_job(first + n, group_size=size) for n, size in enumerate(sizes)),
+        "the best 1, 2 or 4 of 3, 6 or 8 samples": (
+            random_job(first + number, group_size=kept, best_of=drawn) for number, (kept, drawn) in enumerate(sets)
+        ),
+        "one sample a prompt on three nodes": (random_job(first + n, num_nodes=3) for n in range(asked.nodes)),
+    }
 
 
 def _told(job: RandomJob) -> Tried:

@@ -101,7 +101,7 @@ def _corners(axes: Sequence[Sequence[float]], sizes: Sequence[float]) -> Iterato
 
 
 def _nearest(known: Mapping[HeadCounts, _Ratios], heads: Heads) -> _Ratios:
-    return known[min(known, key=partial(_distance, heads))]
+    return known[min(known, key=partial(_distance, heads[:3]))]
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

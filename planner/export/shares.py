@@ -10,7 +10,7 @@ from meshwright.planner.export.trainer import KeyValue
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.layout import layers_of_stages
+from meshwright.profiles.layout import unequal_stages
 from meshwright.profiles.stages import GENERATE
 
 _LEAST_SHARE, _MOST_SHARE = 0.1, 0.95
@@ -52,8 +52,8 @@ def engine_share(plan: Plan) -> float:
 def uneven_ends(plan: Plan, stage: str) -> tuple[int, int] | None:
     """Layers of the first and the last pipeline stage, where they are not those of every stage."""
     layout, role = plan.placement(stage).layout, PPO_GRAPH.by_name[stage].role
-    counts = layers_of_stages(plan.facts.models.spec(role), layout.pp)
-    return None if len(set(counts)) == 1 else (counts[0], counts[-1])
+    counts = unequal_stages(plan.facts.models.spec(role), layout.pp)
+    return (counts[0], counts[-1]) if counts else None
 
 
 def megatron_degrees(plan: Plan, stage: str, prefix: str) -> Iterator[KeyValue]:

@@ -91,7 +91,7 @@ class OtherTrainer:
 
     def ways_of(self, facts: Facts) -> Iterator[Way]:
         """Those in which it may be set up, of the stages that the job has."""
-        return (way.of(facts.graph) for way in self.ways(facts))
+        return (way.of(facts) for way in self.ways(facts))
 
     @property
     def keys(self) -> KnownKeys:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import pool_sizes, pool_violations
+from meshwright.planner.plan.rules import layout_rules
 from meshwright.planner.plan.steps_ahead import StepsAhead, pattern_ahead
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import AnyCluster
+from meshwright.profiles.layout import Layout, divisors, layers_of_stages
 from meshwright.profiles.stages import GENERATE, StageGraph
 
 ONE_AHEAD = 1
@@ -42,11 +45,14 @@ class Way:
         """Of every stage."""
         return pattern_ahead(graph, self.steps_ahead)
 
-    def of(self, graph: StageGraph) -> Way:
-        """What it fixes of the stages that a job has, which may have no critic or no reference."""
+    def of(self, facts: Facts) -> Way:
+        """What it fixes of the stages that a job has, which may have no critic or no reference. Of pipelines it leaves
+        those out whose stages between the first and the last hold different numbers of layers, which no key says."""
+        graph = facts.graph
+        pins = tuple(pin for pin in self.pins if pin.partition(".")[0] in graph.by_name)
         return replace(
             self,
-            pins=tuple(pin for pin in self.pins if pin.partition(".")[0] in graph.by_name),
+            pins=(*pins, *_equal_between(facts, pins)),
             alike=tuple(one for one in self.alike if {one.stage, one.leader} <= graph.by_name.keys()),
         )
 
@@ -69,6 +75,21 @@ class Way:
         for stage, steps in plan.ahead.items():
             if steps != ahead[stage]:
                 yield f"{stage} works {steps} steps ahead, and it takes {ahead[stage]}"
+
+
+def _equal_between(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
+    """Pins against pipelines of stages that the trainer itself cuts, on the pools that other pins put them on."""
+    fixed_pins = [parse_pin(pin, facts.graph) for pin in pins]
+    one_stage = {GENERATE, *(pin.stage for pin in fixed_pins if pin.key == "pp" and not pin.forbids)}
+    for pin in fixed_pins:
+        if isinstance(pin.value, Ranks) and pin.stage not in one_stage:
+            stage, num_ranks = facts.graph.by_name[pin.stage], pin.value.num_ranks
+            for pp in divisors(num_ranks):
+                layouts = (Layout(tp=tp, pp=pp, dp=num_ranks // pp // tp) for tp in divisors(num_ranks // pp))
+                if any(not layout_rules(facts, stage, layout) for layout in layouts):
+                    between = layers_of_stages(facts.models.spec(stage.role), pp)[1:-1]
+                    if len(set(between)) > 1:
+                        yield f"{stage.name}.pp!={pp}"
 
 
 def on(ranks: Ranks, stages: Iterable[str]) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ _ADAPTER = (
     "of the actor: trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
 )
 _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
-
+_RARE_PARTS = ("adapter", "window", "attention_sinks", "expert_bias")  # of models, left out where they are absent
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
@@ -265,7 +265,8 @@ class RoleModels(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: _without(spec, None, "adapter") for name, spec in _without(written(self), None).items()}
+        specs = _without(written(self), None).items()
+        return {name: _without(_without(spec, None, *_RARE_PARTS), False, *_RARE_PARTS) for name, spec in specs}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:

@@ -50,6 +50,9 @@ class Placement(Document):
     stage: str
     pool: str
     layout: Layout
+    stage_layers: tuple[int, ...] = Field(
+        default=(), description="decoder layers of each pipeline stage, where some hold more than others; see layout"
+    )
     schedule: Schedule
     steps_ahead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")
     start_seconds: float = Field(ge=0)
@@ -59,6 +62,11 @@ class Placement(Document):
     resident: Cost = Field(description="bytes on the fullest rank, while any stage runs")
     transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
     host: Cost = Field(default=Cost(), description="bytes in host memory for each rank")
+
+    @model_serializer(mode="wrap")
+    def _without_equal_stages(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nothing is said of stages that hold as many layers as each other."""
+        return {key: value for key, value in written(self).items() if key != "stage_layers" or value}
 
 
 class Edge(Document):

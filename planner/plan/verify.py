@@ -22,7 +22,7 @@ from meshwright.planner.plan.pools import crossing_violations, pool_violations
 from meshwright.planner.plan.rules import layout_rules, room_on, schedule_rules
 from meshwright.planner.plan.steps_ahead import patterns, staleness_of, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
-from meshwright.profiles.layout import Layout
+from meshwright.profiles.layout import Layout, layers_of_stages
 from meshwright.profiles.stages import GENERATE
 
 _TOLERANCE = 1e-9
@@ -183,6 +183,21 @@ def _layouts_are_legal(plan: Plan) -> Iterator[str]:
             )
 
 
+def _stages_hold_the_layers_that_are_dealt_to_them(plan: Plan) -> Iterator[str]:
+    """A plan may leave out how many layers each pipeline stage holds, and then has what is dealt."""
+    for placement in plan.placements:
+        model, pp = plan.facts.models.spec(plan.stage(placement.stage).role), placement.layout.pp
+        if not placement.stage_layers or pp > model.num_layers:
+            continue
+        dealt = layers_of_stages(model, pp)
+        if placement.stage_layers != dealt:
+            given, right = (" ".join(map(str, counts)) for counts in (placement.stage_layers, dealt))
+            yield (
+                f"{placement.stage}: stage_layers={given}, and the {model.num_layers} layers of {model.name} are "
+                f"dealt to pp={pp} stages as {right}; use these."
+            )
+
+
 def _times_cp(layout: Layout) -> str:
     return f" x cp={layout.cp}" if layout.cp > 1 else ""
 
@@ -326,6 +341,7 @@ _CHOICES: tuple[Check, ...] = (
     _what_runs_on_is_scored_by_fixed_weights,
     _pools_are_legal,
     _layouts_are_legal,
+    _stages_hold_the_layers_that_are_dealt_to_them,
     _schedules_are_legal,
 )
 _CONSEQUENCES: tuple[Check, ...] = (

@@ -17,6 +17,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
 from meshwright.planner.plan.steps_ahead import StepsAhead, max_deferral, staleness_of, synchronous
+from meshwright.profiles.layout import unequal_stages
 from meshwright.profiles.stages import GENERATE, Stage
 
 _I = TypeVar("_I", Placement, Refit)
@@ -117,6 +118,7 @@ def _placement(facts: Facts, model: CostModel, stage: Stage, *, pick: Pick, pool
         stage=stage.name,
         pool=pool.name,
         layout=pick.choice.layout,
+        stage_layers=unequal_stages(facts.models.spec(stage.role), pick.choice.layout.pp),
         schedule=pick.choice.schedule,
         steps_ahead=ahead[stage.name],
         start_seconds=0.0,

@@ -22,7 +22,7 @@ from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.launch.joining import Seat
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.model.model_check import require_weights
-from meshwright.runtime.model.model_shard import expert_violations
+from meshwright.runtime.model.model_shard import planned_only
 from meshwright.runtime.records.lock import require_free
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.run_file import RunFile, read_run_file
@@ -74,9 +74,7 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     plan, cluster = request.plan, request.plan.facts.cluster
     require_own_engine(plan.facts.engine)
     for placement in plan.placements:
-        require_none(
-            expert_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"
-        )
+        require_none(planned_only(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}")
     require_valid(plan)
     require_sound(lower(plan), plan.graph)
     if waves := in_waves(lower(plan), plan).waves:

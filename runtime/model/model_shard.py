@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from meshwright.profiles.errors import require_none
 from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
-from meshwright.profiles.layout import Layout, layers_of_chunks, layers_of_stages, layout_violations
+from meshwright.profiles.layout import Layout, layers_of_chunks, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapted import is_of_adapter
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.context_parallel import padding_behind, parts_of
+from meshwright.runtime.model.dealt_layers import dealt_layers
 from meshwright.runtime.model.hf_mapping import global_name
 from meshwright.runtime.model.kv_cache import ContinuedRows
 from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers, keep_tokens_apart
@@ -186,12 +187,17 @@ def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
             yield global_name(name, chunk.layers.start, first_expert), parameter
 
 
-def expert_violations(spec: ModelSpec) -> Iterator[str]:
-    """One sentence per reason why experts that can be planned cannot be run."""
+def planned_only(spec: ModelSpec) -> Iterator[str]:
+    """One sentence per reason why a model that can be planned cannot be run."""
     if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
         yield (
             f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
             f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
+        )
+    if spec.window:
+        yield (
+            f"model {spec.name} has sliding windows of {spec.window.num_tokens} tokens, which can be planned and "
+            "simulated but not run; set sliding_window to null."
         )
 
 
@@ -208,9 +214,9 @@ def build_model(
 
     A model that is not trainable needs no gradients and is in evaluation mode; where there is an adapter its parameters
     alone have gradients, and all of them are zero. Raises BadInput for a layout that does
-    not divide the model, and for experts of a family that is not built.
+    not divide the model, and for one that is planned only.
     """
-    require_none((*layout_violations(mesh.layout, spec), *expert_violations(spec)))
+    require_none((*layout_violations(mesh.layout, spec), *planned_only(spec)))
     host.install()
     if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
         # The one part of megatron's global state that sequence parallelism cannot do without: scratch memory.
@@ -230,7 +236,6 @@ def build_model(
 
 def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute) -> TransformerConfig:
     layout = mesh.layout
-    is_uneven = len(set(layers_of_stages(spec, layout.pp))) > 1
     return TransformerConfig(
         num_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
@@ -258,8 +263,7 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         overlap_p2p_comm=layout.vpp > 1,
         batch_p2p_comm=layout.vpp == 1,
         context_parallel_size=layout.cp,
-        account_for_embedding_in_pipeline_split=is_uneven,
-        account_for_loss_in_pipeline_split=is_uneven and not spec.scalar_head,
+        pipeline_model_parallel_layout=dealt_layers(spec, mesh),
         pipeline_dtype=dtype,
         sequence_parallel=layout.sp,
         variable_seq_lengths=True,

@@ -52,6 +52,13 @@ def test_it_does_so_where_the_best_of_several_samples_are_kept(seed: int, group_
     assert found.num_choices > 0
 
 
+@pytest.mark.parametrize("seed", range(14))
+def test_it_does_so_on_pools_of_any_number_of_nodes_with_stages_of_different_numbers_of_layers(seed: int) -> None:
+    found = tried(random_job(seed, num_nodes=3))
+    assert found.disagreements == ()
+    assert found.num_choices > 0
+
+
 @pytest.mark.parametrize("less", ["actor_generate", "actor_train", "refit"])
 def test_a_cost_that_differs_is_found_out(less: str) -> None:
     job = random_job(3)
@@ -76,8 +83,8 @@ def test_the_jobs_are_of_all_kinds_and_the_same_every_time() -> None:
 def test_a_report_counts_those_that_agree_and_tells_the_others() -> None:
     job = random_job(1)
     good, bad = tried(job), tried(job, WithFault(model_of(job.facts), "actor_train"))
-    text = report([good, bad], [good], "command")
-    assert "| 2 of one sample a prompt | 1 | 0 |" in text
-    assert "| 1 of 2 or 4 samples a prompt | 1 | 0 |" in text
+    text = report({"one kind": [good, bad], "another": [good], "none": []}, "command")
+    assert "| 2 of one kind | 1 | 0 |" in text
+    assert "| 1 of another | 1 | 0 |" in text
+    assert "of none" not in text
     assert f"- {bad.disagreements[0]}" in text
-    assert "| 1 of the best 1, 2 or 4 of 3, 6 or 8 samples | 1 | 0 |" in report([good], [], "command", [good])

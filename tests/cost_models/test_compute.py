@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -6,6 +7,7 @@ from meshwright.cost_models.compute import AnalyticShard
 from meshwright.profiles.cluster import Cluster, Device
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
 
@@ -97,3 +99,18 @@ def test_scores_that_are_stored_are_written_and_read_once_where_computing_takes_
     num_scores, starts = rows * 32 * tokens**2, 2 * efficiency.kernel_seconds
     bandwidth = device.memory_bytes_per_second * efficiency.elementwise_bytes
     assert stored.attention(rows, tokens) == pytest.approx(starts + 13 * num_scores / bandwidth, rel=1e-6)
+
+
+def test_a_layer_is_the_mean_of_those_with_a_sliding_window_and_those_without(
+    llama: ModelSpec, a100s: Callable[[int], Cluster]
+) -> None:
+    def of(window: SlidingWindow | None) -> AnalyticShard:
+        at_once = a100s(1).device.model_copy(update={"launch_seconds": 1e-12})
+        return AnalyticShard(replace(llama, window=window), at_once, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
+
+    plain, half, all_layers = map(of, (None, SlidingWindow(num_tokens=128, every=2), SlidingWindow(num_tokens=128)))
+    for body, rows, tokens, context in BODIES:
+        ends = [shard.time(body, rows, tokens, context).layer for shard in (plain, all_layers)]
+        assert half.time(body, rows, tokens, context).layer == pytest.approx(sum(ends) / 2)
+        assert ends[1] <= ends[0]
+    assert all_layers.time(Body.DECODE, 64, 1, 8000).layer == all_layers.time(Body.DECODE, 64, 1, 127).layer

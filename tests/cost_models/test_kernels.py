@@ -5,6 +5,7 @@ import pytest
 from meshwright.cost_models.kernels import Heads, Kernels
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 
 DEVICES = ("a100-80gb", "h100-sxm", "h200")
 HEADS = Heads(32, 8, 128)
@@ -87,6 +88,20 @@ def test_attention_grows_with_the_square_of_the_prompt(name: str) -> None:
     made, _, _, _ = kernels(name)
     short, long = (made.attention(1, tokens, 0, HEADS, cache_bytes=2) for tokens in (16384, 32768))
     assert long / short == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_attention_to_a_window_grows_with_the_prompt_and_reads_no_more_of_a_cache(name: str) -> None:
+    made, window = kernels(name)[0], SlidingWindow(num_tokens=1024)
+
+    def seconds(tokens: float, context: float, window: SlidingWindow | None = window) -> float:
+        return made.attention(8, tokens, context, HEADS._replace(window=window), cache_bytes=2)
+
+    assert seconds(32768, 0) / seconds(16384, 0) == pytest.approx(2, rel=0.05)
+    assert seconds(16384, 0) < seconds(16384, 0, None) / 4
+    assert seconds(512, 0) == seconds(512, 0, None)
+    assert seconds(1, 500) == seconds(1, 500, None)
+    assert seconds(1, 60000) == seconds(1, 1023, None)
 
 
 @pytest.mark.parametrize("name", DEVICES)

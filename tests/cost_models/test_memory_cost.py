@@ -13,6 +13,7 @@ from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -56,6 +57,20 @@ def test_the_kv_cache_of_llama_2_7b_is_half_a_mebibyte_per_token(
         schedule, dp = Schedule(generation_slots=100), Layout.parse(layout).dp
         cache = terms(ask("actor_generate", layout, slots=100))["kv cache"]
         assert cache == (long_tail.cache_need(schedule, dp).blocks + 1) * BLOCK_TOKENS * 524_288 / share
+
+
+@pytest.mark.parametrize(("layout", "each"), [("tp1", 16), ("tp2,pp4", 4)])
+def test_layers_with_a_sliding_window_keep_no_more_of_a_row_than_that_lies_in(
+    ask: Callable[..., Memory], long_tail: Workload, llama: ModelSpec, layout: str, each: int
+) -> None:
+    """Every second layer of 32, with a window of 4 blocks, which lies in 5 of them."""
+    model = replace(llama, window=SlidingWindow(num_tokens=4 * BLOCK_TOKENS, every=2))
+    parsed = Layout.parse(layout)
+    blocks = long_tail.cache_need(Schedule(generation_slots=100), parsed.dp).blocks
+    assert blocks > 100 * 5
+    cache = terms(ask("actor_generate", layout, slots=100, model=model))["kv cache"]
+    one_layer = BLOCK_TOKENS * 2 * llama.kv_size * 2 / parsed.tp
+    assert cache == one_layer * each * ((blocks + 1) + (100 * 5 + 1))
 
 
 def test_slots_beyond_the_rows_of_a_replica_hold_nothing(ask: Callable[..., Memory]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from meshwright.planner.search.frontier import frontier
 from meshwright.planner.search.space import choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.stages import GENERATE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -76,3 +78,15 @@ def test_no_generation_is_below_what_it_is_told_to_take_at_least(job: str) -> No
             assert least <= seconds * (1 + 1e-9), choice
             told.append(least / seconds)
     assert max(told) > 0.5
+
+
+def test_what_layers_with_a_sliding_window_read_is_left_out_of_the_least() -> None:
+    facts, cluster = facts_of("long-tail-64")
+    generate, spec = PPO_GRAPH.stages[0], facts.models.actor
+    windows = (SlidingWindow(num_tokens=128, every=2), SlidingWindow(num_tokens=128))
+    whole, half, none = (
+        least_rank_seconds(generate, replace(spec, window=window), cluster, facts.workload, facts.precision)
+        for window in (None, *windows)
+    )
+    assert whole > half > none > 0
+    assert whole - half == pytest.approx(half - none)

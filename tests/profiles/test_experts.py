@@ -33,6 +33,21 @@ LATENT: dict[str, Any] = BASE | {
     "n_group": 1,
     "topk_group": 1,
 }
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201_088,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 128,
+    "attention_bias": True,
+    "num_experts_per_tok": 4,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0},
+    "quantization_config": {"quant_method": "mxfp4"},
+}
 SMALL: dict[str, dict[str, Any]] = {
     "mixtral": BASE | {"architectures": ["MixtralForCausalLM"], "intermediate_size": 96, "num_local_experts": 4},
     "qwen2_moe": BASE
@@ -55,6 +70,14 @@ SMALL: dict[str, dict[str, Any]] = {
     | {"architectures": ["DeepseekV2ForCausalLM"], "n_shared_experts": 2, "first_k_dense_replace": 1},
     "deepseek_v3": LATENT
     | {"architectures": ["DeepseekV3ForCausalLM"], "n_shared_experts": 1, "first_k_dense_replace": 3},
+    "gpt_oss": BASE
+    | {
+        "architectures": ["GptOssForCausalLM"],
+        "intermediate_size": 96,
+        "num_local_experts": 4,
+        "head_dim": 16,
+        "sliding_window": 32,
+    },
 }
 FAMILIES = pytest.mark.parametrize("family", SMALL)
 
@@ -109,8 +132,9 @@ def test_layers_add_up_and_dense_ones_come_first(family: str) -> None:
 
 @FAMILIES
 def test_two_shards_hold_the_model_once_and_what_they_repeat(family: str) -> None:
-    """Norms, routers, gates and the projections down to a latent rank are whole on every rank."""
-    repeated = ("norm", "mlp.gate.", "shared_expert_gate", "q_a_proj", "kv_a_proj")
+    """Norms, routers, gates, biases behind a sum and projections down to a latent rank are whole on every rank."""
+    repeated = ("norm", "mlp.gate.", "mlp.router", "shared_expert_gate", "q_a_proj", "kv_a_proj")
+    repeated += ("o_proj.bias", "down_proj_bias")
     whole = sum(count for name, count in built(family).items() if any(part in name for part in repeated))
     model = spec(family)
     assert 2 * model.shard(2).num_params == model.num_params + whole
@@ -160,8 +184,12 @@ def test_two_shards_hold_the_model_once_and_what_they_repeat(family: str) -> Non
             671_026_404_352,  # "671B total parameters with 37B activated for each token", arXiv:2412.19437
             37.5e9,
         ),
+        # "20.91B" with "3.61B" active and "116.83B" with "5.13B", unembedding among these and embedding not:
+        # gpt-oss model card, arXiv:2508.10925, table 1
+        (GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32}, 20_914_757_184, 3.61e9 + 201_088 * 2880),
+        (GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128}, 116_829_156_672, 5.13e9 + 201_088 * 2880),
     ],
-    ids=["mixtral-8x7b", "deepseek-v3"],
+    ids=["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b"],
 )
 def test_published_models_have_their_published_sizes(config: dict[str, Any], total: int, active: float) -> None:
     model = model_from_config(config, name="m")

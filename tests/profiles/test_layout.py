@@ -171,22 +171,34 @@ def test_a_scalar_head_does_not_count_as_a_layer() -> None:
     assert layers_of_stages(scorer, 4) == (1, 2, 2, 2)
 
 
+def test_any_other_pipeline_is_dealt_by_the_parameters_that_a_token_passes() -> None:
+    """A head over 32,000 tokens is 0.7 layers of 4,096 x 11,008, one over 160,000 tokens 3.7."""
+    assert layers_of_stages(llama(), 7) == (1, 5, 5, 5, 5, 5, 4)
+    assert layers_of_stages(llama(vocab_size=160_000), 7) == (4, 5, 5, 5, 5, 5, 1)
+    assert layers_of_stages(replace(llama(vocab_size=160_000), scalar_head=True), 4) == (7, 8, 8, 7)
+
+
+def test_a_split_depends_on_the_shape_of_the_model_and_not_on_what_is_tied_or_trained() -> None:
+    model = llama(vocab_size=160_000)
+    for other in (replace(model, tied_embeddings=True, name="tied"), replace(model, qk_norm=True)):
+        assert layers_of_stages(other, 7) == layers_of_stages(model, 7)
+
+
 @pytest.mark.parametrize("scalar_head", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 6, 30, 61, 126])
-def test_every_legal_pipeline_holds_every_layer_once_and_none_is_empty(num_layers: int, scalar_head: bool) -> None:
+def test_every_pipeline_holds_every_layer_once_and_no_stage_is_empty(num_layers: int, scalar_head: bool) -> None:
     model = replace(llama(num_hidden_layers=num_layers), scalar_head=scalar_head)
-    legal = [pp for pp in range(1, num_layers + 3) if not layout_violations(Layout(pp=pp), model)]
-    assert set(divisors(num_layers)) <= set(legal)
-    for pp in legal:
+    for pp in range(1, num_layers + 1):
+        assert layout_violations(Layout(pp=pp), model) == ()
         held = [layers_of_stage(model, pp, stage) for stage in range(pp)]
         assert [number for layers in held for number in layers] == list(range(num_layers))
         assert tuple(map(len, held)) == layers_of_stages(model, pp)
         assert min(map(len, held)) >= 1
 
 
-def test_a_pipeline_that_does_not_come_out_even_has_no_layers() -> None:
-    with pytest.raises(BadInput, match="pp=7 does not divide the 30 layers of llama"):
-        layers_of_stages(llama(), 7)
+def test_there_are_no_more_stages_than_layers() -> None:
+    with pytest.raises(BadInput, match="pp=31 is more than the 30 layers of llama; use pp=30 at most"):
+        layers_of_stages(llama(), 31)
 
 
 def test_a_legal_layout_breaks_no_rule() -> None:
@@ -203,16 +215,7 @@ def test_a_legal_layout_breaks_no_rule() -> None:
             llama(intermediate_size=11012),
             "tp=8 does not divide the 11012 feed-forward columns of llama; use tp=4.",
         ),
-        (
-            Layout(pp=7),
-            llama(),
-            "pp=7 does not divide the 30 layers of llama, nor evenly 32 with embedding and head; use pp=6.",
-        ),
-        (
-            Layout(pp=4),
-            replace(llama(), scalar_head=True),
-            "pp=4 does not divide the 30 layers of llama, nor evenly 31 with the embedding; use pp=3.",
-        ),
+        (Layout(pp=31), llama(), "pp=31 is more than the 30 layers of llama; use pp=30 at most."),
         (Layout(dp=8, ep=2), llama(), "ep=2 spreads experts, and llama has none; use ep=1."),
     ],
 )

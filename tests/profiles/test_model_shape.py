@@ -121,7 +121,6 @@ def test_a_model_is_read_from_a_directory_or_a_file(tmp_path: Path) -> None:
         ({"num_attention_heads": 33}, "33 attention heads do not divide hidden_size=4096; give head_dim"),
         ({"num_key_value_heads": 5}, "num_kv_heads=5 does not divide num_heads=32"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not known"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 1024}, "sliding_window=1024 is not supported"),
     ],
 )
 def test_an_unknown_shape_is_refused_in_one_sentence(changes: dict[str, Any], says: str) -> None:

@@ -14,6 +14,7 @@ from meshwright.planner.export.shares import (
     uneven_ends,
 )
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.settings import with_setting
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.drawn import model_of
@@ -65,6 +66,15 @@ def test_an_engine_has_a_share_of_the_device_between_a_tenth_and_nearly_all() ->
 def test_even_stages_have_no_ends_of_their_own() -> None:
     plan = plan_on(1, 4)
     assert all(uneven_ends(plan, placement.stage) is None for placement in plan.placements)
+
+
+def test_the_ends_of_uneven_stages_are_those_of_the_plan() -> None:
+    plan = plan_on(1, 4)
+    facts = with_setting(plan.facts, {"models.actor.num_layers": 7})
+    train = plan.placement("actor_train").model_copy(update={"layout": Layout(pp=4)})
+    others = (one for one in plan.placements if one.stage != "actor_train")
+    deeper = plan.model_copy(update={"facts": facts, "placements": (*others, train)})
+    assert uneven_ends(deeper, "actor_train") == (2, 1)
 
 
 def test_a_cap_of_tokens_is_the_budget() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.planner.export.ways import SameChoice, Way, no_overlap, parts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pools import pool_violations
-from meshwright.profiles.algorithms import graph_of
-from tests.planner.jobs import mixed_facts, small_facts
+from meshwright.planner.plan.settings import with_setting
+from meshwright.profiles.stages import GENERATE
+from tests.planner.jobs import critic_free_facts, mixed_facts, small_facts
 from tests.planner.plans import random_plan
 
 
@@ -61,12 +64,22 @@ def test_without_overlap_nothing_streams_and_no_sequence_runs_on() -> None:
 
 
 def test_of_a_job_without_a_critic_a_way_fixes_what_is_left() -> None:
-    graph = graph_of("grpo", has_ref=False)
+    facts = critic_free_facts(has_ref=False)
     way = Way(
         name="any",
         pins=("critic_train.vpp=1", "ref_logprob.offload=none", "actor_train.vpp=1"),
         alike=(SameChoice("critic_value", "critic_train"), SameChoice("actor_logprob", "actor_train")),
-    ).of(graph)
+    ).of(facts)
     assert way.pins == ("actor_train.vpp=1",)
     assert way.alike == (SameChoice("actor_logprob", "actor_train"),)
-    assert way.ahead(graph).keys() == graph.by_name.keys()
+    assert way.ahead(facts.graph).keys() == facts.graph.by_name.keys()
+
+
+def test_a_way_leaves_out_pipelines_of_which_no_key_says_how_many_layers_their_stages_hold() -> None:
+    """Seven layers on 4 stages are 2, 2, 2 and 1; on 5 of the 5 ranks 1, 1, 2, 2 and 1, which nothing says."""
+    facts = with_setting(small_facts(nodes=5, ranks_per_node=1), {"models.actor.num_layers": 7})
+    pool = "0:5"
+    way = Way(name="any", pins=tuple(f"{stage}.pool={pool}" for stage in (GENERATE, "actor_train", "reward_score")))
+    assert way.of(facts).pins == (*way.pins, "actor_train.pp!=5")
+    fixed_pp = replace(way, pins=(*way.pins, "actor_train.pp=1"))
+    assert fixed_pp.of(facts).pins == fixed_pp.pins

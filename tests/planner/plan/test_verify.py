@@ -175,7 +175,11 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: changed(plan, "actor_generate", layout=Layout(pp=5)),
-            "actor_generate: pp=5 does not divide the 4 layers of actor, nor evenly 6 with",
+            "actor_generate: pp=5 is more than the 4 layers of actor; use pp=4 at most.",
+        ),
+        (
+            lambda plan: changed(plan, "actor_generate", stage_layers=(3, 1)),
+            "actor_generate: stage_layers=3 1, and the 4 layers of actor are dealt to pp=2 stages as 2 2; use these.",
         ),
         (
             lambda plan: changed(plan, "critic_value", steps_ahead=1),

@@ -23,14 +23,22 @@ def language_model(directory: Path, **changes: int) -> Path:
     return write_checkpoint(directory, "Qwen2", **FAMILIES["Qwen2"], num_hidden_layers=6, **changes)
 
 
-def scorer(directory: Path) -> Path:
+def scorer(directory: Path, num_layers: int = 3) -> Path:
     """Three layers and a scalar head: two stages hold 1 and 2 of them."""
-    return write_checkpoint(directory, "Qwen2", head="ForSequenceClassification", num_hidden_layers=3)
+    return write_checkpoint(directory, "Qwen2", head="ForSequenceClassification", num_hidden_layers=num_layers)
+
+
+def dealt(directory: Path, num_layers: int, **changes: int) -> Path:
+    """Seven layers or five: stages of 2, 2, 2 and 1 of them, or of 3 and 2, by their costs."""
+    return write_checkpoint(directory, "Qwen2", **FAMILIES["Qwen2"], num_hidden_layers=num_layers, **changes)
 
 
 def test_the_models_of_this_file_are_cut_unevenly(tmp_path: Path) -> None:
     assert layers_of_stages(read_model(language_model(tmp_path / "actor")), 4) == (1, 2, 2, 1)
     assert layers_of_stages(read_model(scorer(tmp_path / "critic")), 2) == (1, 2)
+    assert layers_of_stages(read_model(dealt(tmp_path / "seven", 7)), 4) == (2, 2, 2, 1)
+    assert layers_of_stages(read_model(dealt(tmp_path / "five", 5)), 4) == (2, 1, 1, 1)
+    assert layers_of_stages(read_model(dealt(tmp_path / "five", 5)), 2) == (3, 2)
 
 
 @pytest.mark.parametrize("scalar", [False, True])
@@ -40,15 +48,32 @@ def test_an_uneven_pipeline_has_the_losses_and_the_weights_of_one_rank(tmp_path:
     assert_updates_are_those_of_one_rank(directory, [how], tmp_path, scalar=scalar)
 
 
-@pytest.mark.parametrize(("source", "target"), [(("pp4", 0), ("tp2,pp2", 0)), (("dp2", 0), ("pp4", 0))])
-def test_weights_move_between_uneven_and_even_pipelines(
-    tmp_path: Path, source: tuple[str, int], target: tuple[str, int]
+@pytest.mark.parametrize(("num_layers", "layout"), [(7, "pp4"), (5, "pp2,dp2"), (5, "tp2,pp2,sp")])
+def test_a_pipeline_dealt_by_cost_has_the_losses_and_the_weights_of_one_rank(
+    tmp_path: Path, num_layers: int, layout: str
 ) -> None:
-    _check(write_checkpoint(tmp_path / "model", num_hidden_layers=6), source, target)
+    directory = dealt(tmp_path / "model", num_layers)
+    assert_updates_are_those_of_one_rank(directory, [How(layout, 1)], tmp_path, scalar=False)
 
 
-def test_an_uneven_pipeline_draws_what_one_rank_draws(tmp_path: Path) -> None:
-    directory = language_model(tmp_path / "actor", vocab_size=VOCAB_SIZE)
+@pytest.mark.parametrize(
+    ("num_layers", "source", "target"),
+    [
+        (6, ("pp4", 0), ("tp2,pp2", 0)),
+        (6, ("dp2", 0), ("pp4", 0)),
+        (7, ("pp4", 0), ("tp2,pp2", 0)),
+        (5, ("pp2", 2), ("pp4", 0)),
+    ],
+)
+def test_weights_move_between_uneven_and_other_pipelines(
+    tmp_path: Path, num_layers: int, source: tuple[str, int], target: tuple[str, int]
+) -> None:
+    _check(write_checkpoint(tmp_path / "model", num_hidden_layers=num_layers), source, target)
+
+
+@pytest.mark.parametrize("num_layers", [6, 7])
+def test_an_uneven_pipeline_draws_what_one_rank_draws(tmp_path: Path, num_layers: int) -> None:
+    directory = dealt(tmp_path / "actor", num_layers, vocab_size=VOCAB_SIZE)
     alone, *cut = (run_on_ranks(4, generate, directory, layout, 3) for layout in ("tp1", "pp4"))
     assert alone[0] is not None
     for answer in cut[0]:
@@ -56,9 +81,12 @@ def test_an_uneven_pipeline_draws_what_one_rank_draws(tmp_path: Path) -> None:
         assert [response.tokens for response in answer[0]] == [response.tokens for response in alone[0][0]]
 
 
-def test_a_trainer_saved_on_an_uneven_pipeline_goes_on_on_an_even_one(tmp_path: Path) -> None:
-    scorer(tmp_path / "critic")
-    first, then = ({"critic": (layout, 0)} for layout in ("pp2", "pp3"))
+@pytest.mark.parametrize(("num_layers", "before", "after"), [(3, "pp2", "pp3"), (5, "pp4", "pp2,dp2")])
+def test_a_trainer_saved_on_an_uneven_pipeline_goes_on_on_another_one(
+    tmp_path: Path, num_layers: int, before: str, after: str
+) -> None:
+    scorer(tmp_path / "critic", num_layers)
+    first, then = ({"critic": (layout, 0)} for layout in (before, after))
     whole = _merge(tmp_path, Run(places=first, num_updates=3))
     start = _merge(tmp_path, Run(places=first, num_updates=1, written=tmp_path / "saved"))
     rest = _merge(tmp_path, Run(places=then, num_updates=2, read=tmp_path / "saved"))

@@ -1,0 +1,39 @@
+"""Pipeline stages that hold different numbers of layers, as megatron is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+from meshwright.profiles.layout import unequal_stages
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.model.mesh import Mesh
+
+
+class DealtLayers(PipelineParallelLayerLayout):
+    """The layers of every stage, of which this rank holds one in a mesh of its own.
+
+    Megatron's asks its global state which stage that is, and takes no other answer:
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/transformer_layer.py#L51
+    """
+
+    def __init__(self, counts: Sequence[int], pp_rank: int) -> None:
+        stages = [["decoder"] * count for count in counts]
+        stages[0].insert(0, "embedding")
+        stages[-1].append("loss")
+        super().__init__(stages, len(counts))
+        self._pp_rank = pp_rank
+
+    def get_num_layers_to_build(self, *args: Any, **kwargs: Any) -> int:
+        return int(super().get_num_layers_to_build(*args, **{**kwargs, "pp_rank": self._pp_rank}))
+
+    def get_layer_offset(self, *args: Any, **kwargs: Any) -> int:
+        return int(super().get_layer_offset(*args, **{**kwargs, "pp_rank": self._pp_rank}))
+
+
+def dealt_layers(spec: ModelSpec, mesh: Mesh) -> DealtLayers | None:
+    """What megatron has to be told, or None where every stage holds as many layers and it counts for itself."""
+    counts = unequal_stages(spec, mesh.layout.pp)
+    return DealtLayers(counts, mesh.pp_rank) if counts else None

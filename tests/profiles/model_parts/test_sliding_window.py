@@ -1,0 +1,78 @@
+"""Sliding windows are read from configs as transformers builds them, and their tokens are counted one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
+
+BASE = {"num_hidden_layers": 6, "max_position_embeddings": 4096, "sliding_window": 256}
+TYPES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "gpt_oss": "GptOss"}
+
+
+def window(family: str, **changes: Any) -> SlidingWindow | None:
+    return window_from_config(BASE | changes, family, "m")
+
+
+@pytest.mark.parametrize("window", [SlidingWindow(num_tokens=7), SlidingWindow(num_tokens=7, first=1, every=3)])
+def test_layers_with_the_window_are_counted_in_any_run_of_layers(window: SlidingWindow) -> None:
+    with_it = [layer >= window.first and (layer - window.first) % window.every == 0 for layer in range(12)]
+    for start in range(13):
+        for end in range(start, 13):
+            assert window.num_layers(start, end) == sum(with_it[start:end])
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(1, 0), (5, 0), (40, 0), (1, 6), (1, 50), (9, 3), (9, 8), (9, 30)])
+def test_a_token_sees_itself_and_those_before_it_up_to_the_window(tokens: int, context: int) -> None:
+    seen = [min(context + position + 1, 8) for position in range(tokens)]
+    assert SlidingWindow(num_tokens=8).seen(tokens, context) == pytest.approx(sum(seen) / tokens)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "expected"),
+    [
+        ("Mistral", {}, SlidingWindow(num_tokens=256)),
+        ("Mistral", {"sliding_window": None}, None),
+        ("Mistral", {"sliding_window": 4096}, None),
+        ("Qwen2", {"max_window_layers": 4}, None),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 4}, SlidingWindow(num_tokens=256, first=4)),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 6}, None),
+        ("GptOss", {}, SlidingWindow(num_tokens=256, every=2)),
+    ],
+)
+def test_a_family_has_it_in_the_layers_that_its_configs_mean(
+    family: str, changes: dict[str, Any], expected: SlidingWindow | None
+) -> None:
+    assert window(family, **changes) == expected
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "gpt_oss"])
+def test_without_a_list_of_layers_it_is_in_those_that_transformers_lists(model_type: str) -> None:
+    given = BASE | {"use_sliding_window": True, "max_window_layers": 4}
+    listed = AutoConfig.for_model(model_type, **given).layer_types
+    found = window_from_config(given, TYPES[model_type], "m")
+    assert found is not None
+    with_it = [kind == "sliding_attention" for kind in listed]
+    assert [found.num_layers(layer, layer + 1) for layer in range(6)] == with_it
+    again = window_from_config(given | {"layer_types": listed}, TYPES[model_type], "m")
+    assert again is not None
+    assert [again.num_layers(layer, layer + 1) for layer in range(6)] == with_it
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}, "in layers 0, 1 are not known"),
+        ({"layer_types": ["chunked_attention"] * 6}, "must list full_attention or sliding_attention for each of the 6"),
+        ({"layer_types": ["sliding_attention"]}, "for each of the 6 layers"),
+        ({"sliding_window": "wide"}, "'sliding_window' is 'wide'; it must be a positive integer"),
+    ],
+)
+def test_what_is_not_known_of_windows_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        window("GptOss", **changes)
+    assert says in str(error.value)
