@@ -12,7 +12,7 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor
 
-from benchmarks.generation.work import BATCH, LONGEST_PROMPT, LONGEST_RESPONSE, Work
+from benchmarks.generation.work import BATCH, LONGEST_RESPONSE, Work
 from benchmarks.small_worlds import join_alone
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
@@ -38,7 +38,18 @@ def seconds(generate: Callable[[Work], list[list[int]]], work: Work) -> tuple[fl
 class Engine:
     """One rank. Sequences end by length alone."""
 
-    def __init__(self, checkpoint: Path, *, temperature: float, seed: int, group_size: int = 1) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        temperature: float,
+        seed: int,
+        group_size: int = 1,
+        num_slots: int = BATCH,
+        num_blocks: int | None = None,
+        longest_response: int = LONGEST_RESPONSE,
+    ) -> None:
+        """Prompts may have what the positions of the model leave beside the longest response."""
         if not dist.is_initialized():
             join_alone(DEVICE.type)
         spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
@@ -48,9 +59,10 @@ class Engine:
             model,
             spec,
             mesh,
-            num_slots=BATCH,
-            max_tokens=LONGEST_PROMPT + LONGEST_RESPONSE,
-            max_response=LONGEST_RESPONSE,
+            num_slots=num_slots,
+            num_blocks=num_blocks,
+            max_tokens=spec.max_positions,
+            max_response=longest_response,
             eos_tokens=frozenset(),
             temperature=temperature,
             seed=seed,

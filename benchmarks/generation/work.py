@@ -77,9 +77,10 @@ def draw_work(num_prompts: int, vocab_size: int, seed: int) -> Work:
     )
 
 
-def write_checkpoint(directory: Path, shape: dict[str, Any], seed: int) -> Path:
-    """A random model in Hugging Face form."""
+def write_checkpoint(
+    directory: Path, shape: dict[str, Any], seed: int, positions: int = LONGEST_PROMPT + LONGEST_RESPONSE
+) -> Path:
+    """A random model in Hugging Face form, for sequences of so many tokens."""
     torch.manual_seed(seed)
-    positions = LONGEST_PROMPT + LONGEST_RESPONSE
     LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=positions)).save_pretrained(directory)
     return directory

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.model.block_attention import BlockReads, StepShape
+from meshwright.runtime.model.block_reads import BlockReads, StepShape
 from meshwright.runtime.model.model_shard import Decoder
 
 _ROWS = 8
@@ -56,7 +56,7 @@ class Replayed:
         self._recordings: dict[StepShape, _Recording] = {}
 
     def __call__(self, inputs: Tensor, reads: BlockReads) -> Tensor:
-        num_rows, num_shared = len(reads.lengths), len(reads.shared)
+        num_rows, num_shared = len(reads.lengths), reads.num_shared
         shape = StepShape(
             rows=_rounded_rows(num_rows + 1),
             blocks=min(_up(int(reads.window.max()) + 1, -(-self._num_blocks // _PARTS)), self._num_blocks),

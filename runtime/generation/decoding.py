@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows
-from meshwright.runtime.model.block_attention import BlockAttention, BlockReads
+from meshwright.runtime.model.block_attention import BlockAttention
+from meshwright.runtime.model.block_reads import BlockReads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder

@@ -37,7 +37,7 @@ from meshwright.runtime.generation.slots import (
 )
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
 from meshwright.runtime.generation.tool_turns import ToolTurnTaking
-from meshwright.runtime.model.block_attention import block_reads
+from meshwright.runtime.model.block_reads import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
 from meshwright.runtime.model.kv_cache import PagedCache

@@ -119,7 +119,9 @@ class Seating:
         if source is not None:
             tables.share(source, slot, num_prompt)
         left = num_live * _ROUNDS_AHEAD // BLOCK_TOKENS
-        if tables.take(slot, num_prompt + len(partial.tokens) + 1) and (tables.num_free >= left or not num_live):
+        to_share = num_prompt if self._prompts.are_shared and not partial.tokens else 0
+        taken = tables.take(slot, num_prompt + len(partial.tokens) + 1, to_share)
+        if taken and (tables.num_free >= left or not num_live):
             return True
         tables.release(slot)
         return False

@@ -28,6 +28,11 @@ class SharedPrompts:
         self._said: dict[Group, Tensor | None] = {}
         """Of the same: logits [V / tp] of the last token, which only the last pipeline stage has."""
 
+    @property
+    def are_shared(self) -> bool:
+        """Whether a prompt that begins is one that others are to read."""
+        return self._group_size > 1
+
     def forget(self) -> None:
         """The weights may change."""
         self._slots.clear()
@@ -40,7 +45,7 @@ class SharedPrompts:
 
     def seat(self, prompt: Prompt, slot: int) -> None:
         """A sample of the prompt begins in the slot: its prompt is fed, or it reads what `source` has."""
-        if self._group_size > 1:
+        if self.are_shared:
             self._slots.setdefault(self._group(prompt), []).append(slot)
 
     def leave(self, slots: Iterable[int]) -> None:

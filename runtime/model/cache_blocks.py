@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +16,8 @@ Numbers = NDArray[np.int64]
 class BlockTables:
     """Blocks are taken as rows grow, the lowest that are free first, and are free again when no row reads them.
 
-    They are counted from 1: block 0 is held by nobody.
+    Those that several rows are to read are taken from the other end, so that those of single rows lie together. Blocks
+    are counted from 1: block 0 is held by nobody.
     """
 
     def __init__(self, num_blocks: int, num_rows: int, max_tokens: int) -> None:
@@ -25,7 +26,7 @@ class BlockTables:
         """Of each row its blocks, in the order of its tokens; behind the held ones, anything."""
         self._num_held = np.zeros(num_rows, dtype=np.int64)
         self._num_readers = np.zeros(num_blocks + 1, dtype=np.int64)
-        self._free = list(range(1, num_blocks + 1))  # a heap
+        self._free = list(range(num_blocks, 0, -1))
 
     @property
     def num_free(self) -> int:
@@ -44,13 +45,16 @@ class BlockTables:
         """Of `rows`, by their place among them, those that hold too few blocks for so many tokens each."""
         return np.flatnonzero(self._num_held[rows] * BLOCK_TOKENS < num_tokens)
 
-    def take(self, row: int, num_tokens: int) -> bool:
-        """Lets a row hold so many tokens; where too few blocks are free nothing changes, and it says so."""
+    def take(self, row: int, num_tokens: int, to_share: int = 0) -> bool:
+        """Lets a row hold so many tokens; where too few blocks are free nothing changes, and it says so.
+
+        The whole blocks of the first `to_share` tokens are those that other rows are to read.
+        """
         held, wanted = int(self._num_held[row]), blocks_of(num_tokens)
         if wanted - held > len(self._free):
             return False
         for index in range(held, wanted):
-            block = heapq.heappop(self._free)
+            block = self._free.pop(0 if index < to_share // BLOCK_TOKENS else -1)
             self.table[row, index] = block
             self._num_readers[block] = 1
         self._num_held[row] = max(held, wanted)
@@ -68,14 +72,13 @@ class BlockTables:
         self._num_readers[list(blocks)] += 1
         if taken:
             self._free = [block for block in self._free if block not in taken]
-            heapq.heapify(self._free)
 
     def release(self, row: int) -> None:
         """The row has ended, or has to give way."""
         blocks = self.held(row)
         self._num_readers[blocks] -= 1
         for block in blocks[self._num_readers[blocks] == 0].tolist():
-            heapq.heappush(self._free, block)
+            bisect.insort(self._free, block, key=lambda free: -free)
         self._num_held[row] = 0
 
     def is_shared(self, blocks: Numbers) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation.cuda_graphs import Recorder, Replayed, Work, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.model.block_attention import BlockReads, block_reads
+from meshwright.runtime.model.block_reads import BlockReads, block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model

@@ -12,7 +12,7 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.model.block_attention import block_reads
+from meshwright.runtime.model.block_reads import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh

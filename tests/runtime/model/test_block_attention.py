@@ -10,39 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_attention import BlockAttention, BlockReads, StepShape, block_reads
+from meshwright.runtime.model.block_attention import BlockAttention
+from meshwright.runtime.model.block_reads import StepShape, block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
+from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 
-KV_HEADS, HEADS, SIZE, NUM_ROWS, MAX_TOKENS = 2, 6, 16, 12, 200
-
-
-def filled(seed: int, dtype: torch.dtype = torch.float32) -> tuple[PagedCache, list[int]]:
-    """A cache in which rows of some lengths lie in no order, of which some share a prefix; their lengths."""
-    draw = random.Random(seed)
-    cache = PagedCache(
-        num_layers=1,
-        num_blocks=90,
-        num_rows=NUM_ROWS,
-        num_kv_heads=KV_HEADS,
-        max_tokens=MAX_TOKENS,
-        head_dim=SIZE,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
-    torch.manual_seed(seed)
-    for held in (cache.keys, cache.values):
-        held.normal_()
-    lengths = [draw.randrange(MAX_TOKENS) for _ in range(NUM_ROWS)]
-    for _ in range(3):
-        for row in draw.sample(range(NUM_ROWS), NUM_ROWS):
-            cache.tables.release(row)
-            source = draw.randrange(NUM_ROWS)
-            shared = min(len(cache.tables.held(source)), lengths[row] // BLOCK_TOKENS) * BLOCK_TOKENS
-            if seed % 2 and source != row:
-                cache.tables.share(source, row, min(shared, lengths[source] // BLOCK_TOKENS * BLOCK_TOKENS))
-            assert cache.tables.take(row, lengths[row] + 1)
-    return cache, lengths
+HEADS = 6
 
 
 def asked(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +38,7 @@ def test_every_row_is_answered_as_if_it_were_alone(seed: int, dtype: torch.dtype
     cache, lengths = filled(seed, dtype)
     rows = random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4])
     reads = block_reads(cache.tables, np.array(rows), np.array(lengths)[rows])
-    assert (len(reads.shared) > 0) == (seed % 2 == 1 and len(rows) > 3) or len(rows) == 3
+    assert (reads.num_shared > 0) == (seed % 2 == 1 and len(rows) > 3) or len(rows) == 3
     query, key, value = (heads[: len(rows)] for heads in asked(dtype))
     found = BlockAttention(cache, reads).attend(0, query, key, value)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
@@ -89,18 +62,3 @@ def test_a_step_that_is_rounded_up_answers_its_own_rows_alike(seed: int) -> None
     found = BlockAttention(cache, rounded).attend(0, *more)
     torch.testing.assert_close(found[:NUM_ROWS], plain, atol=1e-5, rtol=1e-5)
     assert torch.equal(cache.keys[:, 1:], before)
-
-
-def test_few_blocks_that_lie_far_apart_are_copied_and_many_are_read_in_place() -> None:
-    cache, lengths = filled(0)
-    rows = np.arange(NUM_ROWS)
-    assert of(cache, rows, lengths).first >= 0
-    for row in range(1, NUM_ROWS):
-        cache.tables.release(row)
-    cache.tables.restore(1, [1])
-    cache.tables.restore(2, [90])
-    assert of(cache, np.array([1, 2]), [0, 5, 5]).first == -1
-
-
-def of(cache: PagedCache, rows: np.ndarray, lengths: list[int]) -> BlockReads:  # type: ignore[type-arg]
-    return block_reads(cache.tables, rows, np.array(lengths)[rows])

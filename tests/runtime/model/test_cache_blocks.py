@@ -40,6 +40,18 @@ def test_the_lowest_free_blocks_are_taken_first() -> None:
     assert tables.held(2).tolist() == [1, 2, 5]
 
 
+def test_whole_blocks_that_others_are_to_read_are_taken_from_the_other_end() -> None:
+    tables, num_tokens = BlockTables(9, 3, 200), 2 * BLOCK_TOKENS + 1
+    tables.take(0, num_tokens, to_share=num_tokens)
+    tables.share(0, 1, num_tokens)
+    tables.take(1, num_tokens)
+    assert [tables.held(row).tolist() for row in (0, 1)] == [[9, 8, 1], [9, 8, 2]]
+    tables.release(0)
+    tables.release(1)
+    tables.take(2, num_tokens)
+    assert tables.held(2).tolist() == [1, 2, 3]
+
+
 def test_a_shared_block_is_free_when_its_last_reader_is_gone() -> None:
     tables = BlockTables(6, 3, 200)
     tables.take(0, 2 * BLOCK_TOKENS + 1)

@@ -1,0 +1,197 @@
+"""Which blocks of a paged cache a decode step reads, and for whom: on the host, once for all layers.
+
+A block that one row holds meets the query of that row. Blocks that the same rows share, as the samples of a prompt do,
+are joined to a prefix, which meets the queries of all of them at once (Juravsky et al., arXiv:2402.05099, section 3).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
+
+_IN_PLACE = 0.5
+"""Of the blocks between the first and the last that are read: with fewer, the ones that are read are copied first."""
+
+
+class StepShape(NamedTuple):
+    """What a decode step is rounded up to: its rows, the blocks of the window, those that are shared and the readers
+    of each."""
+
+    rows: int
+    blocks: int
+    shared: int
+    readers: int
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Runs of equally many blocks, and for each the rows that read it, filled up with the row that is nobody's."""
+
+    blocks: Tensor
+    """[M, n]"""
+    readers: Tensor
+    """[M, R]"""
+
+    def to(self, device: torch.device) -> Prefixes:
+        """The same on a device."""
+        return Prefixes(self.blocks.to(device), self.readers.to(device))
+
+
+@dataclass(frozen=True)
+class BlockReads:
+    """Which blocks a decode step of B rows reads, and for whom. Row B stands for nobody.
+
+    Blocks are read in a window, of which each has one reader, and those that are shared apart from it, by prefixes.
+    What they say is numbered through: the window's, then that of each prefix for each of its readers.
+    """
+
+    lengths: Tensor
+    """[B]: tokens that are cached, so the positions of the new ones."""
+    blocks: Tensor
+    """[B]: where the new tokens go."""
+    window: Tensor
+    """[N]: the blocks; neighbours in their order where `first` is 0 or more."""
+    owner: Tensor
+    """[N]: the rows."""
+    hidden: Tensor
+    """[N, 1, tokens of a block]: minus infinity behind the end of a row, else 0."""
+    prefixes: tuple[Prefixes, ...]
+    """Of each length those that are so long."""
+    order: Tensor
+    """[E]: of every row, one row after another, what its blocks say."""
+    ends: Tensor
+    """[B + 1]: where each row begins in `order`, and the end."""
+    first: int
+    """The first block of a window that is read in place, -1 of one that is copied."""
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks of all prefixes."""
+        return sum(one.blocks.numel() for one in self.prefixes)
+
+    def copy_(self, other: BlockReads) -> None:
+        """Takes over what another one of the same shape says."""
+        for field in fields(self):
+            mine = getattr(self, field.name)
+            if isinstance(mine, Tensor):
+                mine.copy_(getattr(other, field.name))
+        for prefixes, others in zip(self.prefixes, other.prefixes, strict=True):
+            prefixes.blocks.copy_(others.blocks)
+            prefixes.readers.copy_(others.readers)
+
+    def rounded(self, shape: StepShape) -> BlockReads:
+        """The same with rows and blocks that nobody asks for, one row at least: each of them reads and writes block 0.
+
+        The window becomes the first blocks of the cache, read in place, and each shared block a prefix of its own.
+        """
+        num_rows = len(self.lengths)
+        more = shape.rows - num_rows
+        owner = torch.full((shape.blocks,), shape.rows)
+        owner[self.window] = torch.where(self.owner == num_rows, shape.rows, self.owner)
+        hidden = self.hidden.new_zeros(shape.blocks, *self.hidden.shape[1:])
+        hidden[self.window] = self.hidden
+        shared = torch.zeros((shape.shared, 1), dtype=torch.int64)
+        readers = torch.full((shape.shared, shape.readers), shape.rows)
+        begin = 0
+        for one in self.prefixes:
+            end, width = begin + one.blocks.numel(), one.readers.shape[1]
+            shared[begin:end, 0] = one.blocks.flatten()
+            of_run = torch.where(one.readers == num_rows, shape.rows, one.readers)
+            readers[begin:end, :width] = of_run.repeat_interleave(one.blocks.shape[1], dim=0)
+            begin = end
+        said, ends = _by_row(torch.cat([owner, readers.flatten()]).numpy(), num_rows)
+        order = torch.zeros(len(owner) + readers.numel() + shape.rows, dtype=torch.int64)
+        order[: len(said)] = torch.from_numpy(said)
+        ends = torch.from_numpy(np.concatenate([ends, ends[-1] + np.arange(1, more + 1)]))
+        ends[-1] = len(order)
+        return BlockReads(
+            lengths=F.pad(self.lengths, (0, more)),
+            blocks=F.pad(self.blocks, (0, more)),
+            window=torch.arange(shape.blocks),
+            owner=owner,
+            hidden=hidden,
+            prefixes=(Prefixes(shared, readers),) if shape.shared else (),
+            order=order,
+            ends=ends,
+            first=0,
+        )
+
+    def to(self, device: torch.device) -> BlockReads:
+        """The same on a device."""
+        moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved, prefixes=tuple(one.to(device) for one in self.prefixes))
+
+
+def block_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> BlockReads:
+    """For one more token of each of `rows` [B], which hold a block for it behind the `lengths` [B] that are cached."""
+    num_rows, counts = len(rows), lengths // BLOCK_TOKENS + 1
+    ends = np.concatenate([[0], counts.cumsum()])
+    row = np.repeat(np.arange(num_rows), counts)
+    block = tables.table[rows[row], np.arange(ends[-1]) - ends[row]]
+    is_shared = tables.is_shared(block)
+    alone, owners = block[~is_shared], row[~is_shared]
+    prefixes = _prefixes(block[is_shared], row[is_shared], num_rows)
+
+    first, width = int(alone.min()), int(alone.max()) - int(alone.min()) + 1
+    if len(alone) >= _IN_PLACE * width:
+        place, window = alone - first, np.arange(first, first + width)
+    else:
+        place, window, first = np.arange(len(alone)), alone, -1
+    owner = np.full(len(window), num_rows)
+    owner[place] = owners
+    hidden = np.zeros((len(window), BLOCK_TOKENS), dtype=np.float32)
+    last = np.flatnonzero(np.diff(owners, append=num_rows))
+    hidden[place[last]] = np.where(np.arange(BLOCK_TOKENS) > (lengths % BLOCK_TOKENS)[:, None], -np.inf, 0.0)
+    order, ends_said = _by_row(np.concatenate([owner, *(one.readers.numpy().ravel() for one in prefixes)]), num_rows)
+    tensor = torch.from_numpy
+    return BlockReads(
+        lengths=tensor(lengths),
+        blocks=tensor(alone[last]),
+        window=tensor(window),
+        owner=tensor(owner),
+        hidden=tensor(hidden[:, None]),
+        prefixes=prefixes,
+        order=tensor(order),
+        ends=tensor(ends_said),
+        first=first,
+    )
+
+
+def _prefixes(blocks: Numbers, rows: Numbers, num_rows: int) -> tuple[Prefixes, ...]:
+    """Of blocks that are shared, in the order of the rows that read them and of their tokens.
+
+    Rows that share a block share those before it too. So the readers of one row's blocks become fewer along it, and
+    those of two are the same where they are as many.
+    """
+    if not len(blocks):
+        return ()
+    different, met, which, numbers = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
+    readers = np.split(rows[np.argsort(which, kind="stable")], numbers.cumsum()[:-1])
+    along = np.argsort(met)  # each block in the row that reads it first
+    cuts = np.flatnonzero((np.diff(rows[met[along]]) != 0) | (np.diff(numbers[along]) != 0)) + 1
+    by_length: defaultdict[int, list[Numbers]] = defaultdict(list)
+    for run in np.split(along, cuts):
+        by_length[len(run)].append(run)
+    found = []
+    for runs in by_length.values():
+        read = np.full((len(runs), max(numbers[run[0]] for run in runs)), num_rows)
+        for index, run in enumerate(runs):
+            read[index, : numbers[run[0]]] = readers[run[0]]
+        found.append(Prefixes(torch.from_numpy(different[np.stack(runs)]), torch.from_numpy(read)))
+    return tuple(found)
+
+
+def _by_row(readers: Numbers, num_rows: int) -> tuple[Numbers, Numbers]:
+    """Of what is said to these rows [said], all that is said to somebody, row by row, and where each row begins in it
+    and the end [B + 1]."""
+    ends = np.concatenate([[0], np.bincount(readers, minlength=num_rows)[:num_rows].cumsum()])
+    return np.argsort(readers, kind="stable")[: ends[-1]], ends
