@@ -211,6 +211,11 @@ def layers_of_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
     return even or split_by_cost(model.passed_layer_params, model.passed_head_params, pp)
 
 
+def comes_out_even(model: ModelSpec, pp: int) -> bool:
+    """Whether the stages hold as many layers each, with the embedding and a head as a layer where they have to."""
+    return bool(_even_layers_of_stages(model.num_layers, 1 if model.scalar_head else 2, pp))
+
+
 def unequal_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
     """As `layers_of_stages`, where some stages hold more than others; else empty."""
     counts = layers_of_stages(model, pp)

@@ -18,11 +18,11 @@ from meshwright.profiles.workload import Workload
 
 class Wanted(NamedTuple):
     """What is to be offered beside the usual: every number of rows, these caps of tokens, and every way to deal out
-    experts (`rules.with_experts`)."""
+    experts and layers (`rules.offered_layouts`)."""
 
     by_rows: bool = False
     caps: tuple[int, ...] = ()
-    all_experts: bool = False
+    all_layouts: bool = False
 
 
 USUAL = Wanted()

@@ -17,7 +17,8 @@ from meshwright.planner.plan.pools import dealing_rules, pair_rules
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
-from meshwright.profiles.layout import Layout, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.layout import Layout, comes_out_even, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import Stage, StageGraph
 
@@ -66,8 +67,19 @@ def max_context_parallel(facts: Facts, stage: Stage) -> int:
     return max(1, facts.workload.max_tokens // MIN_CONTEXT_TOKENS)
 
 
-def with_experts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = USUAL) -> Iterator[Layout]:
-    """A layout that says nothing of experts, in every way to deal out those of a stage that is offered.
+def offered_layouts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = USUAL) -> Iterator[Layout]:
+    """A layout that says nothing of experts, in every way to deal them out that is offered.
+
+    Pipelines whose layers do not come out even are offered where they have a power of two stages; others are little
+    better than these, and many (docs/plan_space.md has the figures).
+    """
+    spec = facts.models.spec(stage.role)
+    if wanted.all_layouts or layout.pp.bit_count() == 1 or comes_out_even(spec, layout.pp):
+        yield from _with_experts(spec, layout, facts.cluster.ranks_per_node, wanted)
+
+
+def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, wanted: Wanted) -> Iterator[Layout]:
+    """A layout that says nothing of experts, in every way to deal them out that is offered.
 
     Whole experts take as much memory as cut ones on as many replicas, make wider products in fewer kernels, and need
     no exchange around them of copies that other ranks have; but the busiest of more ranks is busier. Where that is
@@ -75,8 +87,7 @@ def with_experts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = US
     whose copies are much to move for what they compute, on ranks of one node or with the same tokens. Whole ones are
     not offered on more replicas than a node has ranks, unless they are wanted (docs/plan_space.md has the figures).
     """
-    spec, tp, per_node = facts.models.spec(stage.role), layout.tp, facts.cluster.ranks_per_node
-    experts = spec.experts
+    tp, experts = layout.tp, spec.experts
     if experts is None:
         yield layout
         return
@@ -85,9 +96,9 @@ def with_experts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = US
         whole = tp * spread
         has_whole = tp > 1 and experts.num_experts % whole == 0
         is_better = has_whole and is_fine and (not layout.sp or whole <= per_node)
-        if wanted.all_experts or not is_better:
+        if wanted.all_layouts or not is_better:
             yield replace(layout, ep=spread)
-        if has_whole and (wanted.all_experts or is_better or spread <= per_node):
+        if has_whole and (wanted.all_layouts or is_better or spread <= per_node):
             yield replace(layout, ep=whole, etp=1)
 
 

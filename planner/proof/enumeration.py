@@ -18,7 +18,7 @@ from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
-from meshwright.planner.plan.rules import layout_rules, room_on, schedules, streaming_rules, with_experts
+from meshwright.planner.plan.rules import layout_rules, offered_layouts, room_on, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
 from meshwright.planner.proof.allowance import Allowance, Least, ShortTurn
 from meshwright.profiles.layout import Layout, divisors
@@ -293,6 +293,6 @@ def _layouts(facts: Facts, stage: Stage, num_ranks: int) -> Iterator[Layout]:
             for cp in divisors(num_ranks // (tp * pp)):
                 dp = num_ranks // (tp * pp * cp)
                 for sp in (False, True) if tp > 1 else (False,):
-                    for layout in with_experts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp)):
+                    for layout in offered_layouts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp)):
                         for vpp in divisors(num_layers) if pp > 1 else (1,):
                             yield replace(layout, vpp=vpp)

@@ -21,7 +21,13 @@ from meshwright.planner.plan.pools import (
     pool_sizes,
     pool_violations,
 )
-from meshwright.planner.plan.rules import layout_rules, max_context_parallel, schedules, streaming_rules, with_experts
+from meshwright.planner.plan.rules import (
+    layout_rules,
+    max_context_parallel,
+    offered_layouts,
+    schedules,
+    streaming_rules,
+)
 from meshwright.planner.plan.steps_ahead import Scope, patterns, plain, scopes
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
@@ -91,8 +97,8 @@ def _wanted(pins: Sequence[Pin]) -> Wanted:
     """By the pins of a stage."""
     caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
     by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
-    of_experts = any(pin.key in ("layout", "ep", "etp") for pin in pins)
-    return Wanted(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap), of_experts)
+    all_layouts = any(pin.key in ("layout", "pp", "ep", "etp") for pin in pins)
+    return Wanted(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap), all_layouts)
 
 
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
@@ -187,7 +193,7 @@ def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: Wanted) -> Iter
                 if cp > max_cp:
                     break
                 for sp in (False, True)[: 2 if tp > 1 else 1]:
-                    yield from with_experts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp), wanted)
+                    yield from offered_layouts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp), wanted)
 
 
 def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:

@@ -1,7 +1,8 @@
 """The relaxation in which calls may mix their options, and work and memory are spread over all ranks.
 
 A linear program over real numbers. Between two tasks, or the ends, the cluster has time for all the work that must lie
-there; all copies, and the transient memory of any one call, fit into all devices together. Transfers take no time.
+there; all copies, and the transient memory of any one call, fit into all devices together. A transfer takes what it
+takes at least from what its source picks, and to what its target picks, wherever they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from meshwright.planner.solver.problem import Option, Problem
+from meshwright.planner.solver.problem import Option, Place, Problem, Transfer
 from meshwright.planner.solver.relaxation import SAFETY, solved
 from meshwright.planner.solver.windows import windows
 
@@ -85,12 +86,22 @@ class Spread:
         for name in self._problem.order:
             self._add(0, self._far, (self._end[name], 1.0), (self._start[name], -1.0), *self._of(name, self._ticks, -1))
             self._add(0, self._far, (self._makespan, 1.0), (self._end[name], -1.0))
+        for task in self._problem.tasks:
+            if isinstance(task, Transfer) and task.ticks:
+                self._set_transfer(task)
         early = {c.name: [float(o.early_ticks) for o in c.options] for c in self._problem.calls}
         for before, after, lag, streamed in self._problem.precedences:
             ends = (self._start[after], 1.0), (self._end[before], -1.0)
             self._add(lag, self._far, *ends, *(self._of(after, early, 1) if streamed else ()))
             if streamed:
                 self._add(0, self._far, (self._start[after], 1.0), (self._start[before], -1.0))
+
+    def _set_transfer(self, transfer: Transfer) -> None:
+        lasts = (self._end[transfer.name], 1.0), (self._start[transfer.name], -1.0)
+        for call, least in zip((transfer.source, transfer.target), _least_ticks(self._problem, transfer), strict=True):
+            places = (option.place for option in self._problem.options(call))
+            picked = zip(self._pick[call], (-float(least[place]) for place in places), strict=True)
+            self._add(0, self._far, *lasts, *picked)
 
     def _set_work(self) -> None:
         for window in windows(self._problem):
@@ -136,3 +147,24 @@ class Spread:
         constraint = self._solver.Constraint(low, high)
         for index, amount in sums.items():
             constraint.SetCoefficient(by_index[index], amount)
+
+
+def _least_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Place, int], dict[Place, int]]:
+    """The least ticks of a transfer from each place of its source, and to each place of its target: to or from any
+    place, of pools that are apart or one within the other."""
+    sources, targets = (
+        list(dict.fromkeys(option.place for option in problem.options(call)))
+        for call in (transfer.source, transfer.target)
+    )
+    may_share = any({transfer.source, transfer.target} <= set(group) for group in problem.copies)
+    found = np.empty((len(sources), len(targets)), dtype=np.int64)
+    for row, one in enumerate(sources):
+        for column, other in enumerate(targets):
+            smaller, both = min(one.num_ranks, other.num_ranks), one.num_ranks + other.num_ranks
+            overlaps = (0, smaller) if both <= problem.num_ranks else (smaller,)
+            every = (transfer.ticks_between(one, other, overlap) for overlap in overlaps)
+            found[row, column] = 0 if may_share and one == other else min(every)
+    return (
+        dict(zip(sources, found.min(axis=1).tolist(), strict=True)),
+        dict(zip(targets, found.min(axis=0).tolist(), strict=True)),
+    )

@@ -64,7 +64,7 @@ def planned(stage: str) -> list[str]:
     """Every layout on two and on four ranks that a plan may give to this stage of a mixture."""
     spec = replace(FACTS.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96), num_kv_heads=2)
     facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
-    stages, wanted = PPO_GRAPH.by_name, Wanted(all_experts=True)
+    stages, wanted = PPO_GRAPH.by_name, Wanted(all_layouts=True)
     found = (choice.layout for size in (2, 4) for choice in choices(facts, stages[stage], size, (), wanted=wanted))
     return [str(layout) for layout in sorted(set(found))]
 
@@ -161,7 +161,7 @@ def test_replicas_that_hold_experts_together_draw_at_their_own_pace(tmp_path: Pa
     assert len(found) == Layout.parse(layout).num_ranks
 
 
-def test_a_generator_with_experts_draws_what_its_trainer_scores(tmp_path: Path) -> None:
+def test_a_generator_offered_layouts_draws_what_its_trainer_scores(tmp_path: Path) -> None:
     directory = mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE)
     alone = run_on_ranks(4, generate, directory, "tp1", 1)[0]
     assert alone is not None
