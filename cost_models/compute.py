@@ -137,10 +137,9 @@ class AnalyticShard(Shard):
                 size=numbers.size,
             )
         )
-        self._heads, cached_heads = _heads(model)
+        (self._heads, cached_heads), hidden = _heads(model), model.hidden_size
         self._window, self._window_share = model.window, model.num_window_layers / model.num_layers
         self._decoding = self._decoding_of_layers(cached_heads)
-        hidden = model.hidden_size
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()

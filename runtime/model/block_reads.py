@@ -108,10 +108,10 @@ class BlockReads:
             of_run = torch.where(one.readers == num_rows, shape.rows, one.readers)
             readers[begin:end, :width] = of_run.repeat_interleave(one.blocks.shape[1], dim=0)
             begin = end
-        said, ends = _by_row(torch.cat([owner, readers.flatten()]).numpy(), num_rows)
+        said, known = _by_row(torch.cat([owner, readers.flatten()]).numpy(), num_rows)
         order = torch.zeros(len(owner) + readers.numel() + shape.rows, dtype=torch.int64)
         order[: len(said)] = torch.from_numpy(said)
-        ends = torch.from_numpy(np.concatenate([ends, ends[-1] + np.arange(1, more + 1)]))
+        ends = torch.from_numpy(np.concatenate([known, known[-1] + np.arange(1, more + 1)]))
         ends[-1] = len(order)
         return BlockReads(
             lengths=F.pad(self.lengths, (0, more)),
