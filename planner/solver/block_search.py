@@ -70,8 +70,8 @@ _STRIDE, _FURTHER = 0.01, 1.5
 more; and each round by so many times as much as the one before it."""
 
 _SHORT, _FINER = 2, 2
-"""Calls that take less of the bound than so many times the gap that is asked are told by stand-ins, in a problem that is
-solved to a gap so many times finer."""
+"""Calls that take less of the bound than so many times the gap that is asked are told by stand-ins, in a problem that
+is solved to a gap so many times finer."""
 
 _TICKS_PER_GAP = 128
 """Times are rounded to this part of the gap that is asked: a turn of ten tasks in line loses a tenth of it at most."""
