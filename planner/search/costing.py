@@ -115,6 +115,8 @@ class OnLayout:
             return TOO_LARGE_FOR_HOST
         if peak > self.room.device_bytes:
             return TOO_LARGE
+        if self.call.stage.generates and self._is_slower_unplayed(schedule):
+            return TOO_SLOW
         seconds = self._seconds(schedule)
         return candidate_of(self.costs, self.call.layout, schedule, seconds, held)
 
@@ -133,6 +135,11 @@ class OnLayout:
         if asked not in self.slower:
             self.slower[asked] = self._seconds(quickest) > self.room.most.tail_seconds
         return self.slower[asked]
+
+    def _is_slower_unplayed(self, schedule: Schedule) -> bool:
+        """Whether a generation takes more than the most seconds however its turns are played."""
+        most = self.room.most.seconds
+        return most < math.inf and self.model.least_generation_seconds(replace(self.call, schedule=schedule)) > most
 
     def _seconds(self, schedule: Schedule) -> float:
         """Asked of the model, and counted."""
