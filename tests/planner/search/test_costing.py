@@ -41,3 +41,11 @@ def test_what_only_takes_longer_than_what_is_too_slow_is_not_timed() -> None:
     kinds_of_recomputation = 3
     assert found.rejected[TOO_SLOW] >= kinds_of_recomputation * found.asked.timed > 0
     assert found.asked.weighed == 0
+
+
+def test_a_generation_that_is_too_slow_however_it_is_played_is_not_timed() -> None:
+    model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision)
+    stage, kind = PPO_GRAPH.by_name["actor_generate"], PoolKind(0, FACTS.cluster.num_ranks)
+    found = frontier(FACTS, model, stage, (), most={kind: Most(1e-9, 1e-9)})
+    assert found.rejected[TOO_SLOW] >= found.asked.weighed > 0
+    assert found.asked.timed == found.asked.generations == 0
