@@ -17,7 +17,8 @@ from meshwright.planner.plan.verify import verify
 from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
 
 ROOT = Path(__file__).parents[3]
-JOB = ROOT / "examples" / "long-tail-64" / "job.yaml"
+SOON, LATE = (ROOT / "examples" / name / "job.yaml" for name in ("long-tail-64", "moe-16384"))
+"""Jobs of which a plan is known a second after the search has begun, and five seconds after."""
 
 
 def test_signals_are_as_they_were_when_the_search_is_over() -> None:
@@ -27,10 +28,10 @@ def test_signals_are_as_they_were_when_the_search_is_over() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def stopped_at(path: Path, has_plan: bool) -> tuple[int, list[str]]:
+def stopped_at(job: Path, path: Path, *, has_plan: bool) -> tuple[int, list[str]]:
     """The exit code and the last lines of planning that is stopped, as a terminal does it, at its first line, or at the
     first that has a plan."""
-    command = [sys.executable, "-m", "meshwright", "plan", str(JOB), "-o", str(path), "--gap", "0", "--json"]
+    command = [sys.executable, "-m", "meshwright", "plan", str(job), "-o", str(path), "--gap", "0", "--json"]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -49,7 +50,7 @@ def stopped_at(path: Path, has_plan: bool) -> tuple[int, list[str]]:
 
 @pytest.mark.slow
 def test_the_best_plan_so_far_is_kept_with_its_gap(tmp_path: Path) -> None:
-    code, told = stopped_at(tmp_path / "plan.json", has_plan=True)
+    code, told = stopped_at(SOON, tmp_path / "plan.json", has_plan=True)
     assert code == STOPPED
     plan = read_plan(tmp_path / "plan.json")
     assert verify(plan) == ()
@@ -62,7 +63,7 @@ def test_the_best_plan_so_far_is_kept_with_its_gap(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_where_nothing_was_found_that_is_said(tmp_path: Path) -> None:
-    code, told = stopped_at(tmp_path / "plan.json", has_plan=False)
+    code, told = stopped_at(LATE, tmp_path / "plan.json", has_plan=False)
     assert code == 3
     assert not (tmp_path / "plan.json").exists()
     assert told == []

@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_gets_a_sentence_and_nothing_is_written(run: Pat
 
     assert "exists already; export overwrites nothing" in said(run, "--to", "hf", output=there)
     assert list(there.iterdir()) == []
-    assert "--ranks 3: " in said(run, "--to", "hf", "--ranks", 3)
+    assert "--ranks 5: " in said(run, "--to", "hf", "--ranks", 5)
     assert "plan.json does not exist" in said(there, "--to", "hf")
     other = tmp_path / "other"
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("checkpoints", "models"))

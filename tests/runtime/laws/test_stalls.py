@@ -137,7 +137,7 @@ def test_an_output_that_may_not_be_written_and_one_that_another_run_holds_are_re
             assert "cannot be written; name a file in a directory that you may write to" in ended.sentence()
         finally:
             subprocess.run(["umount", "-l", str(closed)], check=True)
-    first = LOOPBACK[0].start(command(job, tmp_path / "run"))
+    first = LOOPBACK[0].start(command(job, tmp_path / "run", "--steps", 100 * STEPS))
     try:
         wait_for_steps(tmp_path / "run", 1, [first])
         second = LOOPBACK[0].start(command(job, tmp_path / "run", "--resume")).end(120.0)
