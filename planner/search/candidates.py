@@ -43,9 +43,14 @@ class Candidate(NamedTuple):
         return self.resident_bytes - self.weights_bytes
 
     @property
+    def held(self) -> tuple[float, float, float]:
+        """What it keeps of a device: resident bytes but weights, weights, transient bytes."""
+        return self.private_bytes, self.weights_bytes, self.transient_bytes
+
+    @property
     def amounts(self) -> Amounts:
         """What has to be small."""
-        return self.seconds, self.tail_seconds, self.private_bytes, self.weights_bytes, self.transient_bytes
+        return self.seconds, self.tail_seconds, *self.held
 
 
 def costed(model: CostModel, call: Call) -> Candidate:

@@ -19,10 +19,13 @@ from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.rules import room_on
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.steps_ahead import Scope, plain
+from meshwright.planner.search.candidates import Candidate
 from meshwright.planner.search.formulate import BLOCK_BYTES, formulate
-from meshwright.planner.search.frontier import Frontier, frontiers
+from meshwright.planner.search.frontier import Frontier, frontier, frontiers
+from meshwright.planner.solver.dominance import undominated
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.cluster import MixedCluster, most_usable_bytes
+from meshwright.profiles.layout import Layout
 
 _GIB = 2**30
 _MIB = 2**20
@@ -95,7 +98,8 @@ def refuse(
     need = _need(facts, model, pins, limits)
     changes = list(_more_memory(facts, need))
     if remodel is not None:
-        fits = _asked_again(remodel, pins, limits)
+        alone = [found.stage.name for found in need.stages if any(_limits_alone(facts, found))]
+        fits = _asked_again(remodel, pins, limits, alone)
         changes += [*_shorter_response(facts, fits), *_more_nodes(facts, fits)]
     return NoPlan(
         status="infeasible",
@@ -122,8 +126,22 @@ def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -
     found = frontiers(facts, model, pins, is_limited=False, scope=_scope(facts, pins))
     from meshwright.planner.solver.solve import least_memory
 
-    blocks = least_memory(formulate(facts, model, found, handovers(facts, model)).problem, limits)
+    small = [_small_ones(one) for one in found]
+    blocks = least_memory(formulate(facts, model, small, handovers(facts, model)).problem, limits)
     return _Need(found, None if blocks is None else blocks * BLOCK_BYTES)
+
+
+def _small_ones(found: Frontier) -> Frontier:
+    """The frontier without what another choice beats in memory, of the same layout where a copy may be shared: how long
+    choices take does not matter here."""
+
+    def kept(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        alike: dict[Layout | None, list[Candidate]] = {}
+        for one in candidates:
+            alike.setdefault(one.layout if found.stage.may_share else None, []).append(one)
+        return tuple(group[index] for group in alike.values() for index in undominated([one.held for one in group]))
+
+    return replace(found, candidates={kind: kept(candidates) for kind, candidates in found.candidates.items()})
 
 
 def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
@@ -162,9 +180,20 @@ def _limits_alone(facts: Facts, found: Frontier) -> Iterator[Limit]:
         yield Limit(stage=name, sentence=sentence, needed_bytes=peak, device_bytes=usable)
 
 
-def _asked_again(remodel: Remodel, pins: Sequence[Pin], limits: Limits) -> Callable[[Facts], bool]:
-    """Whether a job with other facts has a plan."""
-    return lambda facts: _need(facts, remodel(facts), pins, limits).fits(facts)
+def _asked_again(
+    remodel: Remodel, pins: Sequence[Pin], limits: Limits, alone: Sequence[str]
+) -> Callable[[Facts], bool]:
+    """Whether a job with other facts has a plan: those stages that did not fit even `alone` are asked about first."""
+
+    def fits(facts: Facts) -> bool:
+        model, scope = remodel(facts), _scope(facts, pins)
+        for name in alone:
+            stage = facts.graph.by_name[name]
+            if any(_limits_alone(facts, frontier(facts, model, stage, pins, is_limited=False, scope=scope))):
+                return False
+        return _need(facts, model, pins, limits).fits(facts)
+
+    return fits
 
 
 def _usable_on(facts: Facts, part: int) -> int:

@@ -6,12 +6,14 @@ import time
 
 import pytest
 
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.question import Call, CostModel, LayoutCosts
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.search.refusal import Change, NoPlan
+from meshwright.planner.solver import solve
+from meshwright.planner.solver.problem import Place, Problem
 from meshwright.planner.solver.result import Limits
 from tests.planner.jobs import ToyModel, small_facts
 
@@ -104,6 +106,43 @@ def test_a_model_is_asked_for_the_changed_facts(facts: Facts) -> None:
     compile_plan(facts, ToyModel(facts), remodel=remodel)
     assert any(other.cluster.nodes == 2 for other in asked)
     assert any(other.workload.response.max == facts.workload.response.max // 2 for other in asked)
+
+
+def test_how_much_all_need_is_told_of_the_choices_that_none_beats_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All choices of large models have more blocks than the solver adds up exactly."""
+    asked: list[Problem] = []
+    least = solve.least_memory
+
+    def noting(problem: Problem, limits: Limits) -> int | None:
+        asked.append(problem)
+        return least(problem, limits)
+
+    monkeypatch.setattr(solve, "least_memory", noting)
+    facts = small_facts(ranks_per_node=2, memory_bytes=7 * MIB)
+    assert isinstance(compile_plan(facts, ToyModel(facts)), NoPlan)
+    (problem,) = asked
+    for call in problem.calls:
+        held: dict[Place, list[tuple[int, int]]] = {}
+        for option in call.options:
+            held.setdefault(option.place, []).append((option.resident_blocks, option.transient_blocks))
+        for pairs in held.values():
+            assert sorted(pairs) == sorted(set(pairs))
+            assert [transient for _, transient in sorted(pairs)] == sorted((t for _, t in pairs), reverse=True)
+
+
+def test_a_change_that_leaves_a_stage_too_large_alone_is_asked_about_that_stage_only() -> None:
+    facts = small_facts(ranks_per_node=2, memory_bytes=MIB)
+    asked: list[str] = []
+
+    class Noting(ToyModel):
+        def on_layout(self, call: Call) -> LayoutCosts:
+            asked.append(call.stage.name)
+            return super().on_layout(call)
+
+    answer = compile_plan(facts, ToyModel(facts), pins=("actor_train.layout=tp1,pp1,dp2",), remodel=Noting)
+    assert isinstance(answer, NoPlan)
+    assert "actor_train" in asked
+    assert set(asked) <= {limit.stage for limit in answer.limits}
 
 
 def test_with_an_offload_pin_the_memory_that_is_missing_is_told_and_not_the_pin() -> None:
