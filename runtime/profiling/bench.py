@@ -135,7 +135,7 @@ class Bench:
             self._mesh,
             num_slots=num_slots,
             max_tokens=max_tokens,
-            max_response=max_tokens,
+            max_response=1,  # all other tokens may be of prompts, whose longest says how many one pass takes
             eos_tokens=frozenset(),
             temperature=1.0,
             seed=0,

@@ -40,6 +40,16 @@ def measured(body: Body) -> Measurement:
     return _bench().measure_point(point(body), repeats=3, budget_seconds=10.0)
 
 
+def num_passes(body: Body) -> float:
+    """Of the whole model, for each time that the body is called."""
+    bench, passes = _bench(), []
+    bench.measure_point(point(body), repeats=1, budget_seconds=10.0)
+    assert bench.model is not None
+    bench.model.register_forward_hook(lambda *_: passes.append(1))
+    bench.measure_point(point(body), repeats=3, budget_seconds=10.0)
+    return len(passes) / 4  # the first one warms up
+
+
 def out_of_memory_on_rank_1() -> list[Measurement]:
     """The timer of rank 1 finds no memory the first time; the point after that is like any other."""
     failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.\nMore.")]
@@ -93,6 +103,11 @@ def test_every_rank_has_the_same_measurement(body: Body) -> None:
     assert one.seconds
     assert one.repeats == 3
     assert (one.clock_mhz, one.celsius) == (None, None)
+
+
+@pytest.mark.parametrize("body", [Body.FORWARD, Body.PREFILL, Body.TRAIN])
+def test_all_rows_of_a_point_pass_the_model_together(body: Body) -> None:
+    assert run_on_ranks(1, num_passes, body) == [1.0]
 
 
 def test_no_memory_on_one_rank_is_a_failure_on_all_and_the_next_point_runs() -> None:
