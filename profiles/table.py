@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
+from meshwright.profiles.environment.timed_calls import TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName, own_engine
 from meshwright.profiles.model_parts.adapter import Adapter
@@ -225,6 +227,19 @@ class Table(Document):
     collectives: tuple[Collective, ...] = ()
     corrections: tuple[Correction, ...] = ()
     traffic: tuple[TrafficCorrection, ...] = Field(default=(), description="corrections of what passes between ranks")
+    calls: tuple[TimedCalls, ...] = Field(default=(), description="of rewards and tools on hosts")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Tables without calls are written as they were before any were timed."""
+        return {key: value for key, value in written(self).items() if key != "calls" or value}
+
+    @field_validator("calls")
+    @classmethod
+    def _calls(cls, found: tuple[TimedCalls, ...]) -> tuple[TimedCalls, ...]:
+        if len({one.called for one in found}) < len(found):
+            raise ValueError("calls of one function or judge are there twice; keep one of the two")
+        return tuple(sorted(found, key=lambda one: one.called.model_dump_json()))
 
     @field_validator("measurements")
     @classmethod
@@ -263,6 +278,11 @@ class Table(Document):
     def corrects(self, traffic: Traffic) -> bool:
         """Whether some correction changes this kind of traffic."""
         return any(c.traffic is traffic and (c.factor != 1 or c.seconds) for c in self.traffic)
+
+    def with_calls(self, found: Iterable[TimedCalls]) -> Table:
+        """The table with these calls in place of those that it has of the same."""
+        calls = {one.called: one for one in (*self.calls, *found)}
+        return Table.model_validate({**dict(self), "calls": tuple(calls.values())})
 
     def require(self, cluster: Cluster, precision: str) -> None:
         """Raises BadInput when the table is of another device, or of another precision."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import Source, Term
 from meshwright.planner.analysis.best_samples import BestSamples, best_samples
 from meshwright.planner.analysis.host_rewards import HostRewards, host_rewards
+from meshwright.planner.analysis.measured_calls import MeasuredLatencies, measured_latencies
 from meshwright.planner.analysis.trained_share import Adapted, adapted
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
@@ -76,13 +77,14 @@ class Explanation:
     pins: tuple[str, ...]
     work: Mapping[str, float]
     rewards: HostRewards | None = None
+    latencies: MeasuredLatencies | None = None
     adapter: Adapted | None = None
     best: BestSamples | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
         """What there is to tell of an adapter, of samples that are kept and of rewards on hosts, for people."""
-        for told in (self.adapter, self.best, self.rewards):
+        for told in (self.adapter, self.best, self.rewards, self.latencies):
             yield from told.sentences if told else ()
 
 
@@ -111,6 +113,7 @@ def explain(plan: Plan) -> Explanation:
         pins=plan.pins,
         work=plan.solver.work.model_dump(),
         rewards=host_rewards(plan),
+        latencies=measured_latencies(plan.facts),
         adapter=adapted(plan),
         best=best_samples(plan),
     )

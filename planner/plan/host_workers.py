@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from meshwright.cost_models.cost import Cost, Term
+from meshwright.cost_models.cost import Cost, Source, Term
 from meshwright.planner.environment.reward_tail import Seconds, Served, least_tail_seconds, response_ends, tail_seconds
 from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
 from meshwright.planner.plan.job import Facts
@@ -32,8 +32,10 @@ _WORTH = 0.01
 def least_cost(facts: Facts, consumer: str) -> Cost:
     """What a stage waits at least after the generation for rewards that it reads, in seconds."""
     readers = _readers(facts)
-    seconds = least_tail_seconds([reward.latency_seconds.resolve() for reward in facts.rewards])
-    return Cost((Term(LATENCY, seconds),)) if consumer in readers else Cost()
+    latencies = [reward.latency_seconds for reward in facts.rewards]
+    seconds = least_tail_seconds([latency.resolve() for latency in latencies])
+    source = Source.MEASURED if latencies and all(latency.measured for latency in latencies) else Source.ANALYTIC
+    return Cost((Term(LATENCY, seconds, source),)) if consumer in readers else Cost()
 
 
 def host_seconds(edge: Edge) -> float:

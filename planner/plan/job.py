@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from meshwright.planner.environment.measured_latency import from_plan
 from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
 from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.algorithm_rules import (
@@ -320,11 +321,7 @@ class Facts(Document):
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
-        return {
-            "cluster": digest(self.cluster),
-            "models": digest(self.models),
-            "workload": digest(self.workload),
-        }
+        return {name: digest(getattr(self, name)) for name in ("cluster", "models", "workload")}
 
 
 def _without(written: dict[str, Any], default: Any, *names: str) -> dict[str, Any]:
@@ -375,8 +372,9 @@ def _trains_ref(job: Job) -> bool:
 def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: bool = False) -> None:
     """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
     or lowered included. The cluster may be another of its kind, for the plan says what it runs on. Where lengths were
-    seen in a trace only the greatest are the job's. Waves of dynamic sampling are the plan's where the job leaves them
-    open."""
+    seen in a trace only the greatest are the job's. Waves of dynamic sampling and latencies that were measured are the
+    plan's where the job leaves them open."""
+    job = job.model_copy(update=from_plan(job.rewards, job.workload, planned.rewards, planned.workload))
     facts = resolve(job, directory)
     if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
         facts = facts.model_copy(update={"workload": with_lengths(facts.workload, as_seen(planned.workload))})

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from meshwright.planner.analysis.best_samples import best_samples
 from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.analysis.measured_calls import measured_latencies
 from meshwright.planner.analysis.oversampling import drawn_waves
 from meshwright.planner.analysis.trained_share import adapted
 from meshwright.planner.plan.plan import Plan
@@ -53,6 +54,7 @@ def facts(plan: Plan) -> Html:
         table(("", ""), _workload(plan)),
         *_adapter(plan),
         *_rewards(plan),
+        *_latencies(plan),
         *_waves(plan),
         tag("h3", "Inputs"),
         table(("", "SHA-256"), sorted(plan.digests.items())),
@@ -118,6 +120,12 @@ def _rewards(plan: Plan) -> Iterable[Html]:
     """What is scored on hosts, where anything is."""
     found = host_rewards(plan)
     return (tag("h3", "Rewards on hosts"), *map(note, found.sentences)) if found else ()
+
+
+def _latencies(plan: Plan) -> Iterable[Html]:
+    """How long rewards and the tool take, where that was measured."""
+    found = measured_latencies(plan.facts)
+    return (tag("h3", "Measured latencies"), *map(note, found.sentences)) if found else ()
 
 
 def _waves(plan: Plan) -> Iterable[Html]:

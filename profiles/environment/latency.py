@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document
 
@@ -46,10 +46,24 @@ class Latencies:
         return np.clip(reached, 0.0, 1.0)
 
 
+class MeasuredCalls(Document):
+    """What a distribution was measured on: calls that were answered, and those that were not."""
+
+    num_calls: int = Field(gt=0)
+    num_failed: int = Field(default=0, ge=0)
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        failed = f", {self.num_failed} more failed" if self.num_failed else ""
+        return f"the mean of {self.num_calls} on {self.date}{failed}"
+
+
 class LatencySpec(Document):
     """Seconds of a call: `fixed`, log-normal by `p99` with `mean` or `median`, or a `histogram` of [seconds, weight].
 
-    `max` cuts every form: longer calls are counted at `max`.
+    `max` cuts every form: longer calls are counted at `max`. `measured` is of a histogram that `profile` has taken.
     """
 
     fixed: float | None = Field(default=None, ge=0, le=1e6, description="every call takes this")
@@ -58,6 +72,12 @@ class LatencySpec(Document):
     p99: float | None = Field(default=None, gt=0, le=1e6, description="99th percentile of a log-normal distribution")
     histogram: tuple[tuple[float, float], ...] | None = Field(default=None, description="pairs of seconds and weight")
     max: float | None = Field(default=None, gt=0, le=1e6, description="longest call; longer ones are cut here")
+    measured: MeasuredCalls | None = Field(default=None, description="the calls that a histogram was taken from")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was not measured is written as it was before anything could be."""
+        return {key: value for key, value in written(self).items() if key != "measured" or value}
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -72,7 +92,15 @@ class LatencySpec(Document):
             raise ValueError("a histogram needs seconds of 0 or more and weights of 0 or more")
         if self.histogram is not None and not any(w > 0 for _, w in self.histogram):
             raise ValueError("a histogram needs a weight that is not 0")
+        if self.measured and math.fsum(w for _, w in self.histogram or ()) != self.measured.num_calls:
+            raise ValueError(f"measured.num_calls={self.measured.num_calls} is not what the histogram's weights add to")
         return self
+
+    @property
+    def told(self) -> str:
+        """Its mean, and the calls that it was measured on, for people."""
+        mean = f"{self.resolve().mean:.3g} s"
+        return f"{mean} ({self.measured.told})" if self.measured else mean
 
     def resolve(self) -> Latencies:
         """The distribution, cut at `max`."""

@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.planner.analysis.correct_table import Calibration, read_run
 from meshwright.planner.analysis.correct_table import calibrate as calibrated
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
+from meshwright.profiles.environment.timed_calls import TimedCalls
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import Pathname, require_number
 
+_SHARE_OF_CALLS = 0.1
+"""Of the time to spend, that of rewards and tools."""
+
 
 def profile(
-    facts: Facts, output: Pathname, *, minutes: float = 2.0, device: str | None = None, fresh: bool = False
+    facts: Facts,
+    output: Pathname,
+    *,
+    minutes: float = 2.0,
+    device: str | None = None,
+    fresh: bool = False,
+    job: Job | None = None,
+    directory: Pathname = ".",
+    allow_modules: Sequence[str] = (),
 ) -> Table:
     """Times the job's stage bodies and collectives on this machine for about so many minutes; writes the table, too.
+
+    With the `job` that the facts are of, whose relative paths start at `directory`, calls of its rewards and of its
+    tool are timed before, where it states no latency; functions may be built-in ones and those of `allow_modules`.
 
     A call that was cut off is continued by the next one, unless that is `fresh`; `num_missing` says what is left.
     `device` is cpu or cuda, by default what the job's cluster is made of. It starts processes that import the program's
     main module, which therefore needs `if __name__ == "__main__":`.
-    Raises BadInput when this machine is not what the cluster is made of, and when `output` was measured otherwise.
+    Raises BadInput when this machine is not what the cluster is made of, when `output` was measured otherwise, and when
+    a reward or the tool does not answer.
     """
     require_number("minutes", minutes, least=0)
+    from meshwright.runtime.profiling.calling import time_calls
     from meshwright.runtime.profiling.profiling import profile_job
 
-    return profile_job(facts, Path(output), minutes=minutes, kind=device, fresh=fresh)
+    def calls(known: Sequence[TimedCalls]) -> Sequence[TimedCalls]:
+        if job is None:
+            return ()
+        seconds = 60 * minutes * _SHARE_OF_CALLS
+        return time_calls(job, Path(directory), known, seconds=seconds, allowed=allow_modules)
+
+    return profile_job(facts, Path(output), minutes=minutes, kind=device, fresh=fresh, time_calls=calls)
 
 
 def num_missing(facts: Facts, table: Table) -> int:

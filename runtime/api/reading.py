@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.planner.analysis.compare import step_ends
+from meshwright.planner.environment.measured_latency import from_table
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.job import read_job as job_in
 from meshwright.planner.plan.job import resolve as resolved
@@ -31,15 +32,17 @@ def read_job(path: Pathname) -> Job:
     return job_in(Path(path))
 
 
-def resolve(job: Job, directory: Pathname = ".") -> Facts:
+def resolve(job: Job, directory: Pathname = ".", table: Table | None = None) -> Facts:
     """The facts of a job: the shapes of its models, its cluster and its workload, every name looked up.
 
-    The job's relative paths start at `directory`. Raises BadInput for what cannot be looked up.
+    The job's relative paths start at `directory`. Where it states no latency of a reward or of its tool, that is what
+    the `table` has measured. Raises BadInput for what cannot be looked up.
 
     >>> api.resolve(api.read_job("examples/7b-8xa100-80gb/job.yaml"), "examples/7b-8xa100-80gb").cluster.num_ranks
     8
     """
-    return resolved(job, Path(directory))
+    calls = table.calls if table else ()
+    return resolved(job.model_copy(update=from_table(job.rewards, job.tool, job.workload, calls)), Path(directory))
 
 
 def read_plan(path: Pathname) -> Plan:

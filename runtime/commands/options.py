@@ -51,6 +51,9 @@ PinsPath = Annotated[
     Path | None, typer.Option("--pins", help="Pins one to a line, or a plan.json whose choices are all kept.")
 ]
 Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")]
+AllowModule = Annotated[
+    list[str] | None, typer.Option(help="A module whose functions may be rewards or the tool; may be given again.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Price = Annotated[float | None, typer.Option(min=0, max=1e9, callback=finite, help="Of one GPU-hour, in any currency.")]
 Gap = Annotated[

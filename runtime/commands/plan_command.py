@@ -13,7 +13,7 @@ import typer
 
 from meshwright.planner.analysis.leading import leading
 from meshwright.planner.analysis.structures import Ranked
-from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.job import Facts, read_job
 from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.proof.document import write_proof
@@ -25,6 +25,7 @@ from meshwright.runtime.api.checking import prove
 from meshwright.runtime.api.given import remodel
 from meshwright.runtime.api.planning import plan as fastest
 from meshwright.runtime.api.planning import structures
+from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.commands import show, show_search
 from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
 from meshwright.runtime.commands.given_table import table_in
@@ -122,7 +123,7 @@ def plan(
     require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins, start, from_trace))
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
     document, table = read_job(job), table_in(profile)
-    facts = resolve(document, job.parent)
+    facts = resolve(document, job.parent, table)
     wanted = Kept(
         job=document,
         pins=(*(pin or ()), *(read_pins(pins, facts.graph) if pins else ())),

@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.environment.measured_latency import open_calls
+from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.measuring import num_missing
 from meshwright.runtime.api.measuring import profile as measured
 from meshwright.runtime.commands.import_operators import import_table
-from meshwright.runtime.commands.options import finite
+from meshwright.runtime.commands.options import AllowModule, finite
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = "Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1"
@@ -55,8 +56,12 @@ def profile(
         typer.Option(min=0.05, max=10_000, callback=finite, help="Time to spend; what is left out is extrapolated."),
     ] = 2.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
+    allow_module: AllowModule = None,
 ) -> None:
-    """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued."""
+    """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued.
+
+    Rewards and the tool are called too, where the job states no latency of them.
+    """
     require_outputs(Output("-o", output, OutputKind.TABLE), inputs=(job,))
     if source is not None:
         _show(import_table(job, device, output, fresh=fresh), output)
@@ -68,11 +73,30 @@ def profile(
             f"--device {device!r} is not cpu or cuda; the name of a device goes with --from aiconfigurator, which "
             "measures nothing here."
         )
-    facts = resolve(read_job(job), job.parent)
-    table = measured(facts, output, minutes=minutes, device=device, fresh=fresh)
+    document = read_job(job)
+    facts = resolve(document, job.parent)
+    table = measured(
+        facts,
+        output,
+        minutes=minutes,
+        device=device,
+        fresh=fresh,
+        job=document,
+        directory=job.parent,
+        allow_modules=allow_module or (),
+    )
     _show(table, output)
+    _tell_of_uncalled(document)
     if left := num_missing(facts, table):
         typer.echo(f"{left} measurements were left out when {minutes:g} minutes were over; call again to go on.")
+
+
+def _tell_of_uncalled(job: Job) -> None:
+    if job.data is None and open_calls(job.rewards, job.tool, job.workload):
+        typer.echo(
+            "The job has no data to call its rewards and its tool with; state their latency_seconds, or plans take "
+            "0.01 s for a reward and nothing for a tool."
+        )
 
 
 def _show(table: Table, output: Path) -> None:
@@ -85,6 +109,13 @@ def _show(table: Table, output: Path) -> None:
     if table.spread:
         console.print(
             f"repeats of a measurement spread by {table.spread:.0%} (median); the quieter the machine, the less"
+        )
+    for one in table.calls:
+        console.print(
+            f"a call of {one.called.kind} {one.called.target} takes {one.latency.told}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
     if table.provenance.origin:
         console.print(f"from {table.provenance.origin}; training is not among them and stays analytic", soft_wrap=True)

@@ -11,7 +11,7 @@ from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.runtime.api.running import run as trained
 from meshwright.runtime.commands import show
-from meshwright.runtime.commands.options import JobPath, PlanPath, finite
+from meshwright.runtime.commands.options import AllowModule, JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.rendezvous_token import read_token
 from meshwright.runtime.records.stopped import STOPPED, Stopped
@@ -35,9 +35,6 @@ NodeRank = Annotated[
 ]
 TokenFile = Annotated[
     Path | None, typer.Option(help="A token that all machines share, and nobody else; else that in MESHWRIGHT_TOKEN.")
-]
-AllowModule = Annotated[
-    list[str] | None, typer.Option(help="A module whose functions may be rewards; may be given again.")
 ]
 
 

@@ -107,7 +107,7 @@ def build_environment(plan: Plan, rewards: Sequence[Reward]) -> Environment:
         [
             Crew(
                 reward.name,
-                functools.partial(_caller, reward),
+                functools.partial(caller_of, reward),
                 num_workers=workers[reward.name],
                 batch_size=reward.batch_size,
                 failure_score=reward.failure_score,
@@ -117,7 +117,8 @@ def build_environment(plan: Plan, rewards: Sequence[Reward]) -> Environment:
     )
 
 
-def _caller(reward: Reward) -> Caller:
+def caller_of(reward: Reward) -> Caller:
+    """What makes the calls of a reward, one at a time."""
     if reward.url is not None:
         return Judge(reward.url, timeout_seconds=reward.timeout_seconds, retry_seconds=reward.retry_seconds)
     assert reward.function is not None

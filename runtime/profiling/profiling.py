@@ -12,7 +12,7 @@ import platform
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.devices import device_names
+from meshwright.profiles.environment.timed_calls import TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import exchanges, merged, points
 from meshwright.profiles.layout import Layout
@@ -44,15 +45,26 @@ _EXCHANGES = 5  # of a collective in a turn: most are over in less than a millis
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 
 
-def profile_job(facts: Facts, output: Path, *, minutes: float, kind: str | None = None, fresh: bool = False) -> Table:
+def profile_job(
+    facts: Facts,
+    output: Path,
+    *,
+    minutes: float,
+    kind: str | None = None,
+    fresh: bool = False,
+    time_calls: Callable[[Sequence[TimedCalls]], Sequence[TimedCalls]] | None = None,
+) -> Table:
     """Writes the table of the job's shapes on this machine, what it lacks being measured within about `minutes`.
 
-    `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput when this machine is not what the
-    cluster is made of, and when `output`, or what a call that was cut off left beside it, was measured otherwise.
+    `time_calls` times those of rewards and tools that are not among what it is given. `kind` is cpu or cuda, by
+    default that of the job's cluster. Raises BadInput when this machine is not what the cluster is made of, and when
+    `output`, or what a call that was cut off left beside it, was measured otherwise.
     """
     require_device(facts, kind, torch.cuda.get_device_name() if host.num_cuda_devices() else None)
     num_ranks = _num_ranks(facts)
     table, kept = begun(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
+    if time_calls:
+        table = table.with_calls(time_calls(table.calls))
     wanted, between = _wanted(facts, table, num_ranks)
     if wanted or between:
         write_table(kept, table)

@@ -2,10 +2,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.environment.timed_calls import Called, TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import Sample, failure, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
@@ -56,6 +58,18 @@ def test_a_table_is_read_back_equal_and_written_again_with_the_same_bytes(table:
     again = read_table(tmp_path / "t.json")
     assert again == table
     assert canonical_json(again).encode() == (tmp_path / "t.json").read_bytes()
+
+
+def test_calls_take_the_place_of_those_of_the_same_and_a_table_without_any_says_nothing_of_them(table: Table) -> None:
+    def timed(target: str, seconds: float) -> TimedCalls:
+        return TimedCalls(called=Called(kind="reward", target=target), seconds=(seconds,), date="2026-11-25")
+
+    assert "calls" not in table.model_dump(mode="json")
+    found = table.with_calls([timed("mine:b", 1.0), timed("mine:a", 2.0)]).with_calls([timed("mine:b", 3.0)])
+    assert found.calls == (timed("mine:a", 2.0), timed("mine:b", 3.0))
+    assert found.measurements == table.measurements
+    with pytest.raises(ValidationError, match="calls of one function or judge are there twice"):
+        Table.model_validate({**dict(table), "calls": (timed("mine:a", 1.0), timed("mine:a", 2.0))})
 
 
 def test_the_order_of_measurements_carries_no_meaning(table: Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
@@ -40,3 +41,14 @@ def silent_at_seven(calls: Sequence[ToolCall]) -> list[str]:
     if any("w7" in call.drawn.split() for call in calls):
         raise ValueError("w7 is not to be asked")
     return ["w1"] * len(calls)
+
+
+def napping(samples: Sequence[RewardSample]) -> list[float]:
+    """Sleeps 0.02 s for each response."""
+    time.sleep(0.02 * len(samples))
+    return [1.0] * len(samples)
+
+
+def refusing(samples: Sequence[RewardSample]) -> list[float]:
+    """Scores nothing."""
+    raise ValueError("no")

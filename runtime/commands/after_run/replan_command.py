@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.analysis.replan import Replanned
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.solver.result import Limits
+from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.api.replanning import replan as planned_anew
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_in
@@ -45,7 +46,7 @@ def replan(
     """
     require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(plan, profile, job))
     document, table = read_plan(plan), table_in(profile)
-    facts = resolve(read_job(job), job.parent) if job else None
+    facts = resolve(read_job(job), job.parent, table) if job else None
     limits = None if gap is None else Limits(gap=gap)
     with within_memory():
         found = planned_anew(document, run, table, facts=facts, lost_nodes=lost_nodes, limits=limits)

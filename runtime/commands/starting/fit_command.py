@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.job import read_job
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.runtime.api.drawing import fit_plot
 from meshwright.runtime.api.planning import as_seen
 from meshwright.runtime.api.planning import fit as fitted
+from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.commands import show_plans
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Price, Profile
@@ -49,10 +50,11 @@ def fit(
 ) -> None:
     """Say how many devices a job needs at least, and what the best plan gives on several numbers of them."""
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(job, profile))
-    facts, asked, seen = resolve(read_job(job), job.parent), parse_sizes(sizes), lengths_in(from_trace, trace_field)
+    table, asked, seen = table_in(profile), parse_sizes(sizes), lengths_in(from_trace, trace_field)
+    facts = resolve(read_job(job), job.parent, table)
     facts = as_seen(facts, seen) if seen else facts
     with within_memory(), progress_bars() as progress:
-        found = fitted(facts, table_in(profile), sizes=asked, price=price, limits=Limits(gap=gap), progress=progress)
+        found = fitted(facts, table, sizes=asked, price=price, limits=Limits(gap=gap), progress=progress)
     if plot and found.answers:
         write_atomically(plot, fit_plot(found))
     if as_json:

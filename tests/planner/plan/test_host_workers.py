@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.cost import Source
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.stated import misstated
 from meshwright.planner.compile import compile_plan
@@ -21,6 +22,7 @@ from meshwright.planner.program.program import Receive, Send, lower
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.environment.latency import LatencySpec
+from meshwright.profiles.environment.timed_calls import Called, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from tests.planner.jobs import small_facts
@@ -51,6 +53,16 @@ def slow() -> Plan:
 
 def waits(plan: Plan) -> dict[str, float]:
     return {edge.consumer: host_seconds(edge) for edge in plan.edges if host_seconds(edge)}
+
+
+@pytest.mark.parametrize("num_measured", [0, 1, 2])
+def test_what_is_waited_at_least_is_measured_where_all_latencies_are(num_measured: int) -> None:
+    calls = TimedCalls(called=Called(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
+    of_table, of_job = load("style", 0.2).model_copy(update={"latency_seconds": calls.latency}), load("judge", 0.1)
+    facts = facts_with(*[of_table, of_table][:num_measured], *[of_job, of_job][num_measured:])
+    [term] = least_cost(facts, "actor_train").terms
+    assert term.amount == pytest.approx(0.2 if num_measured else 0.1, rel=0.02)
+    assert term.source == (Source.MEASURED if num_measured == 2 else Source.ANALYTIC)
 
 
 def test_a_plan_without_rewards_on_hosts_says_nothing_of_them() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.environment.rewards import RewardLoad
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.planner.report.facts import facts, proof
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.environment.timed_calls import Called, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
@@ -35,6 +37,15 @@ def test_lengths_are_told_in_the_form_that_they_were_given(lengths: LengthSpec, 
     workload = plan.facts.workload.model_copy(update={"response": lengths})
     changed = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": workload})})
     assert any(part.startswith(told) for part in Outline(facts(changed)).text)
+
+
+def test_latencies_that_were_measured_are_told_with_their_calls() -> None:
+    plan = plan_of()
+    calls = TimedCalls(called=Called(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
+    load = RewardLoad(name="style", is_remote=False, batch_size=1, latency_seconds=calls.latency)
+    changed = plan.model_copy(update={"facts": plan.facts.model_copy(update={"rewards": (load,)})})
+    assert "a call of reward style takes 0.2 s (the mean of 2 on 2026-11-25)" in Outline(facts(changed)).text
+    assert "Measured latencies" not in Outline(facts(plan)).text
 
 
 def test_each_part_of_a_mixed_cluster_is_told_and_what_joins_them() -> None:
