@@ -102,7 +102,8 @@ def export_scripts(plan: Pathname, job: Pathname, output: Pathname, *, to: str) 
     document = read_plan(plan_path)
     require_valid(document)
     require_own_engine(document.facts.engine)
-    require_job(document.facts, read_job(job_path), job_path.resolve().parent)
+    directory, seen = job_path.resolve().parent, document.lengths_are_seen
+    require_job(document.facts, read_job(job_path), directory, lengths_are_seen=seen)
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)

@@ -23,7 +23,7 @@ def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
         generated_alike = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
-        require_job(plan.facts, generated_alike, job.parent)
+        require_job(plan.facts, generated_alike, job.parent, lengths_are_seen=plan.lengths_are_seen)
     with progress_bars() as progress:
         found = export_plan(
             plan,

@@ -26,6 +26,17 @@ def test_scripts_are_those_of_the_command(job: Path, plan: api.Plan, tmp_path: P
     assert found.stat().st_mode & 0o111
 
 
+def test_a_plan_for_lengths_that_were_seen_has_scripts_too(job: Path, plan: api.Plan, tmp_path: Path) -> None:
+    facts = api.resolve(api.read_job(job), job.parent)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"prompt_tokens": 8, "response_tokens": 9}\n' * 4)
+    found = api.plan(facts, limits=api.Limits(gap=0.1), seen=api.seen_lengths(trace))
+    assert isinstance(found, api.Plan)
+    assert found.facts.workload != plan.facts.workload
+    api.write_plan(tmp_path / "plan.json", found)
+    assert len(api.export_scripts(tmp_path / "plan.json", job, tmp_path / "scripts", to="torchrun")) == 1
+
+
 def test_scripts_for_what_is_not_known_are_refused(tmp_path: Path) -> None:
     with pytest.raises(api.BadInput, match=r"^there are no scripts for 'slurmm'; did you mean 'slurm'\?$"):
         api.export_scripts("plan.json", "job.yaml", tmp_path / "scripts", to="slurmm")
