@@ -7,13 +7,15 @@
     python -m benchmarks.survival hangs
     python -m benchmarks.survival asynchrony
     python -m benchmarks.survival nodes
+    python -m benchmarks.survival dependencies
     python -m benchmarks.survival documents --files 40000 --keep survived-not
 
 `matrix` saves a run under each of eight plans and resumes it under each of them; `kills` kills ranks at 60 seeded
 moments, synchronous and at staleness 2; `saves` measures what a checkpoint behind every step costs; `memory` runs
 the smallest job for long and says what every rank holds at its end; `hangs` has a rank hang wherever it can;
 `asynchrony` runs four plans at three bounds on the staleness three times each, with delays everywhere, and says what
-it costs that they learn the same; `nodes` takes one of two nodes away; `documents` gives mutated files of every kind
+it costs that they learn the same; `nodes` takes one of two nodes away; `dependencies`
+asks PyPI what is known of the pinned packages; `documents` gives mutated files of every kind
 to the commands that read them.
 """
 
@@ -29,6 +31,7 @@ from typing import TypeAlias
 from benchmarks.survival import (
     asynchrony,
     asynchrony_cost,
+    dependencies,
     documents,
     hangs,
     hostile_world,
@@ -78,6 +81,11 @@ def _nodes(_: argparse.Namespace, scratch: Path) -> Measured:
     return nodes.report(lost), lost.holds
 
 
+def _dependencies(*_: object) -> Measured:
+    found = dependencies.measure()
+    return dependencies.report(found), not any(one.known for one in found if one.is_told)
+
+
 def _documents(asked: argparse.Namespace, scratch: Path) -> Measured:
     hostile_world.write(scratch / "world")
     tried = documents.measure(
@@ -94,6 +102,7 @@ _MEASURES = {
     "hangs": _hangs,
     "asynchrony": _asynchrony,
     "nodes": _nodes,
+    "dependencies": _dependencies,
     "documents": _documents,
 }
 
