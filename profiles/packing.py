@@ -8,6 +8,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import accumulate, count, pairwise
+from typing import NamedTuple
+
+from meshwright.profiles.model_shape import ModelSpec
 
 BLOCK_TOKENS = 32
 """Tokens of a block. Fewer waste less at the end of a row, and attention takes longer: of 16, a third on a CPU core."""
@@ -62,37 +65,73 @@ def deal_by_tokens(lengths: Sequence[int], most_tokens: int) -> tuple[tuple[int,
     raise AssertionError("each row alone keeps the cap")
 
 
-def deal_to_replicas(
-    lengths: Sequence[int], replicas: Sequence[int], rows: Sequence[int] = ()
-) -> tuple[tuple[int, ...], ...]:
-    """Indices into `lengths` for each replica, so many as `rows_of_replicas` has, with nearly as many tokens.
+class ReplicaDeal(NamedTuple):
+    """How the rows of a stage of `model` are dealt to so many `replicas` on each kind of nodes.
 
-    On several kinds of nodes, which have so many `replicas` each, those of each kind take what `rows` says of as many
-    lengths as these are, and its share of others; and as great a share of the tokens.
+    On several kinds, those of each take what `rows` says of as many rows as these are, and its share of others; and as
+    great a share of the work. On one, with `any_number` work alone decides; else all take as many as the next.
     """
+
+    model: ModelSpec
+    replicas: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+    any_number: bool = False
+
+    def of(self, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Indices into `lengths` for each replica, with nearly as much work."""
+        return deal_to_replicas(work_of_rows(self.model, lengths), self.replicas, self.rows, any_number=self.any_number)
+
+
+def work_of_rows(model: ModelSpec, lengths: Sequence[int]) -> list[int]:
+    """Products and sums of a forward pass over a row of each of these lengths.
+
+    Each token passes the weights of layers and head once, and each pair of a token and one that it sees, itself among
+    them, takes a product of their query and key and one with a value in every head (Chowdhery et al., PaLM,
+    arXiv:2204.02311, appendix B, with the half of the pairs that is causal). Backward passes take twice of each.
+    """
+    weights = sum(model.passed_layer_params) + model.passed_head_params
+    value_dim = model.latent.value_dim if model.latent else model.head_dim
+    of_pair, with_window = model.num_heads * (model.head_dim + value_dim), model.num_window_layers
+
+    def work(length: int) -> int:
+        pairs = (model.num_layers - with_window) * (length * (length + 1) // 2)
+        if model.window:
+            pairs += with_window * round(length * model.window.seen(length, 0))
+        return length * weights + of_pair * pairs
+
+    known = {length: work(length) for length in set(lengths)}
+    return [known[length] for length in lengths]
+
+
+def deal_to_replicas(
+    work: Sequence[int], replicas: Sequence[int], rows: Sequence[int] = (), *, any_number: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """Indices into the `work` of rows for each replica: see `ReplicaDeal`."""
     if len(replicas) == 1:
-        return _deal(lengths, rows_of_replicas(len(lengths), replicas[0]))
-    ends = [len(lengths) * end // sum(rows) for end in accumulate(rows, initial=0)]
+        num_replicas = replicas[0]
+        return _deal(work, [len(work)] * num_replicas if any_number else rows_of_replicas(len(work), num_replicas))
+    ends = [len(work) * end // sum(rows) for end in accumulate(rows, initial=0)]
     rooms, speeds = list[int](), list[float]()
     for number, rows_here, (first, last) in zip(replicas, rows, pairwise(ends), strict=True):
         rooms += rows_of_replicas(last - first, number)
         speeds += [rows_here / number] * number
-    return _deal(lengths, rooms, speeds)
+    return _deal(work, rooms, speeds)
 
 
 def _deal(
-    lengths: Sequence[int], rooms: Sequence[int], speeds: Sequence[float] | None = None
+    sizes: Sequence[int], rooms: Sequence[int], speeds: Sequence[float] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Indices for each of the rooms, which hold so many at most: the longest row first, each goes to the one that has
-    room and the fewest tokens, or where it would be done with them first (Graham, Bounds on multiprocessing timing
-    anomalies, SIAM J. Appl. Math. 17(2), 1969: longest processing time first)."""
+    """Indices into the `sizes` of rows, their tokens or their work, for each of the rooms, which hold so many at most:
+    the greatest first, each goes to the one that has room and the least, or where it would be done with it first
+    (Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969: longest processing time
+    first)."""
     dealt: list[list[int]] = [[] for _ in rooms]
     with_room: list[tuple[float, int]] = [(0, index) for index, room in enumerate(rooms) if room]
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
         busy, lightest = with_room[0]
         dealt[lightest].append(index)
         if len(dealt[lightest]) < rooms[lightest]:
-            more = lengths[index] / speeds[lightest] if speeds else lengths[index]
+            more = sizes[index] / speeds[lightest] if speeds else sizes[index]
             heapq.heapreplace(with_room, (busy + more, lightest))
         else:
             heapq.heappop(with_room)

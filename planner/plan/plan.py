@@ -24,6 +24,7 @@ from meshwright.profiles.cluster import replicas_of_parts
 from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.packing import ReplicaDeal
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role, Stage, StageGraph
 from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
@@ -173,6 +174,16 @@ class Plan(Document):
             return (placement.layout.dp,)
         replica_ranks = placement.layout.num_ranks // placement.layout.dp
         return replicas_of_parts(self.facts.cluster, self.part_of(stage), replica_ranks)
+
+    def deal_of(self, stage: str) -> ReplicaDeal:
+        """How the rows that a stage takes at once are dealt to its replicas, where they are all there when it begins.
+
+        Tokens that cap micro-batches bound memory for any number of rows, but of the passes that a pipeline has in
+        flight, which are as many as its rows may make.
+        """
+        placement, model = self.placement(stage), self.facts.models.spec(self.stage(stage).role)
+        any_number = placement.schedule.micro_batch_tokens > 0 and placement.layout.pp == 1
+        return ReplicaDeal(model, self.replicas_of(stage), placement.schedule.rows, any_number)
 
     @property
     def ahead(self) -> dict[str, int]:

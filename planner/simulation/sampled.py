@@ -1,4 +1,5 @@
-"""Durations of steps whose lengths are drawn from the workload: generation round by round, the rest by tokens.
+"""Durations of steps whose lengths are drawn from the workload: generation round by round, what streams by tokens, the
+rest by the work of its rows.
 
 Every level is the plan's: a drawn step takes the planned seconds times what the drawn lengths cost over what the
 distribution costs, by one and the same model. Drawn lengths equal to the typical ones give the planned step back.
@@ -7,7 +8,6 @@ distribution costs, by one and the same model. Drawn lengths equal to the typica
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,12 @@ from meshwright.planner.simulation.generated import Alone, CarriedOver, Generate
 from meshwright.planner.simulation.rollouts import DrawnTurns, RollingOut, draw_turns
 from meshwright.planner.simulation.round_times import round_times
 from meshwright.profiles.lengths import Histogram
-from meshwright.profiles.packing import deal_to_replicas
+from meshwright.profiles.packing import ReplicaDeal, work_of_rows
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.workload import Workload
+
+_MOST_DEALT = 2048
+"""Rows that are dealt one by one: of more, which row meets which decides little."""
 
 
 class Sampled:
@@ -116,30 +119,31 @@ class Sampled:
         return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
 
     def _forward(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
-        typical, replicas = self._typical_tokens(len(lengths), placement), self._plan.replicas_of(placement.stage)
-        tokens = tokens_of_replicas(lengths, replicas, placement.schedule.rows)
-        return tuple(float(seconds) for seconds in placement.cost.total * tokens / typical)
+        work = work_of_replicas(lengths, self._plan.deal_of(placement.stage))
+        typical = self._typical_work(len(lengths), placement)
+        return tuple(float(seconds) for seconds in placement.cost.total * work / typical)
 
     def _training(self, placement: Placement, lengths: Lengths, step: int) -> float:
-        """Replicas meet at every update, which the one with the most tokens decides."""
+        """Replicas meet at every update, which the one with the most work decides."""
         num_minibatches, num_epochs = self._workload.num_minibatches, self._workload.num_epochs
         draw = np.random.default_rng([self._seed, step, 1])
         rows = len(lengths) // num_minibatches
         orders = [draw.permutation(lengths) for _ in range(num_epochs)]
         updates = [order[i * rows : (i + 1) * rows] for order in orders for i in range(num_minibatches)]
-        typical, replicas = self._typical_tokens(rows, placement), self._plan.replicas_of(placement.stage)
-        tokens = (tokens_of_replicas(update, replicas, placement.schedule.rows) for update in updates)
+        typical, deal = self._typical_work(rows, placement), self._plan.deal_of(placement.stage)
         most = float(typical.max())
-        slowest = sum(float((of * (most / typical)).max()) for of in tokens)
+        slowest = sum(float((work_of_replicas(update, deal) * (most / typical)).max()) for update in updates)
         return placement.cost.total * slowest / (len(updates) * most)
 
-    def _typical_tokens(self, rows: int, placement: Placement) -> NDArray[np.float64]:
-        """Of each replica those of its typical rows, as the cost model counts them; where rows are dealt by speed all
+    def _typical_work(self, rows: int, placement: Placement) -> NDArray[np.float64]:
+        """Of each replica that of its typical rows, as the cost model counts them; where rows are dealt by speed all
         take as long for theirs."""
-        replicas = self._plan.replicas_of(placement.stage)
-        kinds = zip(placement.schedule.rows or (rows,), replicas, strict=True)
-        lengths = self._workload.sequence_lengths
-        return np.repeat([float(lengths.strata(-(-mine // number)).sum()) for mine, number in kinds], replicas)
+        deal, lengths = self._plan.deal_of(placement.stage), self._workload.sequence_lengths
+        kinds = zip(deal.rows or (rows,), deal.replicas, strict=True)
+        work = [
+            float(sum(work_of_rows(deal.model, lengths.strata(-(-mine // number)).tolist()))) for mine, number in kinds
+        ]
+        return np.repeat(work, deal.replicas)
 
 
 class _Draws:
@@ -176,15 +180,15 @@ def _prompts(workload: Workload, draw: np.random.Generator) -> Lengths:
     return np.sort(_sample(draw, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
 
 
-def tokens_of_replicas(lengths: Lengths, replicas: Sequence[int], rows: Sequence[int] = ()) -> NDArray[np.float64]:
-    """Tokens of each replica: rows are dealt as evenly as the longest of them allows, as in the runtime; where they do
-    not come out even, or are dealt by speed, as the runtime deals them."""
-    num_replicas = sum(replicas)
-    if len(lengths) % num_replicas or len(replicas) > 1:
-        dealt = deal_to_replicas(lengths.tolist(), replicas, rows)
-        return np.array([float(lengths[list(mine)].sum()) for mine in dealt])
-    total = float(lengths.sum())
-    most, others = max(total / num_replicas, float(lengths.max())), num_replicas - 1
+def work_of_replicas(lengths: Lengths, deal: ReplicaDeal) -> NDArray[np.float64]:
+    """Work of each replica, dealt as in the runtime; more rows than `_MOST_DEALT`, as evenly as the longest of them
+    allows."""
+    work = np.array(work_of_rows(deal.model, lengths.tolist()), dtype=np.float64)
+    num_replicas = sum(deal.replicas)
+    if len(lengths) <= _MOST_DEALT or len(lengths) % num_replicas or len(deal.replicas) > 1:
+        return np.array([work[list(mine)].sum() for mine in deal.of(lengths.tolist())])
+    total = float(work.sum())
+    most, others = max(total / num_replicas, float(work.max())), num_replicas - 1
     return np.array([most, *((total - most) / others for _ in range(others))])
 
 

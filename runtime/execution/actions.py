@@ -242,8 +242,8 @@ class Actions:
 
     def _mine(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
         """The rows of this rank's replica."""
-        replica, schedule = self._copies[stage.name].mesh.dp_rank, self._plan.placement(stage.name).schedule
-        return dealt_share(rows, lengths, replica, self._plan.replicas_of(stage.name), schedule.rows)
+        replica = self._copies[stage.name].mesh.dp_rank
+        return dealt_share(rows, lengths, replica, self._plan.deal_of(stage.name))
 
 
 def _versions(batch: StepExperience, plan: Plan) -> dict[str, float]:

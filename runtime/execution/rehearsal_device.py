@@ -167,8 +167,8 @@ class RehearsalDevice:
 
     def _rows(self, stage: Stage, batch: StepExperience, replica: int) -> tuple[int, ...]:
         """The rows of this rank's replica, shared as the runtime shares them."""
-        if by_speed := self._plan.placement(stage.name).schedule.rows:
-            return dealt_share(batch.rows, batch.lengths(), replica, self._plan.replicas_of(stage.name), by_speed)
+        if not stage.generates and not self._plan.placement(stage.name).schedule.chunk_tokens:
+            return dealt_share(batch.rows, batch.lengths(), replica, self._plan.deal_of(stage.name))
         prompts, _ = self._lengths(batch.step)
         known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
         dp, group_size = self._plan.placement(stage.name).layout.dp, self._plan.facts.workload.group_size

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.packing import deal, deal_by_tokens, deal_to_replicas, share_in_order
+from meshwright.profiles.packing import ReplicaDeal, deal, deal_by_tokens, share_in_order
 from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.messages.packed_tensors import packed
 from meshwright.runtime.messages.transport import Transport
@@ -142,17 +142,10 @@ class ExperienceTransport:
         self._transport.flush()
 
 
-def dealt_share(
-    rows: Sequence[int],
-    lengths: Mapping[int, int],
-    replica: int,
-    replicas: Sequence[int],
-    rows_of_kinds: Sequence[int] = (),
-) -> tuple[int, ...]:
-    """The rows of one replica, dealt evenly by number, with nearly as many tokens as another's; by speed where there
-    are `replicas` on several kinds of nodes: see `profiles.packing.deal_to_replicas`."""
-    dealt = deal_to_replicas([lengths[row] for row in rows], replicas, rows_of_kinds)
-    return tuple(rows[index] for index in dealt[replica])
+def dealt_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, deal_of: ReplicaDeal) -> tuple[int, ...]:
+    """The rows of one replica, which have nearly as much work as another's: see `profiles.packing.ReplicaDeal`. Every
+    rank that knows the lengths deals alike."""
+    return tuple(rows[index] for index in deal_of.of([lengths[row] for row in rows])[replica])
 
 
 def share(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pipeline import ablation, law, rehearsed
+from benchmarks.pipeline import ablation, deals, law, rehearsed
 from benchmarks.pipeline.jobs import JOBS, facts_of
 from benchmarks.pipeline.speed import facts_of_1024_ranks, plan_by_hand
 from meshwright.planner.plan.calls import model_of
@@ -58,6 +58,20 @@ def test_the_named_differences_add_up_to_that_of_the_simulated_mean(seed: int) -
     assert row.difference == pytest.approx(row.no_barrier + row.tail + row.bursts + row.padding)
     assert row.no_barrier == pytest.approx(0)
     assert row.tail != 0
+
+
+def test_work_alone_is_dealt_more_evenly_than_work_by_number_and_that_than_tokens_and_a_plan_does_one_of_them() -> None:
+    facts = long_tailed()
+    found = [
+        deals.over_mean(plan, placement.stage, steps=16)
+        for plan in (random_plan(seed, facts, model_of(facts)) for seed in range(40))
+        for placement in plan.placements
+        if placement.layout.dp > 1 and placement.stage != "actor_generate" and not placement.schedule.chunk_tokens
+    ]
+    assert len(found) > 8
+    assert all(planned in (by_number, alone) for _, by_number, alone, planned in found)
+    tokens, by_number, alone, _ = map(sum, zip(*found, strict=True))
+    assert 0 < alone < by_number < tokens
 
 
 @pytest.mark.slow

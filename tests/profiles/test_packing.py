@@ -1,21 +1,29 @@
-"""Rows are dealt to replicas evenly, and to micro-batches of nearly equal tokens."""
+"""Rows are dealt to replicas of nearly equal work, and to micro-batches of nearly equal tokens."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.packing import (
+    ReplicaDeal,
     deal,
     deal_by_tokens,
     deal_to_replicas,
     rows_of_replicas,
     rows_per_prompt,
     share_in_order,
+    work_of_rows,
 )
+from tests.planner.jobs import model_spec
+
+SPEC = model_spec("actor")
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 9))
@@ -106,6 +114,65 @@ def test_other_numbers_of_rows_are_shared_in_proportion() -> None:
 def test_uneven_replicas_have_nearly_as_many_tokens() -> None:
     # 90 and 50 begin; 40 and 30 join 50, which is full then, and 90 takes what is left.
     assert deal_to_replicas([10, 30, 40, 90, 50], (2,)) == ((3, 1, 0), (4, 2))
+
+
+@pytest.mark.parametrize("window", [None, SlidingWindow(num_tokens=7), SlidingWindow(num_tokens=3, first=1, every=2)])
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_the_work_of_a_row_is_its_products_with_weights_and_those_of_the_pairs_that_attention_sees(
+    role: str, window: SlidingWindow | None
+) -> None:
+    model = replace(model_spec(role), window=window)
+    weights = sum(model.passed_layer_params) + (model.hidden_size if model.scalar_head else 256 * model.hidden_size)
+    with_window = range(window.first, 4, window.every) if window else ()
+    for length in (1, 5, 40):
+        seen = [
+            min(token, window.num_tokens) if window and layer in with_window else token
+            for layer in range(4)
+            for token in range(1, length + 1)
+        ]
+        of_pair = 2 * model.num_heads * model.head_dim
+        assert work_of_rows(model, [length]) == [length * weights + of_pair * sum(seen)]
+
+
+def test_a_row_of_twice_the_tokens_is_more_than_twice_the_work() -> None:
+    short, long, again = work_of_rows(SPEC, [1000, 2000, 1000])
+    assert short == again
+    assert 2 * short < long < 4 * short
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(1, 9))
+def test_where_any_number_goes_every_row_is_dealt_once_and_no_replica_has_a_row_more_work_than_another(
+    lengths: list[int], num_replicas: int
+) -> None:
+    dealt = ReplicaDeal(SPEC, (num_replicas,), any_number=True).of(lengths)
+    assert sorted(index for replica in dealt for index in replica) == list(range(len(lengths)))
+    assert sum(1 for replica in dealt if replica) == min(num_replicas, len(lengths))
+    work = work_of_rows(SPEC, lengths)
+    sums = [sum(work[index] for index in replica) for replica in dealt]
+    assert max(sums) - min(sums) <= max(work)
+
+
+def test_work_deals_a_long_tail_more_evenly_than_tokens_and_most_evenly_where_any_number_goes() -> None:
+    lengths = np.minimum(12_000, np.random.default_rng(0).lognormal(6.2, 1.2, 256) + 200).astype(int).tolist()
+    work = work_of_rows(SPEC, lengths)
+
+    def unevenness(dealt: tuple[tuple[int, ...], ...]) -> float:
+        sums = [sum(work[index] for index in replica) for replica in dealt]
+        return max(sums) * len(sums) / sum(sums) - 1
+
+    by_tokens = unevenness(deal_to_replicas(lengths, (8,)))
+    by_work = unevenness(ReplicaDeal(SPEC, (8,)).of(lengths))
+    by_work_alone = unevenness(ReplicaDeal(SPEC, (8,), any_number=True).of(lengths))
+    assert by_work_alone < by_work < by_tokens
+    assert by_work_alone < 0.1 * by_tokens
+
+
+@given(st.lists(st.integers(1, 500), min_size=4, max_size=40), st.integers(1, 3))
+def test_rows_of_one_length_are_dealt_alike_by_any_rule(lengths: list[int], num_replicas: int) -> None:
+    alike = [lengths[0]] * len(lengths)
+    by_number = ReplicaDeal(SPEC, (num_replicas,)).of(alike)
+    assert ReplicaDeal(SPEC, (num_replicas,), any_number=True).of(alike) == by_number
+    assert deal_to_replicas(alike, (num_replicas,)) == by_number
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 7))

@@ -11,6 +11,10 @@ from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.packing import ReplicaDeal
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import Role
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
 
@@ -53,6 +57,26 @@ def test_a_copy_is_of_the_role_on_the_same_ranks_and_the_trained_one_where_it_is
         trained = PPO_GRAPH.train_stage.get(plan.stage(placement.stage).role)
         if trained and _at(plan, trained) == _at(plan, placement.stage):
             assert owner.stage == trained
+
+
+@pytest.mark.parametrize(
+    ("pp", "schedule", "any_number"),
+    [
+        (1, Schedule(micro_batch_size=2), False),
+        (1, Schedule(micro_batch_size=0, micro_batch_tokens=512), True),
+        (2, Schedule(micro_batch_size=0, micro_batch_tokens=512), False),
+    ],
+)
+def test_replicas_take_any_number_of_rows_where_tokens_bound_memory_for_all_of_them(
+    pp: int, schedule: Schedule, any_number: bool
+) -> None:
+    plan = random_plan(0)
+    placement = plan.placement("actor_train").model_copy(
+        update={"layout": Layout(pp=pp, dp=4 // pp), "schedule": schedule}
+    )
+    others = tuple(one for one in plan.placements if one.stage != "actor_train")
+    deal = plan.model_copy(update={"placements": (*others, placement)}).deal_of("actor_train")
+    assert deal == ReplicaDeal(plan.facts.models.spec(Role.ACTOR), (4 // pp,), (), any_number)
 
 
 def _at(plan: Plan, stage: str) -> tuple[object, ...]:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.planner.simulation.sampled import Sampled, draw_lengths, tokens_of_replicas
+from meshwright.planner.simulation.sampled import Sampled, draw_lengths, work_of_replicas
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.packing import ReplicaDeal, work_of_rows
 from meshwright.profiles.trace import LIVE
 from tests.planner.drawn import carrying_over, model_of, plan_of
-from tests.planner.jobs import small_facts
+from tests.planner.jobs import model_spec, small_facts
 from tests.planner.plans import random_plan
+
+SPEC = model_spec("actor")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -58,15 +61,27 @@ def test_the_mean_of_many_drawn_steps_is_near_the_plan() -> None:
     assert simulated.durations == "sampled"
 
 
-def test_replicas_share_tokens_as_evenly_as_the_longest_row_allows() -> None:
-    # Replica 0 has 1, 3, 5, 7 and replica 1 has 2, 4, 6, 8.
-    assert tokens_of_replicas(np.array([8, 1, 7, 2, 6, 3, 5, 4]), (2,)).tolist() == [18.0, 18.0]
-    assert tokens_of_replicas(np.array([30, 1, 2, 3]), (4,)).tolist() == [30.0, 2.0, 2.0, 2.0]
+def test_replicas_have_the_work_that_they_are_dealt_in_a_run() -> None:
+    lengths = np.random.default_rng(0).integers(1, 4000, 64)
+    work = np.array(work_of_rows(SPEC, lengths.tolist()))
+    for deal in (
+        ReplicaDeal(SPEC, (4,)),
+        ReplicaDeal(SPEC, (3,), any_number=True),
+        ReplicaDeal(SPEC, (1, 2), (16, 48)),
+    ):
+        expected = [work[list(rows)].sum() for rows in deal.of(lengths.tolist())]
+        assert work_of_replicas(lengths, deal).tolist() == expected
 
 
-def test_replicas_whose_rows_are_uneven_share_tokens_as_they_do_in_a_run() -> None:
-    assert tokens_of_replicas(np.full(8, 10), (3,)).tolist() == [30.0, 30.0, 20.0]
-    assert tokens_of_replicas(np.array([10, 30, 40, 90, 50]), (2,)).tolist() == [130.0, 90.0]
+def test_replicas_share_the_work_of_many_rows_as_evenly_as_the_longest_allows() -> None:
+    lengths = np.random.default_rng(0).integers(1, 4000, 4096)
+    found, total = work_of_replicas(lengths, ReplicaDeal(SPEC, (16,))), sum(work_of_rows(SPEC, lengths.tolist()))
+    assert found.tolist() == pytest.approx([total / 16] * 16)
+    lengths[7] = 10**7
+    found = work_of_replicas(lengths, ReplicaDeal(SPEC, (16,)))
+    (longest,) = work_of_rows(SPEC, [10**7])
+    assert found[0] == longest
+    assert found[1:].tolist() == pytest.approx([(found.sum() - longest) / 15] * 15)
 
 
 @pytest.mark.parametrize("seed", range(8))

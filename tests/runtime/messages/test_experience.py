@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planner.program.program import Receive, Send
-from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.packing import ReplicaDeal, rows_of_replicas
 from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport, dealt_share, micro_batches, share
 from meshwright.runtime.messages.transport import Transport
+from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
+
+SPEC = model_spec("actor")
 
 
 @given(st.dictionaries(st.integers(0, 40), st.integers(1, 99), min_size=1), st.integers(1, 5))
@@ -35,7 +38,8 @@ def test_replicas_read_as_many_rows_as_they_generate_and_each_row_once(
     lengths: dict[int, int], num_replicas: int
 ) -> None:
     replicas = range(num_replicas)
-    shares = [dealt_share(tuple(lengths), lengths, replica, (num_replicas,)) for replica in replicas]
+    deal_of = ReplicaDeal(SPEC, (num_replicas,))
+    shares = [dealt_share(tuple(lengths), lengths, replica, deal_of) for replica in replicas]
     assert sorted(row for part in shares for row in part) == sorted(lengths)
     assert tuple(map(len, shares)) == rows_of_replicas(len(lengths), num_replicas)
     assert [len(part) for part in shares] == [len(share(tuple(lengths), lengths, r, num_replicas)) for r in replicas]
@@ -43,16 +47,22 @@ def test_replicas_read_as_many_rows_as_they_generate_and_each_row_once(
 
 def test_a_kind_that_is_thrice_as_fast_takes_three_of_four_rows() -> None:
     lengths = dict.fromkeys(range(8), 10)
-    shares = [dealt_share(range(8), lengths, replica, (1, 1), (6, 2)) for replica in range(2)]
+    shares = [dealt_share(range(8), lengths, replica, ReplicaDeal(SPEC, (1, 1), (6, 2))) for replica in range(2)]
     assert sorted(row for part in shares for row in part) == list(range(8))
     assert list(map(len, shares)) == [6, 2]
 
 
 def test_replicas_have_nearly_as_many_tokens_where_one_row_is_long() -> None:
     lengths = dict(enumerate([90, 10, 20, 30, 25, 35]))
-    tokens = [sum(lengths[row] for row in dealt_share(range(6), lengths, replica, (2,))) for replica in range(2)]
-    assert tokens == [120, 90]
+    dealt = [dealt_share(range(6), lengths, replica, ReplicaDeal(SPEC, (2,))) for replica in range(2)]
+    assert [sum(lengths[row] for row in rows) for rows in dealt] == [120, 90]
     assert [sum(lengths[row] for row in share(range(6), lengths, replica, 2)) for replica in range(2)] == [70, 140]
+
+
+def test_a_long_row_may_leave_all_others_to_the_other_replica() -> None:
+    lengths = dict(enumerate([90, 10, 20, 30, 25, 5]))
+    dealt = [dealt_share(range(6), lengths, r, ReplicaDeal(SPEC, (2,), any_number=True)) for r in range(2)]
+    assert dealt == [(0,), (3, 4, 2, 1, 5)]
 
 
 def test_the_longest_row_meets_the_shortest_in_a_micro_batch() -> None:
