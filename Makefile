@@ -4,7 +4,7 @@ INSTALLED := .venv/installed
 TINY := examples/tiny
 BUILD := $(TINY)/build
 
-.PHONY: help install demo check lint types contracts site test test-plans test-runs picture clean
+.PHONY: help install demo check lint types contracts site test test-plans test-runs gpu picture clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,9 @@ test-plans: $(INSTALLED)
 
 test-runs: $(INSTALLED)
 	$(BIN)/pytest tests/runtime --override-ini cache_dir=.pytest_cache/runs
+
+gpu: ## measure this machine's GPU, in calls of under ten minutes; again until it says that nothing is left
+	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.accelerator --out build/gpu $(GPU)
 
 picture: $(INSTALLED) ## draw the imports in docs/architecture.md anew
 	$(BIN)/python docs/picture.py

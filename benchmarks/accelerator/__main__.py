@@ -1,110 +1,115 @@
-"""What one device makes of its limits, and how well its runs are predicted.
+"""Measures what this machine's GPU makes of the runtime, part by part, in calls of under ten minutes each.
 
-    python -m benchmarks.accelerator --out DIR --device h200 --size 0.5B --size 1.5B [--minutes 2] [--steps 6]
+    python -m benchmarks.accelerator --out DIR [--device h200] [--minutes 9.5] [--part PART ...]
+    python -m benchmarks.accelerator --out DIR --device cpu --tiny
 
-For every size: a decode step of 64 rows as a share of the memory bandwidth's limit; forward and backward of a
-micro-batch as a share of the arithmetic's peak; then the job is profiled for `--minutes`, planned, and run twice for
-`--steps` PPO steps. The stages of the second run are set beside what the profile predicts for the lengths that it met,
-and what the profile does when it is calibrated by the first. `--device local`
-tries the same on a processor, whose limits are those that this host is taken to have. The demo's prompts must have
-been made: `make demo`, or `python examples/tiny/make.py --out examples/tiny/build`. Against `transformers`:
-`python -m benchmarks.generation`.
+A part that is finished is not measured again: say the same command until it says that nothing is left, or take out its
+entry in DIR/state.json. Each part's report is DIR/<part>.md. With --device cpu --tiny every part runs on a processor,
+with models of two layers: a trial of the commands, whose figures are of no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
-import torch
-
-from benchmarks.accelerator.jobs import LOCAL, SIZES, write_job
-from benchmarks.accelerator.shares import Share, shares
+from benchmarks.accelerator.finished import Finished
+from benchmarks.accelerator.parts import PARTS
 from benchmarks.arguments import one_of
-from benchmarks.demo import require_demo
-from benchmarks.host.score import STEP, Row, median_error, rows_of
-from meshwright.planner.analysis.correct_table import calibrate, read_run
-from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
-from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.train import run_plan
-from meshwright.runtime.profiling.profiling import profile_job
+
+_ROOT = Path(__file__).parents[2]
+_SECONDS_TO_END = 20.0
+_TINY_SHARE = 0.3
+"""Of a part's time, that it takes with models of two layers."""
 
 
 def main() -> int:
-    """The exit code: 0, or 2 for what cannot be measured here."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="directory for models, tables and runs")
-    parser.add_argument("--device", default=LOCAL, help="a device as jobs name it, or local")
-    parser.add_argument(
-        "--size", action="append", type=one_of(SIZES), help=f"one of {', '.join(SIZES)}; may be repeated"
+    """The exit code: 0, 2 for what cannot be measured here, or 1 where a part failed or was cut off."""
+    parts = "\n".join(f"  {name:14}{part.about}; {part.minutes:g} minutes at most" for name, part in PARTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accelerator",
+        description=f"{__doc__}\nparts, in their order:\n{parts}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=2.0, help="time to profile each job")
-    parser.add_argument("--steps", type=int, default=6, help="PPO steps of each run; the first is left out")
+    parser.add_argument("--out", type=Path, required=True, help="directory for models, profiles, runs and reports")
+    parser.add_argument("--device", default="h200", help="the GPU of this machine, as jobs name it, or cpu")
+    parser.add_argument("--tiny", action="store_true", help="models of two layers, to try the commands")
+    parser.add_argument("--minutes", type=float, default=9.5, help="that this call may take")
+    parser.add_argument("--part", action="append", type=one_of(PARTS), help="this alone; may be given again")
     asked = parser.parse_args()
     try:
-        require_demo()
-        _measure(asked)
+        return _measure(asked)
     except BadInput as problem:
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
-    return 0
 
 
-def _measure(asked: argparse.Namespace) -> None:
-    for size in asked.size or ["tiny"]:
-        directory = asked.out.resolve() / size
-        directory.mkdir(parents=True, exist_ok=True)
-        path = write_job(directory, size, asked.device)
-        print(f"\n## {size} on {asked.device}\n", flush=True)
-        _show_shares(shares(resolve(read_job(path), directory)))
-        _show_rows(_run(path, directory, asked.minutes, asked.steps))
-
-
-def _run(path: Path, directory: Path, minutes: float, steps: int) -> dict[str, tuple[Row, ...]]:
-    """Every stage of a second run and its step, as the profile predicts them, and once a first run has corrected it."""
-    job = read_job(path)
-    facts = resolve(job, directory)
-    table = profile_job(facts, directory / "table.json", minutes=minutes)
-    plan = compile_plan(facts, model_of(facts, table))
-    assert isinstance(plan, Plan), plan
-    calibrating, predicted = directory / "first", directory / "second"
-    for out in (calibrating, predicted):
-        run_plan(RunRequest(plan=plan, job=job, directory=directory, out=out, steps=steps))
-    corrected = calibrate(plan, read_run(plan, calibrating), table, date=datetime.date.today().isoformat()).table
-    return {
-        "profiled": rows_of("profiled", plan, table, predicted),
-        "calibrated": rows_of("calibrated", plan, corrected, predicted),
-    }
-
-
-def _show_shares(found: list[Share]) -> None:
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "this host's processor"
-    print(f"{name}, torch {torch.__version__}\n")
-    print("| body | limit ms | measured ms | share of the limit | tokens/s |")
-    print("|---|---|---|---|---|")
-    for body, limit, measured in found:
-        if measured.seconds is None:
-            print(f"| {body} | {limit * 1e3:.2f} | {measured.reason} | | |")
+def _measure(asked: argparse.Namespace) -> int:
+    """Begins every part that fits into what is left of the call, at least one."""
+    if asked.device == "cpu" and not asked.tiny:
+        raise BadInput("--device cpu: models of real sizes take a processor days; add --tiny to try the commands.")
+    out: Path = asked.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    finished = Finished(out, f"{asked.device}{', tiny' if asked.tiny else ''}")
+    ends, begun, code = time.monotonic() + 60 * asked.minutes, 0, 0
+    wanted = [name for name in PARTS if name in (asked.part or PARTS) and name not in finished]
+    for name in wanted:
+        left = ends - time.monotonic()
+        if begun and left < 60 * PARTS[name].minutes * (_TINY_SHARE if asked.tiny else 1):
             continue
-        rate = measured.point.rows * measured.point.tokens / measured.seconds
-        times = f"{limit * 1e3:.2f} | {measured.seconds * 1e3:.2f}"
-        print(f"| {body} | {times} | {limit / measured.seconds:.0%} | {rate:.0f} |")
+        begun += 1
+        code |= not _run(name, asked, out, left, finished)
+    print(_what_next(asked, [name for name in PARTS if name not in finished], out))
+    return code
 
 
-def _show_rows(tables: dict[str, tuple[Row, ...]]) -> None:
-    print("\n| what | layout | measured s | profiled | error | calibrated | error |")
-    print("|---|---|---|---|---|---|---|")
-    for before, after in zip(*tables.values(), strict=True):
-        figures = f"{before.predicted:.3f} | {before.error:+.1%} | {after.predicted:.3f} | {after.error:+.1%}"
-        print(f"| {before.name} | {before.layout} | {before.measured:.3f} | {figures} |")
-    for name, rows in tables.items():
-        print(f"\n{name}: median absolute error {median_error([r for r in rows if r.name != STEP]):.1%} per stage")
+def _run(name: str, asked: argparse.Namespace, out: Path, seconds: float, finished: Finished) -> bool:
+    """Measures one part within so many seconds; whether it is finished."""
+    print(f"\n## {name}\n", flush=True)
+    command = [sys.executable, "-m", "benchmarks.accelerator.parts", name, "--out", str(out), "--device", asked.device]
+    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if asked.device == "cpu" else {})}
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command + ["--tiny"] * asked.tiny, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        report, _ = process.communicate(timeout=max(1.0, seconds))
+    except subprocess.TimeoutExpired:
+        _end(process)
+        print(f"cut off after {time.monotonic() - began:.0f} s: {name} is begun again in the next call", flush=True)
+        return False
+    if process.returncode:
+        print(f"failed with code {process.returncode}", flush=True)
+        return False
+    print(report, flush=True)
+    finished.add(name, report, time.monotonic() - began)
+    return True
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Asks it to end, with the ranks that it started, and does not wait for long."""
+    process.terminate()
+    try:
+        process.communicate(timeout=_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def _what_next(asked: argparse.Namespace, left: list[str], out: Path) -> str:
+    if left:
+        return f"\nleft: {', '.join(left)}; say the same command again"
+    if asked.tiny:
+        return f"\nnothing is left. Tiny models: nothing in {out} is a figure of a GPU; delete it."
+    return (
+        f"\nnothing is left: copy {out}/profiles/*.json to profiles/data/{asked.device}/ and the reports, {out}/*.md, "
+        "to benchmarks/accelerator/ with machine and date in their names; say in docs/status.md what is measured"
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""Jobs of one device: random models of a published size, and the demo's prompts."""
+"""Models of published shapes with random weights, and the jobs that are run and profiled with them."""
 
 from __future__ import annotations
 
+import json
+import random
+import string
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from benchmarks.demo import BUILD
-
-LOCAL = "local"
+from benchmarks.accelerator.world import World
+from meshwright.profiles.algorithms import PPO_GRAPH
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -39,25 +41,120 @@ SIZES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 2,
         "vocab_size": 151936,
     },
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
 }
-"""Of Qwen2.5, https://arxiv.org/abs/2412.15115 table 1, and one to try the commands with."""
+"""Of Qwen2.5, https://arxiv.org/abs/2412.15115 table 1, of Llama-3.1-8B, and one to try the commands with."""
 
-_POSITIONS = 4096
+_QWEN: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+MODELS = {"qwen2.5-0.5b": (_QWEN, "0.5B"), "qwen2.5-1.5b": (_QWEN, "1.5B"), "llama-3.1-8b": (_LLAMA, "8B")}
+"""What config.json of https://huggingface.co/Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-1.5B and meta-llama/Llama-3.1-8B says,
+but for Llama's stretched positions, and which size each has."""
+
+RUN_MODEL = "qwen2.5-0.5b"
+"""Of which runs are predicted and repeated: four copies of it, one trained twice over, go onto one GPU."""
+
+_GROUP_SIZE = 8
 
 
-def write_job(directory: Path, size: str, device: str) -> Path:
-    """Writes a job for one `device` with four models of this size below `directory`; the demo's prompts exist."""
-    actor, reward = directory / "actor", directory / "reward"
-    dtype = torch.float32 if device == LOCAL else torch.bfloat16
-    config = LlamaConfig(**SIZES[size], tie_word_embeddings=True, max_position_embeddings=_POSITIONS, pad_token_id=0)
+def config_of(world: World, name: str, **changes: object) -> dict[str, Any]:
+    """A model's config.json; at the tiny size where the world is."""
+    family, size = MODELS[name]
+    return {**family, **SIZES["tiny" if world.tiny else size], **changes}
+
+
+def write_weights(directory: Path, config: dict[str, Any], dtype: torch.dtype, *, scalar_head: bool = False) -> Path:
+    """A random model in Hugging Face form. Log-probabilities of its tokens differ: weights are twice the usual."""
+    found = AutoConfig.for_model(**config, pad_token_id=0, eos_token_id=1, initializer_range=0.04, num_labels=1)
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(dtype).save_pretrained(actor)
-    scalar = LlamaConfig.from_pretrained(actor, num_labels=1)
-    LlamaForSequenceClassification(scalar).to(dtype).save_pretrained(reward)
-    tokenizer = directory / "tokenizer.json"
-    _bytes(SIZES[size]["vocab_size"]).save(str(tokenizer))
+    kind = AutoModelForSequenceClassification if scalar_head else AutoModelForCausalLM
+    kind.from_config(found).to(dtype).save_pretrained(directory)
+    return directory
+
+
+def write_run_job(
+    directory: Path, world: World, algorithm: str, *, batch_size: int, longest: int, rate: float = 1e-9
+) -> Path:
+    """Writes a job for one device under ppo or grpo, with its models, tokenizer and prompts; every response has
+    `longest` tokens."""
+    config = config_of(world, RUN_MODEL)
+    actor = write_weights(directory / "actor", config, world.dtype)
+    reward = write_weights(directory / "reward", config, world.dtype, scalar_head=True)
+    tokenizer, prompts = directory / "tokenizer.json", directory / "prompts.jsonl"
+    _bytes(config["vocab_size"]).save(str(tokenizer))
+    draw = random.Random(0)
+    words = ("".join(draw.choices(string.ascii_letters, k=draw.randint(8, 48))) for _ in range(512))
+    prompts.write_text("\n".join(json.dumps({"prompt": word}) for word in words), encoding="utf-8")
+    in_graph = ("actor", "critic", "ref", "reward") if algorithm == "ppo" else ("actor", "ref", "reward")
+    trained = ("actor", "critic") if algorithm == "ppo" else ("actor",)
+    workload = {
+        "batch_size": batch_size,
+        "prompt": {"max": 48, "median": 26, "p99": 48},
+        "response": {"max": longest, "fixed": longest},  # random models hardly ever end a response
+        "num_minibatches": 2,
+        **({"group_size": _GROUP_SIZE} if algorithm == "grpo" else {}),
+    }
+    job = {
+        "algorithm": algorithm,
+        "models": {role: {"path": str(actor if role in ("actor", "ref") else reward)} for role in in_graph},
+        "cluster": _cluster(world, ranks=1),
+        "precision": world.precision,
+        "workload": workload,
+        algorithm: {f"{role}_learning_rate": rate for role in trained},
+        "data": {"prompts": str(prompts), "tokenizer": str(tokenizer)},
+    }
+    return _written(directory, job)
+
+
+def write_profile_job(directory: Path, world: World, name: str) -> Path:
+    """A job with four models of one shape, no weights, on a node of eight of the device, or of two processors: its
+    profile has the shards of every tp that divides the model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config_of(world, name)), encoding="utf-8")
+    prompt, longest = (16, 32) if world.tiny else (1024, 2048)
+    job = {
+        "models": {role.value: {"path": "."} for role in PPO_GRAPH.roles},
+        "cluster": _cluster(world, ranks=2 if world.kind == "cpu" else 8),
+        "precision": world.precision,
+        "workload": {
+            "batch_size": 8 if world.tiny else 256,
+            "prompt": {"max": prompt, "fixed": prompt},
+            "response": {"max": longest, "fixed": longest // 2},
+        },
+    }
+    return _written(directory, job)
+
+
+def _cluster(world: World, ranks: int) -> dict[str, Any]:
+    return {"device": world.in_jobs, "nodes": 1, "ranks_per_node": ranks, "network": "ib-ndr-400"}
+
+
+def _written(directory: Path, job: dict[str, Any]) -> Path:
     path = directory / "job.yaml"
-    path.write_text(yaml.safe_dump(_job(actor, reward, tokenizer, device)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(job), encoding="utf-8")
     return path
 
 
@@ -69,24 +166,3 @@ def _bytes(vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _job(actor: Path, reward: Path, tokenizer: Path, device: str) -> dict[str, Any]:
-    on_gpu = {"device": device, "nodes": 1, "ranks_per_node": 1, "network": "ib-ndr-400"}
-    longest = 64 if device == LOCAL else 1024
-    return {
-        "models": {
-            role: {"path": str(actor if role in ("actor", "ref") else reward)}
-            for role in ("actor", "critic", "ref", "reward")
-        },
-        "cluster": LOCAL if device == LOCAL else on_gpu,
-        "precision": "fp32" if device == LOCAL else "bf16",
-        "workload": {
-            "batch_size": 16 if device == LOCAL else 256,
-            "prompt": {"max": 48, "median": 23, "p99": 47},
-            "response": {"max": longest, "fixed": longest},  # random models hardly ever end a response
-            "num_minibatches": 2,
-        },
-        "ppo": {"actor_learning_rate": 1e-9, "critic_learning_rate": 1e-9},
-        "data": {"prompts": str(BUILD / "prompts.jsonl"), "tokenizer": str(tokenizer)},
-    }

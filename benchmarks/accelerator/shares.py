@@ -2,49 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
+from benchmarks.accelerator.ceilings import device_of, measured
+from benchmarks.accelerator.jobs import config_of
 from benchmarks.accelerator.limits import decode_seconds, train_seconds
-from meshwright.planner.plan.job import Facts
-from meshwright.profiles.cluster import of_one_kind
+from benchmarks.accelerator.world import World
+from meshwright.profiles.cluster import Device
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.stages import Role
+from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.table import Body, Measurement, Point, shape_of
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
+LAYERS = {"qwen2.5-0.5b": 24, "qwen2.5-1.5b": 28, "llama-3.1-8b": 8}
+"""Of each model: of the largest so many as one GPU trains, with fp32 weights and moments beside them."""
+
 _DECODE_ROWS = 64
+_TRAIN_ROWS = 4
 _REPEATS = 20
-_SECONDS = 30.0  # of one body at most
+_SECONDS = 20.0  # of one body at most
 
 
 class Share(NamedTuple):
-    """A body beside the least seconds that the device can need for it."""
+    """A body beside the least seconds that the device can need for it, by its datasheet and by what was measured of
+    it, if it was."""
 
     body: str
     limit_seconds: float
+    measured_limit_seconds: float | None
     measured: Measurement
 
 
-def shares(facts: Facts) -> list[Share]:
-    """A decode step and a training micro-batch of the whole actor."""
-    spec, device = facts.models.spec(Role.ACTOR), of_one_kind(facts.cluster, "measure").device
-    on_gpu = device.kind == "cuda"
-    context, rows, tokens = (2000, 4, 2048) if on_gpu else (100, 4, 64)
+def report(world: World) -> str:
+    """As a table of Markdown."""
+    lines = [
+        "| model | body | limit ms | measured ms | share of the datasheet | of what was measured | tokens/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, layers in LAYERS.items():
+        spec = model_from_config(config_of(world, name), name=name)
+        if not world.tiny:
+            spec = replace(spec, num_layers=layers)
+        for share in shares(world, spec):
+            lines.append(f"| {name}, {spec.num_layers} layers | {_row(share)} |")
+    return "\n".join(lines)
+
+
+def shares(world: World, spec: ModelSpec) -> Iterator[Share]:
+    """A decode step and a training micro-batch of the model."""
+    context, tokens = (60, 32) if world.tiny else (1000, 2048)
     shape = shape_of(spec, 1)
     points = (
         Point(shape=shape, num_layers=spec.num_layers, body=Body.DECODE, rows=_DECODE_ROWS, tokens=1, context=context),
-        Point(shape=shape, num_layers=spec.num_layers, body=Body.TRAIN, rows=rows, tokens=tokens, context=0),
+        Point(shape=shape, num_layers=spec.num_layers, body=Body.TRAIN, rows=_TRAIN_ROWS, tokens=tokens, context=0),
     )
-    decoded, trained = launch(_measured, points, facts.precision, num_ranks=1, preparation=Preparation(device.kind))[0]
-    decode = decode_seconds(spec, device, facts.precision, rows=_DECODE_ROWS, context=context)
-    train = train_seconds(spec, device, facts.precision, rows=rows, tokens=tokens)
-    return [
-        Share(f"decode, {_DECODE_ROWS} rows of {context} tokens, of the memory bandwidth", decode, decoded),
-        Share(f"train, {rows} rows of {tokens} tokens, of the arithmetic", train, trained),
-    ]
+    decoded, trained = launch(_measured, points, world.precision, num_ranks=1, preparation=Preparation(world.kind))[0]
+
+    def limits(device: Device) -> tuple[float, float]:
+        return (
+            decode_seconds(spec, device, world.precision, rows=_DECODE_ROWS, context=context),
+            train_seconds(spec, device, world.precision, rows=_TRAIN_ROWS, tokens=tokens),
+        )
+
+    ceilings = measured(world)
+    best = limits(ceilings) if ceilings else (None, None)
+    decode, train = limits(device_of(world))
+    yield Share(f"decode, {_DECODE_ROWS} rows of {context} tokens, of the bandwidth", decode, best[0], decoded)
+    yield Share(f"train, {_TRAIN_ROWS} rows of {tokens} tokens, of the arithmetic", train, best[1], trained)
+
+
+def _row(share: Share) -> str:
+    seconds, point = share.measured.seconds, share.measured.point
+    if seconds is None:
+        return f"{share.body} | {share.limit_seconds * 1e3:.3g} | {share.measured.reason} | | |"
+    best = f"{share.measured_limit_seconds / seconds:.0%}" if share.measured_limit_seconds else "not measured yet"
+    return (
+        f"{share.body} | {share.limit_seconds * 1e3:.3g} | {seconds * 1e3:.3g} | {share.limit_seconds / seconds:.0%} | "
+        f"{best} | {point.rows * point.tokens / seconds:.0f}"
+    )
 
 
 def _measured(points: tuple[Point, ...], precision: str) -> list[Measurement]:
