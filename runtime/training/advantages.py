@@ -84,18 +84,18 @@ def generalized_advantages(
     after = torch.where(bootstrapped.bool()[:, None], _shift_left(values), 0.0)
     following = torch.where(ends_response(mask), after, _shift_left(values))
     deltas = torch.where(mask, rewards + gamma * following - values, 0.0)
-    advantages = torch.zeros_like(deltas)
-    running = torch.zeros_like(deltas[:, 0])
-    for column in range(deltas.shape[1] - 1, -1, -1):
-        running = torch.where(mask[:, column], deltas[:, column] + gamma * gae_lambda * running, 0.0)
-        advantages[:, column] = running
-    return advantages
+    columns, is_kept = deltas.T.contiguous(), mask.T.contiguous()  # what is read together lies together
+    running = torch.zeros_like(columns[0])
+    for column in range(len(columns) - 1, -1, -1):
+        running = torch.where(is_kept[column], columns[column] + gamma * gae_lambda * running, 0.0)
+        columns[column] = running
+    return columns.T.contiguous()
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:
     """Count, sum and sum of squares of the masked entries: float64 [3]. Moments of disjoint shards add up."""
-    kept = torch.where(mask.bool(), x, 0.0).double()
-    return torch.stack([mask.bool().sum().double(), kept.sum(), kept.square().sum()])
+    kept = x[mask.bool()].double()
+    return torch.stack([kept.new_tensor(len(kept)), kept.sum(), kept.square().sum()])
 
 
 def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None) -> Tensor:
@@ -106,8 +106,9 @@ def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None) -> Tensor:
     count, total, squares = moments(x, mask) if totals is None else totals
     mean = total / count.clamp(min=1.0)
     variance = (squares / count.clamp(min=1.0) - mean.square()).clamp(min=0.0)
-    whitened = (x.double() - mean) * torch.rsqrt(variance + _VARIANCE_FLOOR)
-    return torch.where(mask.bool(), whitened, 0.0).to(x.dtype)
+    whitened, is_kept = torch.zeros_like(x), mask.bool()
+    whitened[is_kept] = ((x[is_kept].double() - mean) * torch.rsqrt(variance + _VARIANCE_FLOOR)).to(x.dtype)
+    return whitened
 
 
 def _shift_left(x: Tensor) -> Tensor:

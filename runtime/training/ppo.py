@@ -215,9 +215,9 @@ def experience_metrics(
     num_tokens = mask.bool().sum()
     divergence = {}
     if ref_logprobs is not None:
-        log_ratio = torch.where(mask.bool(), logprobs - ref_logprobs, 0.0).double()
-        divergence["kl_to_ref"] = float(log_ratio.sum() / len(scores))
-        divergence["kl_to_ref_per_token"] = float(log_ratio.sum() / num_tokens.clamp(min=1))
+        log_ratio = float((logprobs - ref_logprobs)[mask.bool()].double().sum())
+        divergence["kl_to_ref"] = log_ratio / len(scores)
+        divergence["kl_to_ref_per_token"] = log_ratio / max(1, int(num_tokens))
     return {
         "score": float(scores.double().mean()),
         "paid_score": float(paid_scores(scores, truncated, settings).double().mean()),
