@@ -24,6 +24,8 @@ from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 LAYERS = {"qwen2.5-0.5b": 24, "llama-3.1-8b": 4}
 """Of the models that are compared, which differ in biases, heads and tied embeddings."""
 
+_DTYPES = torch.float32, torch.bfloat16
+
 
 class Apart(NamedTuple):
     """How far log-probabilities of one side are from another's, over all tokens but the first of each row."""
@@ -61,15 +63,9 @@ def compare(world: World, name: str) -> tuple[Apart, Apart, Apart]:
     draw = random.Random(0)
     lengths = (24, 9, 2) if world.tiny else (1024, 700, 33, 2)
     rows = [draw.choices(range(config["vocab_size"]), k=length) for length in lengths]
-    theirs = {dtype: _theirs(checkpoint, rows, dtype, world.kind) for dtype in (torch.float32, torch.bfloat16)}
-    preparation = Preparation(world.kind)
-    ours = {dtype: launch(_ours, checkpoint, rows, dtype, num_ranks=1, preparation=preparation)[0] for dtype in theirs}
-    exact = theirs[torch.float32]
-    return (
-        Apart.of(ours[torch.float32], exact),
-        Apart.of(ours[torch.bfloat16], exact),
-        Apart.of(theirs[torch.bfloat16], exact),
-    )
+    exact, rounded = (_theirs(checkpoint, rows, dtype, world.kind) for dtype in _DTYPES)
+    ours = launch(_ours, checkpoint, rows, num_ranks=1, preparation=Preparation(world.kind))[0]
+    return Apart.of(ours[0], exact), Apart.of(ours[1], exact), Apart.of(rounded, exact)
 
 
 def _theirs(checkpoint: Path, rows: Sequence[Sequence[int]], dtype: torch.dtype, kind: str) -> Tensor:
@@ -84,12 +80,14 @@ def _theirs(checkpoint: Path, rows: Sequence[Sequence[int]], dtype: torch.dtype,
     return torch.cat(found)
 
 
-def _ours(checkpoint: Path, rows: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
-    """As `_theirs`, all rows packed in one pass; on the one rank."""
+def _ours(checkpoint: Path, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """As `_theirs`, all rows packed in one pass, in each type; on the one rank."""
     spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
-    model = build_model(spec, mesh, dtype=dtype)
-    assert isinstance(model, Decoder)
-    load_weights(model, spec, mesh, checkpoint)
-    block = MicroBatch.of(torch.tensor(row) for row in rows)
-    (logprobs,) = forward_logprobs(model, mesh, [block])
-    return torch.cat([values[:-1] for values in block.of_rows(logprobs.cpu())])
+    block, found = MicroBatch.of(torch.tensor(row) for row in rows), []
+    for dtype in _DTYPES:
+        model = build_model(spec, mesh, dtype=dtype)
+        assert isinstance(model, Decoder)
+        load_weights(model, spec, mesh, checkpoint)
+        (logprobs,) = forward_logprobs(model, mesh, [block])
+        found.append(torch.cat([values[:-1] for values in block.of_rows(logprobs.cpu())]))
+    return found

@@ -15,7 +15,7 @@ from benchmarks.accelerator.world import World
 from benchmarks.generation.rivals import DTYPE, Engine, Transformers, seconds
 from benchmarks.generation.work import BATCH, SHAPES, Work, draw_work, write_checkpoint
 
-_RUNS = 3
+_RUNS, _TINY_RUNS = 3, 1
 _VLLM_MEMORY = 0.4
 """Of the device's, for its weights and cache: the other sides are on the same device."""
 
@@ -47,8 +47,9 @@ def report(world: World) -> str:
     sizes = SHAPES[world.kind]
     if world.tiny:
         sizes = dict([next(iter(SHAPES["cpu"].items()))])
+    runs = _TINY_RUNS if world.tiny else _RUNS
     lines = [
-        f"{BATCH} sequences at a time for transformers, as many slots for the engine; medians of {_RUNS} runs.\n",
+        f"{BATCH} sequences at a time for transformers, as many slots for the engine; medians of {runs} runs.\n",
         "| model | prompts | tokens | transformers tokens/s | engine tokens/s | ratio | vLLM tokens/s |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -58,8 +59,8 @@ def report(world: World) -> str:
             work = draw_work(num_prompts, shape["vocab_size"], seed=0)
             if world.tiny:
                 work = Work(work.prompts, tuple(1 + length // 20 for length in work.lengths))
-            theirs, ours = (_rate(side, work) for side in _sides(checkpoint))
-            figures = f"{theirs:.0f} | {ours:.0f} | {ours / theirs:.2f} | {_of_vllm(checkpoint, work)}"
+            theirs, ours = (_rate(side, work, runs) for side in _sides(checkpoint))
+            figures = f"{theirs:.0f} | {ours:.0f} | {ours / theirs:.2f} | {_of_vllm(checkpoint, work, runs)}"
             lines.append(f"| {name} | {num_prompts} | {work.num_tokens} | {figures} |")
     return "\n".join(lines)
 
@@ -68,17 +69,17 @@ def _sides(checkpoint: Path) -> tuple[Side, Side]:
     return Transformers(checkpoint).generate, Engine(checkpoint, temperature=1.0, seed=0).refilled
 
 
-def _rate(side: Side, work: Work) -> float:
+def _rate(side: Side, work: Work, runs: int) -> float:
     side(Work(prompts=work.prompts[:BATCH], lengths=(4,) * len(work.prompts[:BATCH])))  # to warm up
-    return statistics.median(work.num_tokens / seconds(side, work)[0] for _ in range(_RUNS))
+    return statistics.median(work.num_tokens / seconds(side, work)[0] for _ in range(runs))
 
 
-def _of_vllm(checkpoint: Path, work: Work) -> str:
+def _of_vllm(checkpoint: Path, work: Work, runs: int) -> str:
     """Its tokens a second, or why there are none."""
     if importlib.util.find_spec("vllm") is None:
         return "not installed"
     torch.cuda.empty_cache()
     try:
-        return f"{_rate(Vllm(checkpoint).generate, work):.0f}"
+        return f"{_rate(Vllm(checkpoint).generate, work, runs):.0f}"
     except (ImportError, RuntimeError, ValueError) as problem:
         return f"failed: {str(problem).splitlines()[0]}"

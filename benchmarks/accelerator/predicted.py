@@ -17,7 +17,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.profiling.profiling import profile_job
 
-_MINUTES, _TINY_MINUTES = 1.5, 0.1
+_MINUTES, _TINY_MINUTES = 1.5, 0.05
 """To profile the job."""
 _STEPS = 4
 """Of each run; the first is left out."""

@@ -21,7 +21,7 @@ from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.table import Body, Table
 from meshwright.runtime.profiling.profiling import num_missing, profile_job
 
-_TINY_MINUTES = 0.1
+_TINY_MINUTES = 0.02
 
 
 def report(world: World, name: str, minutes: float) -> str:

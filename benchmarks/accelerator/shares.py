@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ class Share(NamedTuple):
     """A body beside the least seconds that the device can need for it, by its datasheet and by what was measured of
     it, if it was."""
 
+    model: str
     body: str
     limit_seconds: float
     measured_limit_seconds: float | None
@@ -40,40 +41,46 @@ class Share(NamedTuple):
 
 def report(world: World) -> str:
     """As a table of Markdown."""
-    lines = [
+    specs = [model_from_config(config_of(world, name), name=name) for name in LAYERS]
+    if not world.tiny:
+        specs = [replace(spec, num_layers=layers) for spec, layers in zip(specs, LAYERS.values(), strict=True)]
+    lines = (
         "| model | body | limit ms | measured ms | share of the datasheet | of what was measured | tokens/s |",
         "|---|---|---|---|---|---|---|",
-    ]
-    for name, layers in LAYERS.items():
-        spec = model_from_config(config_of(world, name), name=name)
-        if not world.tiny:
-            spec = replace(spec, num_layers=layers)
-        for share in shares(world, spec):
-            lines.append(f"| {name}, {spec.num_layers} layers | {_row(share)} |")
-    return "\n".join(lines)
-
-
-def shares(world: World, spec: ModelSpec) -> Iterator[Share]:
-    """A decode step and a training micro-batch of the model."""
-    context, tokens = (60, 32) if world.tiny else (1000, 2048)
-    shape = shape_of(spec, 1)
-    points = (
-        Point(shape=shape, num_layers=spec.num_layers, body=Body.DECODE, rows=_DECODE_ROWS, tokens=1, context=context),
-        Point(shape=shape, num_layers=spec.num_layers, body=Body.TRAIN, rows=_TRAIN_ROWS, tokens=tokens, context=0),
     )
-    decoded, trained = launch(_measured, points, world.precision, num_ranks=1, preparation=Preparation(world.kind))[0]
+    return "\n".join((*lines, *(f"| {share.model} | {_row(share)} |" for share in shares(world, specs))))
 
-    def limits(device: Device) -> tuple[float, float]:
+
+def shares(world: World, specs: Sequence[ModelSpec]) -> Iterator[Share]:
+    """A decode step and a training micro-batch of each model."""
+    context, tokens = (60, 32) if world.tiny else (1000, 2048)
+    points = [point for spec in specs for point in _points(spec, context, tokens)]
+    found = launch(_measured, points, world.precision, num_ranks=1, preparation=Preparation(world.kind))[0]
+    device, best = device_of(world), measured(world)
+
+    def limits(spec: ModelSpec, device: Device) -> tuple[float, float]:
         return (
             decode_seconds(spec, device, world.precision, rows=_DECODE_ROWS, context=context),
             train_seconds(spec, device, world.precision, rows=_TRAIN_ROWS, tokens=tokens),
         )
 
-    ceilings = measured(world)
-    best = limits(ceilings) if ceilings else (None, None)
-    decode, train = limits(device_of(world))
-    yield Share(f"decode, {_DECODE_ROWS} rows of {context} tokens, of the bandwidth", decode, best[0], decoded)
-    yield Share(f"train, {_TRAIN_ROWS} rows of {tokens} tokens, of the arithmetic", train, best[1], trained)
+    bodies = (
+        f"decode, {_DECODE_ROWS} rows of {context} tokens, of the bandwidth",
+        f"train, {_TRAIN_ROWS} rows of {tokens} tokens, of the arithmetic",
+    )
+    for spec, both in zip(specs, zip(found[::2], found[1::2], strict=True), strict=True):
+        of_best = limits(spec, best) if best else (None, None)
+        name = f"{spec.name}, {spec.num_layers} layers"
+        for share in zip(bodies, limits(spec, device), of_best, both, strict=True):
+            yield Share(name, *share)
+
+
+def _points(spec: ModelSpec, context: int, tokens: int) -> tuple[Point, Point]:
+    shape, layers = shape_of(spec, 1), spec.num_layers
+    return (
+        Point(shape=shape, num_layers=layers, body=Body.DECODE, rows=_DECODE_ROWS, tokens=1, context=context),
+        Point(shape=shape, num_layers=layers, body=Body.TRAIN, rows=_TRAIN_ROWS, tokens=tokens, context=0),
+    )
 
 
 def _row(share: Share) -> str:
@@ -87,7 +94,7 @@ def _row(share: Share) -> str:
     )
 
 
-def _measured(points: tuple[Point, ...], precision: str) -> list[Measurement]:
+def _measured(points: Sequence[Point], precision: str) -> list[Measurement]:
     """On the one rank."""
     longest = max(point.context + point.tokens for point in points) + 1
     bench = Bench(build_mesh(Layout(), 0), instruments(), precision=precision, max_positions=longest)

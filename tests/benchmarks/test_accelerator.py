@@ -59,7 +59,7 @@ def tiny(out: Path) -> World:
 def test_both_bodies_of_a_whole_model_are_measured_and_slower_than_their_limits(tmp_path: Path) -> None:
     world = tiny(tmp_path)
     spec = model_from_config(config_of(world, "qwen2.5-0.5b"), name="tiny")
-    found = list(shares(world, spec))
+    found = list(shares(world, [spec]))
     assert len(found) == 2
     for share in found:
         assert share.measured.point.num_layers == spec.num_layers
