@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +36,9 @@ LIVE = "num_live_sequences"
 
 _MOST_BYTES = 2**29
 """Of a trace: some millions of spans."""
+
+_MOST_AHEAD = 8
+"""Lines of a trace are behind those of so many steps earlier: stages work ahead by less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +118,36 @@ def read_spans(path: Path) -> tuple[Span, ...]:
                 f"trace {path} line {number} is not a span; if the file was cut short, delete that line."
             ) from None
     return tuple(spans)
+
+
+def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
+    """The spans of the last steps in a trace, in the order of the file, which may still grow: a line counts when it is
+    whole. It is read from its end, so that it may be long. Raises BadInput naming the line that is not a span."""
+    require_file(path, "trace", sys.maxsize)
+    found: list[Span] = []
+    newest = -sys.maxsize
+    try:
+        for line in _lines_from_the_end(path):
+            found.append(span_of(json.loads(line)))
+            newest = max(newest, found[-1].step)
+            if found[-1].step <= newest - num_steps - _MOST_AHEAD:
+                break
+    except (ValueError, TypeError, RecursionError):
+        raise BadInput(f"trace {path} line {len(found) + 1} from its end is not a span; delete that line.") from None
+    return tuple(span for span in reversed(found) if span.step > newest - num_steps)
+
+
+def _lines_from_the_end(path: Path) -> Iterator[bytes]:
+    """Those that are whole."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            end = text.rfind(b"\n")
+            while end >= 0:
+                before = text.rfind(b"\n", 0, end)
+                yield text[before + 1 : end]
+                end = before
 
 
 def is_number(number: Any) -> bool:

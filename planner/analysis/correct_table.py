@@ -33,6 +33,9 @@ from meshwright.profiles.table import Body, Correction, Shape, Table, Traffic, T
 from meshwright.profiles.trace import Span, read_spans
 from meshwright.profiles.workload import Workload
 
+_WITHOUT_TABLE = "calibrate without a table"
+"""What nodes of several kinds do not allow."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
@@ -80,13 +83,8 @@ def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
 
 def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date: str) -> Calibration:
     """The table with a correction for each shape and body of the plan. Raises BadInput for a trace that is no use."""
-    base = _base(plan, table, date)
-    workload = plan.facts.workload
-    if workload.dynamic_sampling:
-        raise BadInput(
-            "the run is of dynamic sampling (workload.dynamic_sampling), whose steps have different numbers of waves, "
-            "which no correction tells from slow stages; calibrate with a run of the job without it."
-        )
+    require_telling(plan, table)
+    base, workload = _base(plan, table, date), plan.facts.workload
     seen = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
     actual = met(workload, seen)
     corrected = _with_collectives(plan, seen, actual, base, date)
@@ -100,6 +98,19 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
         expected_response_tokens=workload.drawn_lengths.mean,
         rows=tuple(_rows(plan, seen, _recosted(plan, actual, base), _recosted(plan, actual, corrected))),
     )
+
+
+def require_telling(plan: Plan, table: Table | None) -> None:
+    """Raises BadInput for a plan whose runs correct no table, and without the table that it was made with."""
+    if plan.facts.workload.dynamic_sampling:
+        raise BadInput(
+            "the run is of dynamic sampling (workload.dynamic_sampling), whose steps have different numbers of waves, "
+            "which no correction tells from slow stages; calibrate with a run of the job without it."
+        )
+    if table is None and "profile" in plan.digests:
+        raise BadInput("the plan was made with a measured table; name it with --profile, so that it is corrected.")
+    if table is None:
+        of_one_kind(plan.facts.cluster, _WITHOUT_TABLE)
 
 
 def _rows(plan: Plan, seen: RunObservation, before: Plan, after: Plan) -> Iterator[StageRow]:
@@ -181,9 +192,7 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
     """The table to correct; an empty one for a plan that was made from the equations alone."""
     if table is not None:
         return table
-    if "profile" in plan.digests:
-        raise BadInput("the plan was made with a measured table; name it with --profile, so that it is corrected.")
-    cluster = of_one_kind(plan.facts.cluster, "calibrate without a table")
+    cluster = of_one_kind(plan.facts.cluster, _WITHOUT_TABLE)
     return unprofiled(
         device=cluster.device.name,
         kind=cluster.device.kind,

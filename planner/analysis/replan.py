@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshwright.cost_models.cost import WEIGHTS, Cost, Term
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, PassedOn, Summed
@@ -30,9 +30,11 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import digest
 from meshwright.profiles.environment.seen_lengths import as_seen, with_lengths
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.observations import met, observe
 from meshwright.profiles.stages import GENERATE, Stage
+from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Span
 
 _STATE = ("main weights", "moments")
@@ -49,45 +51,76 @@ class Moving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Mean seconds of a step with lengths that are drawn, under the plan as it was and under the new one. SIMULATED."""
+
+    kept_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replanned:
     """`kept_seconds` is a step as things are now under the plan as it was, None where that cannot go on: see `broken`.
-    `earned_after_steps` is None where moving earns nothing, and 0 where there is no choice."""
+    `earned_after_steps` is None where moving earns nothing, and 0 where there is no choice. `off_by` is how far the one
+    before was off, in parts of a step, where it was made in the same way as this one."""
 
     plan: Plan
     kept_seconds: float | None
     broken: str
     moving: tuple[Moving, ...]
     earned_after_steps: int | None
+    off_by: float = 0.0
+    simulated: Simulated | None = None
 
     @property
     def moving_seconds(self) -> float:
         return math.fsum(one.seconds for one in self.moving)
 
+    def earned_after(self, pause_seconds: float) -> int | None:
+        """In how many steps moving is earned back, with a pause for it, by what is predicted or simulated to be saved,
+        whichever is less; None where the plan is no faster than the one before by more than a search leaves open, and
+        by more than what the one before was off by."""
+        if self.kept_seconds is None:
+            return 0
+        saved, usual = self.kept_seconds - self.plan.period_seconds, Limits().on(self.plan.facts.cluster.num_ranks)
+        if self.simulated:
+            saved = min(saved, self.simulated.kept_seconds - self.simulated.seconds)
+        if saved <= self.kept_seconds * max(usual.tolerance, self.off_by):
+            return None
+        return math.ceil((self.moving_seconds + pause_seconds) / saved)
+
 
 @dataclass(frozen=True)
 class Paced(PassedOn):
-    """A cost model whose stages take as many times longer as a run has shown."""
+    """A cost model whose stages take as many times longer as a run has shown: in each layout that the run has had as
+    there, `in_layouts`, and in any other as in the layout that they have now."""
 
     factors: Mapping[str, float]
+    in_layouts: Mapping[tuple[str, Layout], float] = field(default_factory=dict)
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        return super().least_seconds(stage, model, num_ranks, part) * self._factor(stage)
+        return super().least_seconds(stage, model, num_ranks, part) * self._least_factor(stage)
 
     def least_generation_seconds(self, call: Call) -> float:
-        return super().least_generation_seconds(call) * self._factor(call.stage)
+        return super().least_generation_seconds(call) * self._factor(call)
 
     def seconds(self, call: Call) -> Cost:
-        cost, factor = super().seconds(call), self._factor(call.stage)
+        cost, factor = super().seconds(call), self._factor(call)
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost
 
     def on_layout(self, call: Call) -> LayoutCosts:
         return Summed(self, call)
 
     def tail_seconds(self, call: Call) -> float:
-        return super().tail_seconds(call) * self._factor(call.stage)
+        return super().tail_seconds(call) * self._factor(call)
 
-    def _factor(self, stage: Stage) -> float:
-        return self.factors.get(stage.name, 1.0)
+    def _factor(self, call: Call) -> float:
+        here = self.in_layouts.get((call.stage.name, call.layout))
+        return self.factors.get(call.stage.name, 1.0) if here is None else here
+
+    def _least_factor(self, stage: Stage) -> float:
+        there = (factor for (name, _), factor in self.in_layouts.items() if name == stage.name)
+        return min(self.factors.get(stage.name, 1.0), *there, math.inf)
 
 
 def factors_of(found: Calibration) -> dict[str, float]:
@@ -118,9 +151,11 @@ def without_nodes(facts: Facts, lost_nodes: int) -> Facts:
     return facts.model_copy(update={"cluster": cluster.model_copy(update={"nodes": cluster.nodes - lost_nodes})})
 
 
-def of_run(plan: Plan) -> Plan:
-    """The plan, which says that its lengths are not what the job expects: they are those of `facts_from`."""
-    return plan.model_copy(update={"digests": {**plan.digests, "trace": digest(as_seen(plan.facts.workload))}})
+def of_run(plan: Plan, table: Table | None = None) -> Plan:
+    """The plan, which says that its lengths are not what the job expects: they are those of `facts_from`; and the table
+    that it was made with."""
+    told = {"trace": as_seen(plan.facts.workload), **({"profile": table} if table else {})}
+    return plan.model_copy(update={"digests": {**plan.digests, **{name: digest(one) for name, one in told.items()}}})
 
 
 def replan(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-from dataclasses import replace
 from pathlib import Path
 
-from meshwright.planner.analysis.correct_table import calibrate, read_run
-from meshwright.planner.analysis.replan import Paced, Replanned, factors_of, facts_from, of_run
-from meshwright.planner.analysis.replan import replan as planned_anew
+from meshwright.planner.analysis.replan import Replanned
+from meshwright.planner.analysis.shown import replan_as_shown
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import Pathname, limits_of, remodel
+from meshwright.runtime.api.given import Pathname, limits_of
 
 
 def replan(
@@ -27,7 +23,8 @@ def replan(
     lost_nodes: int = 0,
     limits: Limits | None = None,
 ) -> Replanned:
-    """The plan that is best from here: for the lengths and the speeds that a run of `plan` has met, on the nodes left.
+    """The plan that is best from here: for the lengths and the speeds that the last steps of a run of `plan` have met,
+    on the nodes left; a layout that the run had before is as slow as it was then.
 
     `run` is the directory of the run, and `table` the one that the plan was made with, if it was made with one. `facts`
     are those of another job to go on with. The answer is found among choices near those of the plan, without a bound;
@@ -37,10 +34,5 @@ def replan(
     plan fits what is left.
     """
     require_valid(plan)
-    spans = read_run(plan, Path(run))
-    seen = facts_from(plan, facts or plan.facts, spans, lost_nodes=lost_nodes)
-    paces = factors_of(calibrate(plan, spans, table, date=datetime.date.today().isoformat()))
-    model = Paced(remodel(table)(seen), paces)
     asked = limits_of(limits) if limits else None
-    found = planned_anew(plan, seen, model, pins=parse_pins(plan.pins, plan.graph), limits=asked)
-    return replace(found, plan=of_run(found.plan))
+    return replan_as_shown(plan, Path(run), table, facts=facts, lost_nodes=lost_nodes, limits=asked)

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import Ends, Span, ends_of, instruction_name, read_spans, write_spans
+from meshwright.profiles.trace import (
+    Ends,
+    Span,
+    ends_of,
+    instruction_name,
+    read_last_spans,
+    read_spans,
+    write_spans,
+)
 
 
 def span(rank: int, clock: str = "measured") -> Span:
@@ -58,3 +66,26 @@ def test_a_trace_that_was_cut_short_is_told_the_line(tmp_path: Path, text: str) 
     path.write_text(path.read_text() + text)
     with pytest.raises(BadInput, match="line 2 is not a span"):
         read_spans(path)
+
+
+def test_the_last_steps_are_read_from_the_end_of_a_trace_that_grows(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("what no step looks at\n")
+    turns = [replace(span(rank), step=step + rank) for step in range(40) for rank in range(2)]  # rank 1 works ahead
+    write_spans(path, turns)
+    with path.open("a") as file:
+        file.write('{"step": 41, "instr')
+    last = read_last_spans(path, 3)
+    assert last == tuple(one for one in turns if one.step in (38, 39, 40))
+    assert [one.step for one in last] == [38, 38, 39, 39, 40]
+
+
+def test_fewer_steps_than_are_asked_for_are_all_read_and_none_of_an_empty_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("")
+    assert read_last_spans(path, 3) == ()
+    write_spans(path, [span(0), span(1)])
+    assert read_last_spans(path, 3) == (span(0), span(1))
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(BadInput, match="line 3 from its end is not a span"):
+        read_last_spans(path, 3)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.planner.analysis.replan import Paced, Replanned, facts_from, replan
+from meshwright.planner.analysis.replan import Paced, Replanned, Simulated, facts_from, replan
 from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.recost import recost
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
@@ -91,6 +96,22 @@ def test_moving_is_earned_back_when_the_steps_have_saved_as_much() -> None:
         assert (found.earned_after_steps - 1) * saved < found.moving_seconds
 
 
+def test_a_pause_is_earned_back_too_and_what_a_search_leaves_open_or_was_off_earns_nothing() -> None:
+    found = replace(replanned(FACTS), kept_seconds=2 * PLAN.period_seconds, moving=())
+    saved = 2 * PLAN.period_seconds - found.plan.period_seconds
+    assert found.earned_after(0.0) == 0
+    assert found.earned_after(9.5 * saved) == 10
+    assert replace(found, off_by=0.9).earned_after(0.0) is None
+    for share, earns in ((0.995, False), (0.98, True)):
+        new = found.plan.model_copy(update={"period_seconds": share * 2 * PLAN.period_seconds})
+        assert (replace(found, plan=new).earned_after(0.0) is not None) is earns
+    assert replace(found, kept_seconds=None).earned_after(1e9) == 0
+    half = replace(found, simulated=Simulated(kept_seconds=1.5 * saved, seconds=saved))
+    assert half.earned_after(9.5 * saved) == 19
+    slower = replace(found, simulated=Simulated(kept_seconds=1.0, seconds=1.1))
+    assert slower.earned_after(0.0) is None
+
+
 def test_with_limits_the_answer_is_proven() -> None:
     less = with_setting(FACTS, {"cluster.nodes": 1})
     found, best = replanned(less, limits=Limits(gap=0.01)), planned(less)
@@ -143,3 +164,29 @@ def test_three_times_the_lengths_on_seven_of_eight_nodes_are_planned_at_once() -
     scratch = best_plan(changed, model(changed))
     assert isinstance(scratch, Plan)
     assert found.plan.period_seconds <= 1.03 * scratch.period_seconds
+
+
+@pytest.mark.slow
+def test_a_plan_for_the_lengths_that_are_met_is_as_much_faster_as_it_is_simulated_to_be() -> None:
+    """SIMULATED, with lengths that are drawn: a third of those that were planned for; three times as long ones do not
+    fit in memory under the plan as it is."""
+    facts = resolve(read_job(JOB), JOB.parent)
+    facts = with_setting(facts, {"cluster.nodes": 2, "workload.batch_size": 256, "staleness": 1})
+    first = best_plan(facts, model_of(facts), limits=Limits(gap=0.05))
+    assert isinstance(first, Plan)
+
+    def met(times: float) -> Facts:
+        return with_setting(facts, {"workload.response.median": 512 * times, "workload.response.p99": 8192 * times})
+
+    shorter, longer = met(1 / 3), met(3.0)
+    found = replan(first, shorter, model_of(shorter))
+    assert found.kept_seconds is not None
+    assert found.earned_after_steps is not None
+    assert found.earned_after_steps < 10
+    kept, new = (
+        simulate(plan, Sampled(plan, model_of, seed=0), steps=20).steps.mean
+        for plan in (recost(first, shorter, model_of(shorter)), found.plan)
+    )
+    assert new / kept == pytest.approx(found.plan.period_seconds / found.kept_seconds, abs=0.01)
+    assert new < 0.97 * kept
+    assert "rank 8 needs" in replan(first, longer, model_of(longer)).broken
