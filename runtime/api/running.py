@@ -13,6 +13,7 @@ from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scr
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.frameworks import require_own_engine
+from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import Pathname, require_number
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.outputs import require_directory
@@ -39,6 +40,8 @@ def run(
     keep: int = 2,
     export_every: int = 0,
     max_restarts: int = 0,
+    replan_every: int = 0,
+    table: Table | None = None,
     allow_modules: Sequence[str] = (),
     rendezvous: Rendezvous | None = None,
 ) -> RunSummary | Stopped | None:
@@ -46,7 +49,9 @@ def run(
 
     `steps` are all of the run, those before a `resume` included, and `directory` is where the job's relative paths
     start. A resume goes on under any plan of the job; with `draw_again` it draws responses again that were under way.
-    One that fails is started again from its last checkpoint `max_restarts` times, on the nodes that are left.
+    One that fails is started again from its last checkpoint `max_restarts` times, on the nodes that are left. Every
+    `replan_every` steps, 0 is never, a look is taken whether another plan is better from here, under which the run goes
+    on where that is earned in the steps that are left. `table` is the one that the plan was made with, if it was.
     Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, is
     `Stopped`; None comes back on a machine without rank 0. Rewards may be built-in functions and those of
     `allow_modules`. Ranks import the program's main module, which therefore needs `if __name__ == "__main__":`; under
@@ -57,6 +62,7 @@ def run(
     require_number("checkpoint_minutes", checkpoint_minutes, least=0)
     require_number("keep", keep, least=1)
     require_number("max_restarts", max_restarts, least=0)
+    require_number("replan_every", replan_every, least=0)
     from meshwright.runtime.execution.request import RunRequest
     from meshwright.runtime.execution.train import run_plan
 
@@ -73,6 +79,8 @@ def run(
         keep=keep,
         export_every=export_every,
         max_restarts=max_restarts,
+        replan_every=replan_every,
+        table=table,
         allowed_modules=tuple(allow_modules),
     )
     return run_plan(request, rendezvous)

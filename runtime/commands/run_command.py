@@ -11,6 +11,7 @@ from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.runtime.api.running import run as trained
 from meshwright.runtime.commands import show
+from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AllowModule, JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.rendezvous_token import read_token
@@ -19,9 +20,15 @@ from meshwright.runtime.records.stopped import STOPPED, Stopped
 EXAMPLES = """Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run
 
 meshwright run plan2.json job.yaml --steps 40 --out run --resume --max-restarts 5
+
+meshwright run plan.json job.yaml --steps 2000 --out run --replan-every 50
 """
 
 DrawAgain = Annotated[bool, typer.Option(help="With --resume: draw responses again that were under way.")]
+CheckpointEvery = Annotated[int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 is none by steps.")]
+CheckpointMinutes = Annotated[
+    float, typer.Option(min=0, max=10**6, callback=finite, help="Minutes between checkpoints; 0 is none by time.")
+]
 ExportEvery = Annotated[
     int,
     typer.Option(min=0, max=10**9, help="Steps between Hugging Face directories of what is trained, also at the end."),
@@ -29,6 +36,13 @@ ExportEvery = Annotated[
 MaxRestarts = Annotated[
     int,
     typer.Option(min=0, max=10**6, help="Times that a run which fails is started again from its last checkpoint."),
+]
+ReplanEvery = Annotated[
+    int,
+    typer.Option(min=0, max=10**9, help="Steps between looks at whether another plan is better from here; 0 is none."),
+]
+PlannedWith = Annotated[
+    Path | None, typer.Option("--profile", help="The table that the plan was made with, for planning again.")
 ]
 NodeRank = Annotated[
     int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
@@ -45,18 +59,15 @@ def run(
     out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
     draw_again: DrawAgain = False,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 is none by steps.")
-    ] = 0,
-    checkpoint_minutes: Annotated[
-        float,
-        typer.Option(min=0, max=10**6, callback=finite, help="Minutes between checkpoints; 0 is none by time."),
-    ] = 10.0,
+    checkpoint_every: CheckpointEvery = 0,
+    checkpoint_minutes: CheckpointMinutes = 10.0,
     keep: Annotated[
         int, typer.Option(min=1, max=10**9, help="Checkpoints that stay, beside the best by held-out reward.")
     ] = 2,
     export_every: ExportEvery = 0,
     max_restarts: MaxRestarts = 0,
+    replan_every: ReplanEvery = 0,
+    profile: PlannedWith = None,
     allow_module: AllowModule = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
     rendezvous: Annotated[
@@ -70,7 +81,8 @@ def run(
     Asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, it saves a checkpoint behind the step that is under way and ends with
     exit code 75: run it again with --resume. Asked twice by SIGTERM or Ctrl-C it stops at once.
 
-    With --max-restarts it is started again when it fails, on the nodes that are left.
+    With --max-restarts it is started again when it fails, on the nodes that are left; with --replan-every it goes on
+    under another plan where that is faster at the lengths and speeds met, and earned in the steps that are left.
 
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """
@@ -87,6 +99,8 @@ def run(
         resume=resume,
         draw_again=draw_again,
         max_restarts=max_restarts,
+        replan_every=replan_every,
+        table=table_in(profile),
         allow_modules=allow_module or (),
         rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank, read_token(token_file)),
     )

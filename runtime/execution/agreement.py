@@ -15,10 +15,16 @@ from torch import Tensor
 
 
 class Wish(NamedTuple):
-    """To save a checkpoint behind a turn, and to stop there."""
+    """To save a checkpoint behind a turn, to stop there, and to stop there so as to go on under another plan."""
 
     save: bool = False
     stop: bool = False
+    replan: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether no turn follows, of these processes."""
+        return self.stop or self.replan
 
 
 class Agreement:

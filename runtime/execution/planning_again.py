@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 from dataclasses import replace
 
 import torch.distributed as dist
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.correct_table import calibrate, read_run
-from meshwright.planner.analysis.replan import Paced, factors_of, facts_from, of_run, replan, without_nodes
+from meshwright.planner.analysis.replan import Paced, of_run, replan, without_nodes
+from meshwright.planner.analysis.shown import shown_by
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
@@ -58,17 +57,15 @@ def planned_again(request: RunRequest, num_nodes: int) -> Plan:
         found = replan(plan, facts, model, pins=parse_pins(plan.pins, plan.graph)).plan
     except BadInput:
         found = replan(plan, facts, model).plan
-    return of_run(found) if isinstance(model, Paced) else found
+    return of_run(found, request.table) if isinstance(model, Paced) else found
 
 
 def _as_shown(request: RunRequest, lost_nodes: int) -> tuple[Facts, CostModel]:
     """Facts and costs without so many nodes, as the run has met them, or as they are where it has shown too little."""
     plan = request.plan
     try:
-        spans = read_run(plan, request.out)
-        facts = facts_from(plan, plan.facts, spans, lost_nodes=lost_nodes)
-        found = calibrate(plan, spans, None, date=datetime.date.today().isoformat())
+        shown = shown_by(plan, request.out, request.table, lost_nodes=lost_nodes)
+        return shown.facts, shown.model
     except BadInput:
         facts = without_nodes(plan.facts, lost_nodes)
-        return facts, model_of(facts)
-    return facts, Paced(model_of(facts), factors_of(found))
+        return facts, model_of(facts, request.table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.planner.analysis.correct_table import require_telling
 from meshwright.planner.plan.job import SETTINGS_KEYS, Job, require_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
@@ -14,6 +15,7 @@ from meshwright.planner.program.program import Program, lower
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import require_own_engine
+from meshwright.profiles.table import Table
 from meshwright.runtime.device import host
 from meshwright.runtime.environment.allowed import require_functions, require_tool
 from meshwright.runtime.execution.resume import latest_step
@@ -51,7 +53,13 @@ class RunRequest:
     max_restarts: int = 0
     """Times that the run is started again from its last checkpoint when it fails."""
     restarts: int = 0
-    """Times that it was."""
+    """Times that it was, and that it went on under another plan."""
+    replan_every: int = 0
+    """Steps between looks at whether another plan is better from here; 0 is none."""
+    table: Table | None = None
+    """That the plan was made with, if it was made with one; asked where it is planned again."""
+    launched: float = 0.0
+    """When its processes were, in seconds of this machine's `time.monotonic`."""
     allowed_modules: tuple[str, ...] = ()
     """Whose functions may be rewards or the tool."""
 
@@ -64,7 +72,8 @@ class RunRequest:
         """Of what all nodes must agree on, wherever their files are."""
         options = (
             f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
-            f"{self.export_every} {self.draw_again} {self.max_restarts} {self.allowed_modules}"
+            f"{self.export_every} {self.draw_again} {self.max_restarts} {self.allowed_modules} "
+            f"{self.replan_every} {self.table and digest(self.table)}"
         )
         return " ".join((digest(self.plan), digest(self.job), options))
 
@@ -81,6 +90,8 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
         require_sound(Program(waves.instructions), plan.graph)
     require_job(plan.facts, request.job, request.directory, lengths_are_seen=plan.lengths_are_seen)
     _require_known_losses(request.job)
+    if request.replan_every:
+        _require_telling(request)
     if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
         raise BadInput(
             f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
@@ -95,6 +106,14 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     require_free(request.out)
     _check_resume(request)
     request.out.mkdir(parents=True, exist_ok=True)
+
+
+def _require_telling(request: RunRequest) -> None:
+    """Raises BadInput for a plan that cannot be planned again from what its run shows."""
+    try:
+        require_telling(request.plan, request.table)
+    except BadInput as error:
+        raise BadInput(f"--replan-every asks the run how long stages take: {error}") from None
 
 
 def _require_known_losses(job: Job) -> None:
@@ -141,4 +160,9 @@ def check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
     seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
     if rendezvous != Rendezvous(node_rank=rendezvous.node_rank, token=rendezvous.token):
         raise BadInput("torchrun has joined the nodes already; leave --nodes and --rendezvous to it.")
+    if request.replan_every:
+        raise BadInput(
+            f"--replan-every {request.replan_every}: torchrun starts ranks again only where one fails, and not under "
+            "another plan; start the run by `meshwright run`, or without it."
+        )
     check(request, rendezvous)

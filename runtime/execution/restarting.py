@@ -2,7 +2,8 @@
 
 Every node of a run does this by itself: a rank that is lost ends the run on all of them, and they meet again where they
 met before. Whoever does not come is lost for good, and the run goes on without it, planned again. What the user has
-done wrong, and what the user has ended, is not tried again.
+done wrong, and what the user has ended, is not tried again. In the same way a run goes over to another plan, for which
+it has stopped by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import latest_step
 from meshwright.runtime.launch.interruption import is_asked_within
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.records.restarts import Restart, steps_recorded, write_restart
-from meshwright.runtime.records.stopped import Stopped
+from meshwright.runtime.records.restarts import Restart, read_restarts, steps_recorded, write_restart
+from meshwright.runtime.records.stopped import NEXT_PLAN, Stopped
 
 T = TypeVar("T")
 
@@ -30,30 +31,46 @@ them."""
 
 
 def with_restarts(
-    launch: Callable[[RunRequest, Rendezvous], T], request: RunRequest, rendezvous: Rendezvous
+    launch: Callable[[RunRequest, Rendezvous], T | Stopped], request: RunRequest, rendezvous: Rendezvous
 ) -> T | Stopped:
-    """What the launch returns that comes to an end. Raises the RunFailed of the last one that may be tried."""
-    in_a_row, before = 0, latest_step(request.out)
-    for number in range(1, request.max_restarts + 1):
+    """What the launch returns that comes to an end, or is asked to stop. One that stops to go on under another plan is
+    started again at once, and counts for none that failed. Raises the RunFailed of the last one that may be tried."""
+    failures, in_a_row, before = 0, 0, latest_step(request.out)
+    number = max((one.number for one in read_restarts(request.out)), default=0)  # before a resume by hand
+    request = replace(request, restarts=number)
+    while True:
+        number, following, wait = number + 1, again, 0.0
         try:
-            return launch(request, rendezvous)
+            ended = launch(request, rendezvous)
+            if not isinstance(ended, Stopped) or not ended.goes_on:
+                return ended
+            following = under_next_plan
+            sys.stderr.write(f"{read_restarts(request.out)[-1].told}\n")
         except RunFailed as error:
-            saved = latest_step(request.out)
+            if failures == request.max_restarts:
+                raise
+            failures, saved = failures + 1, latest_step(request.out)
             in_a_row, before = (in_a_row + 1 if saved == before else 1), saved
-            restart = Restart(
-                number=number,
-                host=socket.gethostname(),
-                reason=str(error),
-                reached=steps_recorded(request.out),
-                saved=saved or 0,
-            )
-            write_restart(request.out, restart)
             wait = seconds_before(in_a_row)
-            sys.stderr.write(f"{restart.told}; starting again in {wait:.0f} s ({number} of {request.max_restarts})\n")
+            told = _noted(request, number, str(error))
+            sys.stderr.write(f"{told}; starting again in {wait:.0f} s ({failures} of {request.max_restarts})\n")
         if is_asked_within(wait):
+            saved = latest_step(request.out)
             return Stopped(done=saved or 0, saved=saved)
-        request, rendezvous = again(request, number), rendezvous.again(request.plan.facts.cluster.nodes)
-    return launch(request, rendezvous)
+        request, rendezvous = following(request, number), rendezvous.again(request.plan.facts.cluster.nodes)
+
+
+def _noted(request: RunRequest, number: int, reason: str) -> str:
+    """The restart that a failure leads to, in words, once it is written down."""
+    restart = Restart(
+        number=number,
+        host=socket.gethostname(),
+        reason=reason,
+        reached=steps_recorded(request.out),
+        saved=latest_step(request.out) or 0,
+    )
+    write_restart(request.out, restart)
+    return restart.told
 
 
 def seconds_before(number: int) -> float:
@@ -66,3 +83,8 @@ def again(request: RunRequest, number: int) -> RunRequest:
     written = request.out / "plan.json"
     plan = read_plan(written) if written.exists() else request.plan
     return replace(request, plan=plan, resume=latest_step(request.out) is not None, draw_again=False, restarts=number)
+
+
+def under_next_plan(request: RunRequest, number: int) -> RunRequest:
+    """The request to go on with, under the plan that the run has stopped for."""
+    return replace(again(request, number), plan=read_plan(request.out / NEXT_PLAN))

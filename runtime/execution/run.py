@@ -28,6 +28,7 @@ from meshwright.runtime.execution.filling import GroupSampling
 from meshwright.runtime.execution.held_out import EVALUATED, HeldOutPart, evaluation_of
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
+from meshwright.runtime.execution.next_plan import NextPlan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import Loaded, TakenUp, load_step, save_step
 from meshwright.runtime.execution.resume_rules import changes, draws_by
@@ -122,7 +123,7 @@ class RankRun:
         """Updates that the newest checkpoint has seen."""
         self._saved_at = time.monotonic()
         self._agreement = Agreement(self._control, most_ahead=self._program.most_ahead)
-        self._agreed, self._waited = Wish(), 0.0
+        self._agreed, self._waited, self._next_plan = Wish(), 0.0, NextPlan.of(request, done)
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
         """When the last turn did, or what came between it and the next."""
@@ -185,8 +186,10 @@ class RankRun:
         """Tells all ranks what this one wishes; in a synchronous plan, waits for them."""
         start, minutes = time.monotonic(), self._request.checkpoint_minutes
         is_due = dist.get_rank() == 0 and 0 < minutes * 60 <= start - self._saved_at
+        done = max(turn + 1, self.steps.start)
+        wish = self._next_plan.wish(done, self._saver.seconds) if self._next_plan else Wish()
         with self._watch.waiting("the agreement behind a turn", turn):
-            self._agreed = self._agreement.behind_turn(Wish(save=is_due, stop=is_asked()))
+            self._agreed = self._agreement.behind_turn(wish._replace(save=wish.save or is_due, stop=is_asked()))
         self._waited = time.monotonic() - start if self._program.most_ahead == 0 else 0.0
 
     def behind_turn(self, done: int) -> bool:
@@ -198,11 +201,11 @@ class RankRun:
         if evaluates:
             self.evaluate(done)
         by_steps = evaluates or _is_due(done, request.checkpoint_every)
-        if begun and (is_last or by_steps or self._agreed.save or self._agreed.stop):
+        if begun and (is_last or by_steps or self._agreed.save or self._agreed.ends):
             self.save(done)
         if begun and request.export_every and (is_last or _is_due(done, request.export_every)):
             self.export(done)
-        return self._agreed.stop and not is_last
+        return self._agreed.ends and not is_last
 
     def stop(self, done: int) -> Stopped:
         """Ends with all ranks before the last step. What was sent ahead and nobody will take is left behind, but for
@@ -213,11 +216,16 @@ class RankRun:
         moves = tuple(i for i in self._program.instructions if isinstance(i, MoveWeights))
         self._executor.execute(Program(moves), done, range(done, done + 1))
         self.wait_for_checkpoint(done)
+        goes_on = self._agreed.replan and not self._agreed.stop
+        if self._next_plan:
+            self._next_plan.close()
+            if goes_on:
+                self._next_plan.leave(done)
         with self._watch.meeting("the end of the run", done):
             dist.barrier(group=self._control)
         self._watch.close()
         self.recorder.stop()
-        return Stopped(done=max(done, self.steps.start), saved=self._saved)
+        return Stopped(done=max(done, self.steps.start), saved=self._saved, goes_on=goes_on)
 
     def save(self, done: int) -> None:
         """Has the trainers saved after `done` updates, and what is under way; the record is complete up to there."""
@@ -279,6 +287,8 @@ class RankRun:
     def close(self) -> RunSummary | None:
         """Gives the connections between hosts back. What there is to say of the run, on rank 0."""
         self._watch.close()
+        if self._next_plan:
+            self._next_plan.close()
         if self._environment:
             self._environment.close()
         if self._tools:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch.distributed as dist
@@ -54,7 +56,7 @@ def _launched(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopp
     cluster = request.plan.facts.cluster
     results = launch(
         _work_alone,
-        request,
+        replace(request, launched=time.monotonic()),
         num_ranks=cluster.ranks_per_node,
         preparation=Preparation(cluster.kind, patience_seconds(request.plan, away_seconds(request.job.rewards))),
         rendezvous=rendezvous,

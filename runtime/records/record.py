@@ -35,6 +35,7 @@ from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
 from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
+from meshwright.runtime.records.stopped import NEXT_PLAN
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, KL_ERROR, KL_TO_TEACHERS, PROB_ERROR, Gap
 
 T = TypeVar("T")
@@ -180,8 +181,9 @@ class Recorder:
         """Begins at a step; lines of later steps, left by a run that was cut off, are dropped."""
         if not self._is_writer:
             return
-        self._put_aside_another_plans_trace(first_step)
+        self._put_aside_another_plan(first_step)
         write_plan(self._out / "plan.json", self._plan)
+        (self._out / NEXT_PLAN).unlink(missing_ok=True)
         if self._asked:
             write_run_file(self._out, self._asked)
         for name in ("metrics.jsonl", "trace.jsonl"):
@@ -203,10 +205,12 @@ class Recorder:
             self._progress.console.print(note, markup=False, soft_wrap=True, highlight=False)
         self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, learned="")
 
-    def _put_aside_another_plans_trace(self, first_step: int) -> None:
-        """What is measured from here on is compared with this plan, and corrects what it was made from."""
+    def _put_aside_another_plan(self, first_step: int) -> None:
+        """With its trace: what is measured from here on is compared with this plan, and corrects what it was made
+        from."""
         path, trace = self._out / "plan.json", self._out / "trace.jsonl"
-        if path.exists() and trace.exists() and read_plan(path) != self._plan:
+        if path.exists() and trace.exists() and (before := read_plan(path)) != self._plan:
+            write_plan(self._out / f"plan-until-{first_step:06d}.json", before)
             trace.rename(self._out / f"trace-until-{first_step:06d}.jsonl")
 
     def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:

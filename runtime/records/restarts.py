@@ -14,7 +14,7 @@ _RESTARTS, _METRICS = "restarts.jsonl", "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """One of a run. Each node that takes part writes its own, by the same number, counted from 1."""
+    """One of a run. Each node that takes part writes its own, by the same number, counted from 1, over resumes too."""
 
     number: int
     host: str
@@ -24,7 +24,7 @@ class Restart:
     saved: int
     """Updates that the newest checkpoint had seen, from which it went on."""
     planned_again: str = ""
-    """That it went on under another plan, in words; only rank 0 writes this."""
+    """That it went on under another plan, in words; only rank 0 writes this. Without a reason nothing had failed."""
 
     @property
     def lost(self) -> int:
@@ -34,8 +34,8 @@ class Restart:
     @property
     def told(self) -> str:
         """In one sentence."""
-        again = f"; {self.planned_again}" if self.planned_again else ""
-        return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {self.reason.rstrip('.')}{again}"
+        why = "; ".join(text for text in (self.reason.rstrip("."), self.planned_again) if text)
+        return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {why}"
 
 
 _TYPES = (int, str, str, int, int, str)

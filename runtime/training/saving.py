@@ -10,6 +10,7 @@ import logging
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,11 +116,15 @@ class Saver:
         self._published.set()
         self._thread: threading.Thread | None = None
         self._error: MeshwrightError | None = None
+        self._began = 0.0
+        self.seconds: float | None = None
+        """From the snapshot of the last one until it was on the disk; None before there was one."""
 
     def save(self, snapshot: Callable[[], Snapshot], behind: Callable[[], None]) -> None:
         """Takes a snapshot when the one before is published, and has it published. Raises what `publish` has raised of
         the one before."""
         self.wait()
+        self._began = time.monotonic()
         taken = snapshot()
         if self._thread is None:
             self._thread = threading.Thread(target=self._publish, name="checkpoint", daemon=True)
@@ -143,6 +148,7 @@ class Saver:
                 self._error = error
             del snapshot, behind  # the next one is waited for without them
             used_memory.return_freed()
+            self.seconds = time.monotonic() - self._began
             self._published.set()
 
 

@@ -140,6 +140,7 @@ def _numbers() -> Iterator[tuple[str, ...]]:
         ((*run, "--steps", "1"), "--checkpoint-minutes", (*real, "10000000")),
         ((*run, "--steps", "1"), "--keep", _NOT_POSITIVE),
         ((*run, "--steps", "1"), "--export-every", ("-1", "x", "1.5")),
+        ((*run, "--steps", "1"), "--replan-every", ("-1", "x", "1.5")),
         ((*run, "--steps", "1"), "--nodes", ("0", "2", "x")),
         ((*run, "--steps", "1"), "--node-rank", ("-1", "1", "x")),
         ((*run, "--steps", "1"), "--rendezvous", ("x", "host:x", "127.0.0.1:99999999")),
@@ -187,6 +188,7 @@ def _inputs() -> Iterator[tuple[str, ...]]:
         yield "report", wrong, "-o", "out.html"
         yield "export", wrong, "in/job.yaml", "--to", "slurm", "-o", "out"
         yield "run", wrong, "in/job.yaml", "--steps", "1", "--out", "out"
+        yield "run", _PLAN, "in/job.yaml", "--steps", "1", "--out", "out", "--profile", wrong
         yield "calibrate", wrong, "in/run", "-o", "out.json"
         yield "plan", wrong, "-o", "out.json"
         yield "profile", wrong, "-o", "out.json"

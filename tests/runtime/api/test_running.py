@@ -45,6 +45,8 @@ def test_scripts_for_what_is_not_known_are_refused(tmp_path: Path) -> None:
 def test_nothing_is_trained_for_no_steps(job: Path, plan: api.Plan, tmp_path: Path) -> None:
     with pytest.raises(api.BadInput, match=r"^steps=0 is out of range; give 1 or more\.$"):
         api.run(plan, api.read_job(job), tmp_path / "run", steps=0, directory=job.parent)
+    with pytest.raises(api.BadInput, match=r"^replan_every=-1 is out of range; give 0 or more\.$"):
+        api.run(plan, api.read_job(job), tmp_path / "run", steps=1, directory=job.parent, replan_every=-1)
     assert not (tmp_path / "run").exists()
 
 

@@ -11,6 +11,10 @@ from meshwright.runtime.execution.agreement import Agreement, Wish
 from tests.runtime.ranks import run_on_ranks
 
 
+def _moves(turn: int) -> bool:
+    return turn == 2 and dist.get_rank() == 0
+
+
 def wishes(most_ahead: int) -> list[Wish]:
     """What a rank does behind each of 8 turns, of which rank 1 asks for an end behind the third; the ranks drift."""
     group = dist.new_group(backend="gloo")
@@ -18,7 +22,9 @@ def wishes(most_ahead: int) -> list[Wish]:
     agreement, found = Agreement(group, most_ahead=most_ahead), []
     for turn in range(8):
         time.sleep(0.02 * dist.get_rank())
-        found.append(agreement.behind_turn(Wish(save=turn == 1, stop=turn == 3 and dist.get_rank() == 1)))
+        found.append(
+            agreement.behind_turn(Wish(save=turn == 1, stop=turn == 3 and dist.get_rank() == 1, replan=_moves(turn)))
+        )
     agreement.flush()
     return found
 
@@ -29,3 +35,5 @@ def test_all_ranks_do_behind_the_same_turn_what_one_of_them_wishes(most_ahead: i
     assert one == other
     assert [turn for turn, wish in enumerate(one) if wish.save] == [1 + delay]
     assert [turn for turn, wish in enumerate(one) if wish.stop] == [3 + delay]
+    assert [turn for turn, wish in enumerate(one) if wish.replan] == [2 + delay]
+    assert [turn for turn, wish in enumerate(one) if wish.ends] == [2 + delay, 3 + delay]

@@ -136,3 +136,16 @@ def test_a_plan_for_devices_that_this_machine_lacks_is_refused(
     job = asked.job.model_copy(update={"cluster": cluster})
     plan = plan_by_hand(resolve(job, asked.directory), {"other": Where("0:1")})
     refused(replace(asked, plan=plan, job=job), "the plan uses 1 CUDA devices per node and this machine has 0; run it")
+
+
+def test_a_run_that_cannot_tell_how_long_stages_take_is_not_planned_again(asked: RunRequest) -> None:
+    looking = replace(asked, replan_every=5)
+    check(looking, Rendezvous())
+    profiled = asked.plan.model_copy(update={"digests": {**asked.plan.digests, "profile": "0" * 64}})
+    refused(replace(looking, plan=profiled), "--replan-every asks the run .* a measured table; name it with --profile")
+    check(replace(asked, plan=profiled), Rendezvous())
+
+
+def test_under_torchrun_no_other_plan_is_gone_over_to(asked: RunRequest) -> None:
+    with pytest.raises(BadInput, match="--replan-every 5: torchrun starts ranks again only where one fails"):
+        check_seat(replace(asked, replan_every=5), Rendezvous(), SEAT)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.execution import restarting
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.restarting import again, seconds_before, with_restarts
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.records.restarts import read_restarts
-from meshwright.runtime.records.stopped import Stopped
+from meshwright.runtime.records.restarts import Restart, read_restarts, write_restart
+from meshwright.runtime.records.stopped import NEXT_PLAN, Stopped
 from tests.runtime.execution.test_resume import save
 from tests.runtime.small_job import request, write_job
 
@@ -67,11 +68,55 @@ def test_a_run_goes_on_from_its_last_checkpoint_and_begins_again_without_one(
     assert "restart 1 from step 0, 2 steps lost: failure 1; starting again in 0 s (1 of 2)" in said
 
 
+def test_a_run_that_is_resumed_by_hand_counts_its_restarts_on(asked: RunRequest, at_once: None) -> None:
+    for _ in range(2):
+        with_restarts(Failing(1), asked, Rendezvous())
+    assert [one.number for one in read_restarts(asked.out)] == [1, 2]
+
+
 def test_one_failure_more_than_may_be_tried_again_is_raised(asked: RunRequest, at_once: None) -> None:
     launch = Failing(3)
     with pytest.raises(RunFailed, match="failure 3"):
         with_restarts(launch, asked, Rendezvous())
     assert len(read_restarts(asked.out)) == 2
+
+
+class GoingOver(Failing):
+    """A launch that fails once, and before and behind that stops to go on under another plan, each time another one."""
+
+    def __call__(self, asked: RunRequest, rendezvous: Rendezvous) -> Stopped | str:
+        number = len(self.seen) + 1
+        write_plan(asked.out / "plan.json", asked.plan)
+        if number not in (1, 3):
+            return super().__call__(asked, rendezvous)
+        self.seen.append((asked, rendezvous))
+        save(asked.out, number)
+        write_plan(asked.out / NEXT_PLAN, asked.plan.model_copy(update={"pins": (f"actor_train.tp={number}",)}))
+        note = Restart(number=number, host="a", reason="", reached=number, saved=number, planned_again=f"plan {number}")
+        write_restart(asked.out, note)
+        return Stopped(done=number, saved=number, goes_on=True)
+
+
+def test_a_run_that_stops_for_another_plan_goes_on_under_it_at_once_and_has_not_failed(
+    asked: RunRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited = list[int]()
+    monkeypatch.setattr(restarting, "seconds_before", lambda number: waited.append(number) or 0.0)
+    launch = GoingOver(2)
+    assert with_restarts(launch, replace(asked, max_restarts=1), Rendezvous()) == "done"
+    plans = [one.plan.pins for one, _ in launch.seen]
+    assert plans == [(), ("actor_train.tp=1",), ("actor_train.tp=1",), ("actor_train.tp=3",)]
+    assert [one.resume for one, _ in launch.seen] == [False, True, True, True]
+    assert [one.restarts for one, _ in launch.seen] == [place.attempt for _, place in launch.seen] == [0, 1, 2, 3]
+    assert waited == [1]
+    said = capsys.readouterr().err
+    assert "restart 1 from step 1, 0 steps lost: plan 1\n" in said
+    assert "starting again in 0 s (1 of 1)" in said
+
+
+def test_a_run_that_is_asked_to_stop_while_it_looks_for_another_plan_stops(asked: RunRequest) -> None:
+    stopped = Stopped(done=3, saved=3)
+    assert with_restarts(lambda _request, _rendezvous: stopped, asked, Rendezvous()) is stopped
 
 
 def test_what_the_user_has_done_wrong_is_not_tried_again(asked: RunRequest) -> None:

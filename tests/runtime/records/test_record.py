@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span, read_spans, write_spans
 from meshwright.runtime.records.outcome import Outcome
@@ -20,6 +20,7 @@ from meshwright.runtime.records.record import (
     elapsed_seconds,
     observations,
 )
+from meshwright.runtime.records.stopped import NEXT_PLAN
 from meshwright.runtime.records.version_gap import Gap
 from tests.planner.jobs import ToyModel, small_facts
 
@@ -132,13 +133,18 @@ def test_only_the_writing_rank_leaves_a_record(plan: Plan, tmp_path: Path) -> No
 
 
 def test_what_was_measured_under_an_earlier_plan_is_put_aside(plan: Plan, tmp_path: Path) -> None:
-    for number, one in enumerate((plan, plan, plan.model_copy(update={"pins": ()}))):
+    other = plan.model_copy(update={"pins": ()})
+    for number, one in enumerate((plan, plan, other)):
         recorder = Recorder(one, tmp_path, 3, is_writer=True)
+        write_plan(tmp_path / NEXT_PLAN, one)
         recorder.open(number)
         recorder.stop()
         write_spans(tmp_path / "trace.jsonl", [span(number, "actor_train", 0, 1.0)])
     assert [found.step for found in read_spans(tmp_path / "trace.jsonl")] == [2]
     assert [found.step for found in read_spans(tmp_path / "trace-until-000002.jsonl")] == [0, 1]
+    assert read_plan(tmp_path / "plan-until-000002.json") == plan
+    assert read_plan(tmp_path / "plan.json") == other
+    assert not (tmp_path / NEXT_PLAN).exists()
 
 
 def test_a_line_that_was_cut_short_is_dropped_and_another_that_is_wrong_is_told(tmp_path: Path) -> None:

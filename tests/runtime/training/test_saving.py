@@ -29,9 +29,12 @@ def _updated_meanwhile(models: Path, saved: Path) -> list[float]:
     trainer = Trainer(build_model(spec, mesh, trainable=True), mesh, learning_rate=1e-2)
     loss, saver = functools.partial(language_loss, spec, mesh), Saver(dist.new_group(backend="gloo"))
     trainer.train_step(blocks(2, mesh), loss)
+    assert saver.seconds is None
     saver.save(lambda: take_snapshot(saved, {"actor": trainer}), lambda: None)
     first = [trainer.train_step(blocks(2, mesh), loss)["loss"] for _ in range(2)]
     saver.wait()
+    assert saver.seconds is not None
+    assert saver.seconds > 0
     load_trainers(saved, {"actor": trainer})
     return [*first, *(trainer.train_step(blocks(2, mesh), loss)["loss"] for _ in range(2))]
 
