@@ -17,6 +17,7 @@ from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
+from meshwright.profiles.environment.latency import LatencySpec, MeasuredCalls
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
@@ -70,7 +71,12 @@ def another(kind: Any, value: Any = None) -> Any:
 
 
 LEAVES = tuple(leaves(Job))
-TURNS = ToolTurns(number=LengthSpec(max=2, fixed=2), result=LengthSpec(max=2, fixed=2), max_tokens=8)
+MEASURED = LatencySpec(
+    max=1.0, histogram=((0.5, 2.0),), measured=MeasuredCalls(num_calls=2, num_failed=0, date="2026-11-25")
+)
+TURNS = ToolTurns(
+    number=LengthSpec(max=2, fixed=2), result=LengthSpec(max=2, fixed=2), latency_seconds=MEASURED, max_tokens=8
+)
 RULED = [
     pytest.param(key, kind, id=key)
     for key, kind in LEAVES
