@@ -114,9 +114,13 @@ class Paced(PassedOn):
     def tail_seconds(self, call: Call) -> float:
         return super().tail_seconds(call) * self._factor(call)
 
+    def pace(self, stage: str, layout: Layout) -> float:
+        """How many times longer a stage takes in a layout."""
+        here = self.in_layouts.get((stage, layout))
+        return self.factors.get(stage, 1.0) if here is None else here
+
     def _factor(self, call: Call) -> float:
-        here = self.in_layouts.get((call.stage.name, call.layout))
-        return self.factors.get(call.stage.name, 1.0) if here is None else here
+        return self.pace(call.stage.name, call.layout)
 
     def _least_factor(self, stage: Stage) -> float:
         there = (factor for (name, _), factor in self.in_layouts.items() if name == stage.name)
@@ -151,11 +155,24 @@ def without_nodes(facts: Facts, lost_nodes: int) -> Facts:
     return facts.model_copy(update={"cluster": cluster.model_copy(update={"nodes": cluster.nodes - lost_nodes})})
 
 
-def of_run(plan: Plan, table: Table | None = None) -> Plan:
-    """The plan, which says that its lengths are not what the job expects: they are those of `facts_from`; and the table
-    that it was made with."""
+def of_run(plan: Plan, model: Paced, table: Table | None = None) -> Plan:
+    """The plan, which says that its lengths are not what the job expects: they are those of `facts_from`; the pace of
+    each stage, and the table that it was made with."""
     told = {"trace": as_seen(plan.facts.workload), **({"profile": table} if table else {})}
-    return plan.model_copy(update={"digests": {**plan.digests, **{name: digest(one) for name, one in told.items()}}})
+    return plan.model_copy(
+        update={
+            "digests": {**plan.digests, **{name: digest(one) for name, one in told.items()}},
+            "placements": tuple(
+                one.model_copy(update={"pace": model.pace(one.stage, one.layout)}) for one in plan.placements
+            ),
+        }
+    )
+
+
+def as_paced(plan: Plan, model: CostModel) -> CostModel:
+    """The model, with the stages of the plan as slow as it says that a run has shown them."""
+    paces = {placement.stage: placement.pace for placement in plan.placements if placement.pace != 1}
+    return Paced(model, paces) if paces else model
 
 
 def replan(

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.correct_table import calibrate
 from meshwright.planner.analysis.replan import (
     Paced,
@@ -56,12 +55,12 @@ class Shown:
     off_by: float
     table: Table | None
 
-    def remodel(self, facts: Facts) -> CostModel:
+    def remodel(self, facts: Facts) -> Paced:
         """The cost model of any facts, at these speeds."""
         return Paced(model_of(facts, self.table), self.factors, self.in_layouts)
 
     @property
-    def model(self) -> CostModel:
+    def model(self) -> Paced:
         """What all takes as the run has met it."""
         return self.remodel(self.facts)
 
@@ -115,8 +114,9 @@ def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None)
 
 
 def _replanned(plan: Plan, shown: Shown, limits: Limits | None) -> Replanned:
-    found = replan(plan, shown.facts, shown.model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
-    return replace(found, plan=of_run(found.plan, shown.table), off_by=shown.off_by)
+    model = shown.model
+    found = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
+    return replace(found, plan=of_run(found.plan, model, shown.table), off_by=shown.off_by)
 
 
 def _last_steps(trace: Path) -> tuple[Span, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import CostModel
+from meshwright.planner.analysis.replan import as_paced
 from meshwright.planner.plan.evaluate import name_of
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.search.recost import recost
@@ -17,11 +18,12 @@ _WAY_OUT = "plan the job again"
 
 
 def misstated(plan: Plan, model: CostModel) -> tuple[str, ...]:
-    """One sentence for each cost that the plan states otherwise than the model has it of the plan's facts and choices.
+    """One sentence for each cost that the plan states otherwise than the model has it of the plan's facts and choices,
+    at the paces that it names.
 
     The plan breaks none of the laws of `planner.plan.verify`.
     """
-    again = recost(plan, plan.facts, model)
+    again = recost(plan, plan.facts, as_paced(plan, model))
     return tuple(_differences(plan, again))
 
 

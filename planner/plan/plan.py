@@ -63,11 +63,13 @@ class Placement(Document):
     resident: Cost = Field(description="bytes on the fullest rank, while any stage runs")
     transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
     host: Cost = Field(default=Cost(), description="bytes in host memory for each rank")
+    pace: float = Field(default=1.0, gt=0, description="times longer than by the cost model, as a run has shown it")
 
     @model_serializer(mode="wrap")
-    def _without_equal_stages(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Nothing is said of stages that hold as many layers as each other."""
-        return {key: value for key, value in written(self).items() if key != "stage_layers" or value}
+    def _without_usual(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nothing is said of stages that hold as many layers as each other, and of the cost model's own pace."""
+        usual = {"stage_layers": (), "pace": 1.0}
+        return {key: value for key, value in written(self).items() if key not in usual or value != usual[key]}
 
 
 class Edge(Document):

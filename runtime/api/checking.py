@@ -38,7 +38,7 @@ def prove(plan: Plan, table: Table | None = None) -> Proof:
     Pins are not looked at: it holds whatever is pinned. It may prove less than the solver says. The table is the one
     that the plan was made with. Raises BadInput for a plan that `verify` finds something wrong with.
     """
-    require_none((*verify(plan, table), *_unknown_costs(plan, table)), "plan")
+    require_none((*_unknown_costs(plan, table), *verify(plan, table)), "plan")
     return proof_of(plan, remodel(table)(plan.facts))
 
 
@@ -48,8 +48,11 @@ def names_table(plan: Plan) -> bool:
 
 
 def _unknown_costs(plan: Plan, table: Table | None) -> tuple[str, ...]:
-    is_unknown = names_table(plan) and table is None
-    return ("it was made with a measured table; give the table as --profile.",) if is_unknown else ()
+    if names_table(plan) and table is None:
+        return ("it was made with a measured table; give the table as --profile.",)
+    if any(placement.pace != 1 for placement in plan.placements):
+        return ("its stages are as slow as a run has shown them, of which no bound is proven; plan the job again.",)
+    return ()
 
 
 def _other_table(plan: Plan, table: Table | None) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def planned_again(request: RunRequest, num_nodes: int) -> Plan:
         found = replan(plan, facts, model, pins=parse_pins(plan.pins, plan.graph)).plan
     except BadInput:
         found = replan(plan, facts, model).plan
-    return of_run(found, request.table) if isinstance(model, Paced) else found
+    return of_run(found, model, request.table) if isinstance(model, Paced) else found
 
 
 def _as_shown(request: RunRequest, lost_nodes: int) -> tuple[Facts, CostModel]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.analysis.shown import RECENT, replan_and_simulate, replan_as_shown, shown_by
+from meshwright.planner.analysis.stated import misstated
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.calls import call_in, model_of
 from meshwright.planner.plan.pins import parse_pins
-from meshwright.planner.plan.plan import Plan, write_plan
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.trace import Span, write_spans
@@ -94,6 +95,17 @@ def test_a_layout_is_as_slow_as_it_was_when_the_run_had_it(tmp_path: Path) -> No
     times = [shown.model.seconds(call).total / usual.seconds(call).total for call in calls]
     assert times == pytest.approx([5.0, 2.0, 2.0])  # the last one is none that the run has had
     assert shown.model.least_seconds(calls[0].stage, calls[0].model, 2, 0) <= shown.model.seconds(calls[1]).total
+
+
+def test_what_a_plan_costs_at_the_paces_of_a_run_is_verified_by_them(tmp_path: Path) -> None:
+    plan = replan_as_shown(OTHER, run_of_two_plans(tmp_path, before=5.0, now=2.0)).plan
+    paces = {placement.stage: placement.pace for placement in plan.placements}
+    assert paces["actor_train"] == pytest.approx(2.0)
+    write_plan(tmp_path / "next.json", plan)
+    assert misstated(read_plan(tmp_path / "next.json"), model_of(plan.facts)) == ()
+    hidden = tuple(placement.model_copy(update={"pace": 1.0}) for placement in plan.placements)
+    told = misstated(plan.model_copy(update={"placements": hidden}), model_of(plan.facts))
+    assert any(sentence.startswith("actor_train: its cost") for sentence in told)
 
 
 def test_a_plan_that_was_left_is_not_gone_back_to_for_what_it_promised(tmp_path: Path) -> None:

@@ -70,3 +70,9 @@ def test_a_proof_needs_the_table_of_its_plan(measured: api.Plan, table: api.Tabl
     )
     (sentence,) = api.verify(measured, table, proof.model_copy(update={"profile": None}))
     assert sentence == "the proof is of costs by another measured table than the plan's; prove this plan again."
+
+
+def test_of_a_plan_at_the_paces_of_a_run_no_bound_is_proven(measured: api.Plan, table: api.Table) -> None:
+    slower = tuple(placement.model_copy(update={"pace": 2.0}) for placement in measured.placements)
+    with pytest.raises(api.BadInput, match="as slow as a run has shown them"):
+        api.prove(measured.model_copy(update={"placements": slower}), table)
