@@ -23,13 +23,12 @@ def replan(
     lost_nodes: int = 0,
     limits: Limits | None = None,
 ) -> Replanned:
-    """The plan that is best from here: for the lengths and the speeds that the last steps of a run of `plan` have met,
-    on the nodes left; a layout that the run had before is as slow as it was then.
+    """The plan that is best from here, for what the last steps of a run of `plan` have shown, on the nodes left.
 
-    `run` is the directory of the run, and `table` the one that the plan was made with, if it was made with one. `facts`
-    are those of another job to go on with. The answer is found among choices near those of the plan, without a bound;
-    with `limits` a search goes on from it. It says too what moving there costs, and after how many steps that is
-    earned.
+    Lengths and speeds are those that they met; a layout that the run had before is as slow as it was then. `run` is the
+    directory of the run, and `table` the one that the plan was made with, if it was made with one. `facts` are those of
+    another job to go on with. The answer is found among choices near those of the plan, without a bound; with `limits`
+    a search goes on from it. It says too what moving there costs, and after how many steps that is earned.
     Raises BadInput for a plan that breaks a rule, a run of another plan, a trace that was not measured, and where no
     plan fits what is left.
     """
