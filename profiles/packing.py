@@ -115,7 +115,7 @@ def deal_to_replicas(
     for number, rows_here, (first, last) in zip(replicas, rows, pairwise(ends), strict=True):
         rooms += rows_of_replicas(last - first, number)
         speeds += [rows_here / number] * number
-    return _deal(work, rooms, speeds)
+    return _deal(work, rooms, speeds if len(set(speeds)) > 1 else None)
 
 
 def _deal(

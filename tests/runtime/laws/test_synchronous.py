@@ -20,13 +20,14 @@ from meshwright.planner.plan.steps_ahead import synchronous
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
+from meshwright.profiles.packing import deal_to_replicas
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.generation.slots import Finish
-from meshwright.runtime.messages.experience import dealt_share, micro_batches
+from meshwright.runtime.messages.experience import micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -164,8 +165,9 @@ def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, flo
 
 
 def _groups(batch: StepExperience, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    lengths = batch.lengths()
-    return micro_batches(dealt_share(list(rows), lengths, 0, (1,)), lengths, Schedule(micro_batch_size=ROWS))
+    lengths, mine = batch.lengths(), list(rows)
+    (dealt,) = deal_to_replicas([lengths[row] for row in mine], (1,))
+    return micro_batches([mine[index] for index in dealt], lengths, Schedule(micro_batch_size=ROWS))
 
 
 def test_a_synchronous_run_of_two_pools_is_a_plain_loop_bit_for_bit(tmp_path: Path) -> None:
