@@ -17,7 +17,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.cost_models.cost import Cost
 from meshwright.planner.environment.rewards import HostWorkers
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job import Facts, Job, require_job
 from meshwright.planner.plan.job_limits import require_possible
 from meshwright.planner.plan.pins import Ranks, Value, value_of
 from meshwright.profiles.cluster import replicas_of_parts
@@ -153,6 +153,11 @@ class Plan(Document):
     def lengths_are_seen(self) -> bool:
         """Whether its workload's lengths are those of a trace, rather than what the job expects."""
         return "trace" in self.digests
+
+    def require_of(self, job: Job, directory: Path) -> None:
+        """Raises BadInput unless this is a plan of the job, whose relative paths start at `directory`: see
+        `require_job`."""
+        require_job(self.facts, job, directory, lengths_are_seen=self.lengths_are_seen)
 
     @property
     def graph(self) -> StageGraph:

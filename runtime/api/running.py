@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from meshwright.planner.plan.job import Job, read_job, require_job
+from meshwright.planner.plan.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.launch_scripts import slurm_script, torchrun_scripts
@@ -110,8 +110,7 @@ def export_scripts(plan: Pathname, job: Pathname, output: Pathname, *, to: str) 
     document = read_plan(plan_path)
     require_valid(document)
     require_own_engine(document.facts.engine)
-    directory, seen = job_path.resolve().parent, document.lengths_are_seen
-    require_job(document.facts, read_job(job_path), directory, lengths_are_seen=seen)
+    document.require_of(read_job(job_path), job_path.resolve().parent)
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)

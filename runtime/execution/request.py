@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.planner.analysis.correct_table import require_telling
-from meshwright.planner.plan.job import SETTINGS_KEYS, Job, require_job
+from meshwright.planner.plan.job import SETTINGS_KEYS, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
@@ -88,7 +88,7 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     require_sound(lower(plan), plan.graph)
     if waves := in_waves(lower(plan), plan).waves:
         require_sound(Program(waves.instructions), plan.graph)
-    require_job(plan.facts, request.job, request.directory, lengths_are_seen=plan.lengths_are_seen)
+    plan.require_of(request.job, request.directory)
     _require_known_losses(request.job)
     if request.replan_every:
         _require_telling(request)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from meshwright.planner.plan.job import read_job, require_job
+from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.runtime.api.elsewhere import export_plan
@@ -23,7 +23,7 @@ def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
         generated_alike = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
-        require_job(plan.facts, generated_alike, job.parent, lengths_are_seen=plan.lengths_are_seen)
+        plan.require_of(generated_alike, job.parent)
     with progress_bars() as progress:
         found = export_plan(
             plan,
