@@ -34,6 +34,10 @@ NUM_PROMPT_TOKENS = "num_prompt_tokens"
 LIVE = "num_live_sequences"
 """Fact of a span: sequences in flight on its rank's replica, on average over the span."""
 
+PLAN_UNTIL, TRACE_UNTIL = "plan-until-", "trace-until-"
+"""What the names of a plan that a run has left, and of its trace, begin with in the run's directory; then comes the
+step before which it was left."""
+
 _MOST_BYTES = 2**29
 """Of a trace: some millions of spans."""
 

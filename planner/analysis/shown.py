@@ -32,12 +32,10 @@ from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.table import Table
-from meshwright.profiles.trace import Span, read_last_spans
+from meshwright.profiles.trace import PLAN_UNTIL, TRACE_UNTIL, Span, read_last_spans
 
 RECENT = 20
 """Steps that are looked at: what was long ago may have changed."""
-
-_PLAN, _TRACE = "plan-until-", "trace-until-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +128,8 @@ def _factors(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[s
 
 def _before(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
     """Each plan that the run had before, and how many times longer its stages took; none that was left too soon."""
-    for path in sorted(directory.glob(f"{_PLAN}*.json")):
-        plan, trace = read_plan(path), path.with_name(path.name.replace(_PLAN, _TRACE)).with_suffix(".jsonl")
+    for path in sorted(directory.glob(f"{PLAN_UNTIL}*.json")):
+        plan, trace = read_plan(path), path.with_name(path.name.replace(PLAN_UNTIL, TRACE_UNTIL)).with_suffix(".jsonl")
         try:
             factors = _factors(plan, _last_steps(trace), table)
         except BadInput:

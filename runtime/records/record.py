@@ -23,6 +23,8 @@ from meshwright.profiles.trace import (
     NUM_DRAWN,
     NUM_DRAWN_TOKENS,
     NUM_OVERCOMMIT,
+    PLAN_UNTIL,
+    TRACE_UNTIL,
     Run,
     Span,
     read_spans,
@@ -210,8 +212,8 @@ class Recorder:
         from."""
         path, trace = self._out / "plan.json", self._out / "trace.jsonl"
         if path.exists() and trace.exists() and (before := read_plan(path)) != self._plan:
-            write_plan(self._out / f"plan-until-{first_step:06d}.json", before)
-            trace.rename(self._out / f"trace-until-{first_step:06d}.jsonl")
+            write_plan(self._out / f"{PLAN_UNTIL}{first_step:06d}.json", before)
+            trace.rename(self._out / f"{TRACE_UNTIL}{first_step:06d}.jsonl")
 
     def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
         """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it, which it
