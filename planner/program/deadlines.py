@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.plan import Plan
 
-_LEAST_SECONDS, _LEAST_AT_FIRST_SECONDS = 60.0, 600.0
+LEAST_SECONDS, _LEAST_AT_FIRST_SECONDS = 60.0, 600.0
 _OF_PREDICTED, _OF_MEASURED = 20.0, 5.0
 _PATIENCE_OF_DEADLINE = 2.0
 
@@ -35,7 +35,7 @@ class Deadlines:
     def allowed_seconds(self) -> float:
         """What an instruction may take, its waiting for other ranks included."""
         if self._measured:
-            return self._away + max(_LEAST_SECONDS, _OF_MEASURED * self._measured)
+            return self._away + max(LEAST_SECONDS, _OF_MEASURED * self._measured)
         return self._away + max(_LEAST_AT_FIRST_SECONDS, _OF_PREDICTED * self._predicted)
 
 

@@ -40,14 +40,15 @@ BACKEND = "meshwright"
 
 _ANSWER = timedelta(seconds=60)
 """A store that takes longer to answer is lost."""
-_PULSE_SECONDS = 5.0
+PULSE_SECONDS = 5.0
 """Between two signs of life of a node."""
 _LAST_CALL = timedelta(seconds=20)
 """Those who meet again wait so long for each one that is missing."""
 _kept: dict[str, TCPStore] = {}
 """By meeting point: whoever keeps the store keeps it for as long as it lives."""
-_SILENCE_SECONDS = 60.0
-"""Without a sign of life a node is lost after this; one that computes is never silent, for its pulse has a thread."""
+SILENCE_SECONDS = 40.0
+"""Without a sign of life a node is lost after this; one that computes is never silent, for its pulse has a thread.
+Sooner than a rank may be late, who can only say that it waits: see `planner.program.deadlines`."""
 
 
 class Gathering(DynamicRendezvousHandler):
@@ -102,7 +103,7 @@ class Gathering(DynamicRendezvousHandler):
             raise RunFailed(_have_left(self.rendezvous))
         if self.watch and self.watch.silent:
             raise RunFailed(
-                f"no sign of life for {_SILENCE_SECONDS:.0f} s from {' and '.join(self.watch.silent)}; see what "
+                f"no sign of life for {SILENCE_SECONDS:.0f} s from {' and '.join(self.watch.silent)}; see what "
                 "happened there, then run again with --resume."
             )
         return 0
@@ -134,7 +135,7 @@ class Pulse:
             count = self._store.get(key) if self._store.check([key]) else b""
             if count != before:
                 self._seen[other] = (count, now)
-        lost = [other for other, (_, since) in self._seen.items() if now - since > _SILENCE_SECONDS]
+        lost = [other for other, (_, since) in self._seen.items() if now - since > SILENCE_SECONDS]
         return [f"node {other} ({self._hosts[other]})" for other in lost]
 
 
@@ -148,13 +149,13 @@ class Watch:
 
     def _keep(self) -> None:
         with contextlib.suppress(DistError):  # a store that is gone answers nothing any more
-            while not self._over.wait(_PULSE_SECONDS):
+            while not self._over.wait(PULSE_SECONDS):
                 self.silent = self._pulse.beat()
                 self._answered = time.monotonic()
 
     def is_cut_off(self) -> bool:
         """Whether the store has answered nothing for too long."""
-        return time.monotonic() - self._answered > _SILENCE_SECONDS
+        return time.monotonic() - self._answered > SILENCE_SECONDS
 
     def end(self) -> None:
         """Lets the thread end at its next beat."""

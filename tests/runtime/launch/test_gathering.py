@@ -12,9 +12,18 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed import DistError
 
 from benchmarks.hosts import free_port
+from meshwright.planner.program.deadlines import LEAST_SECONDS
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch import gathering
-from meshwright.runtime.launch.gathering import Pulse, Watch, _exchange, _kept_at, _too_few
+from meshwright.runtime.launch.gathering import (
+    PULSE_SECONDS,
+    SILENCE_SECONDS,
+    Pulse,
+    Watch,
+    _exchange,
+    _kept_at,
+    _too_few,
+)
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
 
@@ -41,6 +50,11 @@ def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.Monkey
     for clock[0] in range(200, 281, 20):  # the last beat of the third was at 180, heard at 200
         found = [pulse.beat() for pulse in pulses[:2]]
     assert found == [["node 2 (c)"], ["node 2 (c)"]]
+
+
+def test_a_lost_node_is_named_before_a_rank_that_waits_for_it_is_late() -> None:
+    """The node is told after it was silent for a beat more; 5 s are left for whoever asks and writes the sentence."""
+    assert SILENCE_SECONDS + 2 * PULSE_SECONDS + 5.0 <= LEAST_SECONDS
 
 
 def test_every_node_reads_what_all_have_said() -> None:
@@ -95,7 +109,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_node_whose_store_answers_nothing_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, store = [0.0], HashStore()
     monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(gathering, "_PULSE_SECONDS", 0.01)
+    monkeypatch.setattr(gathering, "PULSE_SECONDS", 0.01)
     gone, heard = Quiet(store, 1, ["a", "b"]), Pulse(store, 0, ["a", "b"])
     cut, alive = Watch(gone), Watch(heard)
     until(lambda: gone.is_gone and heard._seen[1][0] == b"1")

@@ -19,7 +19,7 @@ from tests.runtime.small_job import OF_TIME, request, write_job
 pytestmark = pytest.mark.slow
 
 STEPS, MOST_SECONDS = 60, 150.0
-"""A node is lost after a minute without a sign of life, and those that meet again wait for 20 s."""
+"""A node is lost after 40 s without a sign of life, and those that meet again wait for 20 s."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_network_that_stalls_is_named_on_both_nodes_and_no_checkpoint_is_lost(
     ended = [agent.end(MOST_SECONDS) for agent in agents]
     assert time.monotonic() - began < MOST_SECONDS
     assert [end.code for end in ended] == [4, 4], [end.err for end in ended]
-    assert "no sign of life for 60 s from node 1" in ended[0].sentence()
+    assert "no sign of life for 40 s from node 1" in ended[0].sentence()
     assert "and this one is left" in ended[1].sentence()
     assert (out / "latest").read_text().startswith("checkpoints/step-")
 
