@@ -129,16 +129,23 @@ class _WaySearch:
                 if found is None:
                     return None
                 plan = found
-            chosen = (*chosen, *fixed(key, plan.choice(leader, key), stages))
+            chosen = (*chosen, *_one_choice(key, plan.choice(leader, key), stages))
         return plan
 
     def _fastest(
         self, way: Way, chosen: tuple[str, ...], stages: Sequence[str], key: str, values: Iterable[Value]
     ) -> Plan | None:
         """The fastest of the best plans with each value for all of some stages."""
-        found = (self._search(way, (*chosen, *fixed(key, value, stages))) for value in values)
+        found = (self._search(way, (*chosen, *_one_choice(key, value, stages))) for value in values)
         plans = [plan for plan in found if isinstance(plan, Plan)]
         return min(plans, key=lambda plan: plan.period_seconds, default=None)
+
+
+def _one_choice(key: str, value: Value, stages: Sequence[str]) -> tuple[str, ...]:
+    """The pins that give stages one value; micro-batches of no number of rows are those of which tokens are capped."""
+    if key == "micro_batch_size" and not value:
+        return tuple(f"{stage}.micro_batch_tokens!=0" for stage in stages)
+    return fixed(key, value, stages)
 
 
 def _groups(way: Way) -> dict[tuple[str, str], list[str]]:

@@ -7,10 +7,12 @@ import pytest
 from meshwright.planner.compile import best_plan
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.export.within import within
+from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import NAMES, best, facts_of
@@ -42,6 +44,18 @@ def test_its_bound_holds_for_other_plans_that_it_can_say(name: str) -> None:
     exact = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.0))
     assert exact is not None
     assert best(name).plan.solver.bound_seconds <= exact.plan.period_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["verl", "slime"])
+def test_micro_batches_that_have_to_be_alike_may_be_capped_by_tokens(name: str) -> None:
+    facts = TRAINERS[name].generating(facts_of())
+    tail = facts.workload.model_copy(update={"response": LengthSpec(max=2048, median=64, p99=512)})
+    facts = facts.model_copy(update={"workload": tail})
+    pins = parse_pins(("critic_train.micro_batch_tokens!=0",), facts.graph)
+    found = within(TRAINERS[name], facts, model_of(facts), pins=pins)
+    assert found is not None
+    assert found.plan.placement("critic_train").schedule.micro_batch_tokens
+    assert list(found.way.broken(found.plan)) == []
 
 
 def test_a_job_that_no_way_fits_has_no_plan_and_every_way_is_told() -> None:
