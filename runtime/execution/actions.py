@@ -192,21 +192,22 @@ class Actions:
             num_minibatches=workload.num_minibatches,
             seed=self._data.seed,
         )
-        for number, rows in enumerate(orders if not reasons else ()):
-            mine = self._mine(stage, rows, lengths)
-            groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
-            num_tokens = learning.num_tokens(rows)
-            loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
-            blocks = [learning.block(group) for group in groups]
-            sums = copy.trainer.train_step(blocks, loss, condition=condition)
-            if reason := reason_of(sums, number):
-                reasons.append(reason)
-                num_bad += 1
-                continue
-            updates.append(final_metrics(sums))
-            if not condition(sums):
-                break
-            num_done += 1
+        with copy.trainer.successive_updates():
+            for number, rows in enumerate(orders if not reasons else ()):
+                mine = self._mine(stage, rows, lengths)
+                groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
+                num_tokens = learning.num_tokens(rows)
+                loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
+                blocks = [learning.block(group) for group in groups]
+                sums = copy.trainer.train_step(blocks, loss, condition=condition)
+                if reason := reason_of(sums, number):
+                    reasons.append(reason)
+                    num_bad += 1
+                    continue
+                updates.append(final_metrics(sums))
+                if not condition(sums):
+                    break
+                num_done += 1
         copy.version.rise()
         self._bad_steps[stage.name].after(
             SkippedBatch(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -28,6 +29,7 @@ from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, Held, model_chunks_of
 from meshwright.runtime.training.optimizers import clip_gradients, distributed_optimizers, set_learning_rate
+from meshwright.runtime.training.overlap import Buckets, ReplicaExchange, ddp_config
 from meshwright.runtime.training.ppo import LossShare
 
 
@@ -177,19 +179,23 @@ class Trainer:
         max_grad_norm: float = 1.0,
         betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
+        buckets: Buckets | None = None,
     ) -> None:
-        """Takes over the weights that `model` has now; weight decay spares norms and biases."""
+        """Takes over the weights that `model` has now; weight decay spares norms and biases.
+
+        With `buckets` what replicas exchange overlaps computing.
+        """
         self.mesh = mesh
         self.model = model
         self.ddp_chunks = tuple(
-            DistributedDataParallel(
-                model.config,
-                DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
-                chunk,
-                pg_collection=mesh.groups,
-            )
+            DistributedDataParallel(model.config, ddp_config(chunk, buckets), chunk, pg_collection=mesh.groups)
             for chunk in model_chunks_of(model)
         )
+        self._exchange = ReplicaExchange(self.ddp_chunks) if buckets else None
+        self._goes_on = False
+        if self._exchange:
+            contexts = [chunk.no_sync for chunk in self.ddp_chunks]
+            model.config.no_sync_func = contexts if len(contexts) > 1 else contexts[0]
         dtype = model.config.params_dtype
         config = OptimizerConfig(
             lr=learning_rate,
@@ -210,6 +216,16 @@ class Trainer:
         """For the updates to come."""
         set_learning_rate(self.optimizers, learning_rate)
 
+    @contextmanager
+    def successive_updates(self) -> Iterator[None]:
+        """Within it the weights may still be on their way when an update is done: the next one waits for them layer by
+        layer, and nothing else reads them."""
+        self._goes_on = True
+        yield
+        self._goes_on = False
+        if self._exchange:
+            self._exchange.finish_weights()
+
     def train_step(
         self, micro_batches: Sequence[MicroBatch], loss: Loss, *, condition: Condition = lambda _: True
     ) -> dict[str, float]:
@@ -225,9 +241,14 @@ class Trainer:
         return sums | {"grad_norm": self.update() if is_done else self._discard()}
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
-        """Adds up gradients over micro-batches and replicas; returns the metrics [] of each of this rank's losses."""
+        """Adds up gradients over micro-batches and replicas; returns the metrics [] of each of this rank's losses.
+
+        With several replicas once before each update.
+        """
         if micro_batches:
             return run_schedule(self.ddp_chunks, self.mesh, micro_batches, _kept(loss, self.mesh), forward_only=False)
+        if self._exchange:
+            self._exchange.start_gradients()
         self._finalize(list(self.ddp_chunks))
         return []
 
@@ -237,8 +258,14 @@ class Trainer:
         Without the step if the norm is not finite, which all ranks see alike: it is one number of the whole model.
         """
         grad_norm = self._clip()
+        if self._exchange:
+            self._exchange.finish_weights()  # of the update before, where this rank had no rows and read none
         for optimizer in self.optimizers if math.isfinite(grad_norm) else ():
             optimizer.step_with_ready_grads()
+        if self._exchange and math.isfinite(grad_norm):
+            self._exchange.start_weights()
+            if not self._goes_on:
+                self._exchange.finish_weights()
         self._clear_gradients()
         return grad_norm
 

@@ -20,6 +20,7 @@ from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Held, build_model, named_in_whole
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.overlap import own_buckets
 from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.versions import Version
 
@@ -123,4 +124,5 @@ def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
         max_grad_norm=job.settings.max_grad_norm,
         betas=(job.settings.adam_beta1, job.settings.adam_beta2),
         epsilon=job.settings.adam_eps,
+        buckets=own_buckets(model, mesh),
     )
