@@ -89,4 +89,6 @@ def _require_same(path: Path, theirs: Provenance, ours: Provenance) -> None:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "that are not told"
     return ", ".join(f"{k} {v}" for k, v in sorted(value.items())) if isinstance(value, dict) else str(value)

@@ -176,6 +176,12 @@ class Provenance(Document):
     num_ranks: int = Field(gt=0, description="ranks that ran at once and competed for the machine")
     repeats: int = Field(gt=0, description="repeats asked of each measurement")
     origin: str | None = Field(default=None, description="who measured what, for a table made of imported operators")
+    kernels: str | None = Field(default=None, description="that the bodies ran on; null is not told")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Tables that do not tell their kernels are written as they were before any did."""
+        return {key: value for key, value in written(self).items() if key != "kernels" or value}
 
     @property
     def engine(self) -> EngineName:

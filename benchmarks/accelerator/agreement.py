@@ -15,16 +15,18 @@ from benchmarks.accelerator.jobs import config_of, write_weights
 from benchmarks.accelerator.world import World
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.device import host
+from meshwright.runtime.device.abilities import abilities
 from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.chosen_kernels import own_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.training.copies import DTYPES
 
 LAYERS = {"qwen2.5-0.5b": 24, "llama-3.1-8b": 4}
 """Of the models that are compared, which differ in biases, heads and tied embeddings."""
-
-_DTYPES = torch.float32, torch.bfloat16
 
 
 class Apart(NamedTuple):
@@ -63,7 +65,7 @@ def compare(world: World, name: str) -> tuple[Apart, Apart, Apart]:
     draw = random.Random(0)
     lengths = (24, 9, 2) if world.tiny else (1024, 700, 33, 2)
     rows = [draw.choices(range(config["vocab_size"]), k=length) for length in lengths]
-    exact, rounded = (_theirs(checkpoint, rows, dtype, world.kind) for dtype in _DTYPES)
+    exact, rounded = (_theirs(checkpoint, rows, dtype, world.kind) for dtype in DTYPES.values())
     ours = launch(_ours, checkpoint, rows, num_ranks=1, preparation=Preparation(world.kind))[0]
     return Apart.of(ours[0], exact), Apart.of(ours[1], exact), Apart.of(rounded, exact)
 
@@ -81,11 +83,12 @@ def _theirs(checkpoint: Path, rows: Sequence[Sequence[int]], dtype: torch.dtype,
 
 
 def _ours(checkpoint: Path, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """As `_theirs`, all rows packed in one pass, in each type; on the one rank."""
+    """As `_theirs`, all rows packed in one pass, in each type and by the kernels of a run; on the one rank."""
     spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
     block, found = MicroBatch.of(torch.tensor(row) for row in rows), []
-    for dtype in _DTYPES:
-        model = build_model(spec, mesh, dtype=dtype)
+    for precision in DTYPES:
+        kernels = own_kernels(abilities(host.device().type), precision, [spec])
+        model = build_model(spec, mesh, dtype=DTYPES[precision], kernels=kernels)
         assert isinstance(model, Decoder)
         load_weights(model, spec, mesh, checkpoint)
         (logprobs,) = forward_logprobs(model, mesh, [block])

@@ -117,5 +117,7 @@ def _show(table: Table, output: Path) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    if table.provenance.kernels:
+        console.print(f"kernels: {table.provenance.kernels}", highlight=False, soft_wrap=True)
     if table.provenance.origin:
         console.print(f"from {table.provenance.origin}; training is not among them and stays analytic", soft_wrap=True)

@@ -11,6 +11,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.runtime.execution.resume import checkpoint_of, saved_steps
 from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.chosen_kernels import PLAIN
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -49,7 +50,7 @@ def _replay(plan: Plan, job: Job, directory: Path, run: Path, found: SkippedBatc
     spec = stored if stored.scalar_head else drawing_spec(stored, read_data(job, directory).num_tokens)
     model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision], trainable=True)
     load_weights(model, stored, mesh, directory / job.models.source(role).path)
-    trainer = build_trainer(model, mesh, role, job)
+    trainer = build_trainer(model, mesh, role, job, PLAIN)
     step = max((one for one in saved_steps(run) if one <= found.batch.step), default=0)
     if step:
         load_trainers(checkpoint_of(run, step), {found.stage: trainer})

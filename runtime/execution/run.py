@@ -12,11 +12,14 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.deadlines import away_seconds
 from meshwright.planner.program.in_waves import in_waves
 from meshwright.planner.program.program import MoveWeights, Program, lower, owners
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import Span
+from meshwright.runtime.device import host
+from meshwright.runtime.device.abilities import abilities
 from meshwright.runtime.device.patience import patience
 from meshwright.runtime.device.used_memory import bytes_in_use
 from meshwright.runtime.environment.environment import build_environment, require_scores
@@ -44,6 +47,7 @@ from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.messages.reports import Reports
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Transport
+from meshwright.runtime.model.chosen_kernels import ChosenKernels, agreed, own_kernels
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.record import (
     Recorder,
@@ -74,9 +78,9 @@ class RankRun:
         bytes_before = bytes_in_use()
         data = read_data(job, request.directory)
         self._request = request
-        evaluated = [plan.graph.writer[field] for field in EVALUATED if field in plan.graph.writer]
-        self._program, self._evaluation = in_waves(lower(plan), plan), lower(plan, evaluated).of_one_step()
-        self.copies = build_copies(plan, job, request.directory, data.num_tokens)
+        self._program, self._evaluation = in_waves(lower(plan), plan), lower(plan, _evaluated(plan)).of_one_step()
+        self._kernels = _kernels(plan)
+        self.copies = build_copies(plan, job, request.directory, data.num_tokens, self._kernels)
         taken_up = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
         loaded = load_step(request.out, self.copies, taken_up) if request.resume else Loaded()
         carried = loaded.carried
@@ -156,6 +160,7 @@ class RankRun:
             is_writer=is_writer,
             asked=asked,
             ends=self.data.ends,
+            kernels=self._kernels.told,
             notes=(*notes, *self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
         )
 
@@ -355,6 +360,17 @@ def _changes(out: Path, asked: RunFile) -> tuple[str, ...]:
     """What a resumed run changes of its job, one line each."""
     found = changes(read_run_file(out), asked)
     return tuple(f"changed: {one.key} from {one.one} to {one.other}" for one in found)
+
+
+def _evaluated(plan: Plan) -> list[str]:
+    """The stages that an evaluation runs."""
+    return [plan.graph.writer[field] for field in EVALUATED if field in plan.graph.writer]
+
+
+def _kernels(plan: Plan) -> ChosenKernels:
+    """What all ranks compute with."""
+    specs = map(plan.facts.models.spec, plan.graph.roles)
+    return agreed(own_kernels(abilities(host.device().type), plan.facts.precision, specs))
 
 
 def _is_due(done: int, every: int) -> bool:

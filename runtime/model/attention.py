@@ -2,15 +2,17 @@
 
 It sits behind megatron's core-attention seam, which hands it this rank's heads of the whole sequence. Rows lie in it
 one behind the other. Equal rows that are neighbours are a batch, which takes one call; one call for rows of different
-lengths would compute the scores between rows too.
+lengths would compute the scores between rows too. Where there is a kernel for rows of any lengths, all that begin in
+the pass take one call of it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
@@ -22,6 +24,7 @@ from meshwright.profiles.model_shape import ModelSpec, RopeScaling
 from meshwright.runtime.model.context_parallel import Gathered, Parts
 from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
 from meshwright.runtime.model.kv_cache import ContinuedRows
+from meshwright.runtime.model.varlen_attention import RowBounds, VarlenKernel, attend_rows
 
 
 @dataclass(frozen=True)
@@ -54,30 +57,55 @@ class Packing:
         """Tokens of each run."""
         return tuple(run.num_rows * run.length for run in self.runs)
 
+    @cached_property
+    def bounds(self) -> RowBounds:
+        """Of the rows, on the device of the angles."""
+        lengths = [run.length for run in self.runs for _ in range(run.num_rows)]
+        begins = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.cos.device)
+        return RowBounds(begins, max(lengths))
+
+
+Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""As `rotate`."""
+
 
 class CoreAttention(nn.Module):
     """Causal grouped-query attention over packed rows; the heads are this tensor-parallel rank's."""
 
-    def __init__(self, *, first_layer: int, layer_number: int, **_: Any) -> None:
+    def __init__(
+        self,
+        *,
+        first_layer: int,
+        layer_number: int,
+        varlen: VarlenKernel | None = None,
+        turned: Rotate | None = None,
+        **_: Any,
+    ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        The arguments left out are megatron's for its own kinds of attention.
+        `varlen` takes the rows that begin in a pass, and `turned` is `rotate` unless it is given. The arguments left
+        out are megatron's for its own kinds of attention.
         """
         super().__init__()
         self.layer = layer_number - 1 - first_layer
+        self._varlen, self._turned = varlen, turned or rotate
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
     ) -> Tensor:
         """[S, 1, heads * D] from query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
         packing = packed_seq_params
-        query, key = rotate(query, packing.cos, packing.sin), rotate(key, packing.cos, packing.sin)
+        query, key = (self._turned(heads, packing.cos, packing.sin) for heads in (query, key))
         if packing.parts is not None:
             return _attend_parts(query, key, value, packing, packing.parts)
         if packing.cache is not None:
             packing.cache.store(self.layer, key, value)
             if any(run.cached for run in packing.runs):
                 return _attend(query, packing.cache.seen(self.layer), packing)
+        if self._varlen:
+            held = sum(packing.sizes)
+            attended = attend_rows(query[:held], key[:held], value[:held], packing.bounds, self._varlen)
+            return torch.cat((attended, torch.zeros_like(query[held:]))).flatten(2)
         alone = (_batches(heads, packing) for heads in (key, value))
         return _attend(query, zip(*alone, strict=True), packing)
 
@@ -129,6 +157,13 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`heads` [S, B, heads, D] turned by the angles of their tokens; cos and sin [S, 1, 1, D]."""
     low, high = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+@cache
+def compiled_rotate() -> Rotate:
+    """As `rotate`, one kernel forward and one backward, for rows of any number."""
+    compiled: Rotate = torch.compile(rotate, dynamic=True)
+    return compiled
 
 
 class Rotary:

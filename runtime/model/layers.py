@@ -30,17 +30,19 @@ from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows, linear_class
-from meshwright.runtime.model.attention import CoreAttention
+from meshwright.runtime.model.attention import CoreAttention, compiled_rotate
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.varlen_attention import torch_kernel
 
 
-def block_of_layers(spec: ModelSpec, layers: range) -> TransformerBlockSubmodules:
+def block_of_layers(spec: ModelSpec, layers: range, kernels: ChosenKernels = PLAIN) -> TransformerBlockSubmodules:
     """The decoder layers of one pipeline stage, by their numbers in the whole model."""
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=_attention(spec, layers.start),
+            self_attention=_attention(spec, layers.start, kernels),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=_experts() if spec.experts else _gated_mlp(spec),
@@ -50,13 +52,18 @@ def block_of_layers(spec: ModelSpec, layers: range) -> TransformerBlockSubmodule
     return TransformerBlockSubmodules(layer_specs=[layer] * len(layers), layer_norm=RMSNorm)
 
 
-def _attention(spec: ModelSpec, first_layer: int) -> ModuleSpec:
+def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> ModuleSpec:
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron has a switch of its own for it
-            core_attention=functools.partial(CoreAttention, first_layer=first_layer),
+            core_attention=functools.partial(
+                CoreAttention,
+                first_layer=first_layer,
+                varlen=torch_kernel() if kernels.attention == "varlen" else None,
+                turned=compiled_rotate() if kernels.operators == "compiled" else None,
+            ),
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=RMSNorm if spec.qk_norm else None,
             k_layernorm=RMSNorm if spec.qk_norm else None,

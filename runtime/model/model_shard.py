@@ -21,6 +21,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapted import is_of_adapter
 from meshwright.runtime.model.attention import Packing, Rotary
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.context_parallel import padding_behind, parts_of
 from meshwright.runtime.model.dealt_layers import dealt_layers
 from meshwright.runtime.model.hf_mapping import global_name
@@ -53,14 +54,16 @@ class Decoder(GPTModel):
     [B, 1, V / tp], without sequence parallelism.
     """
 
-    def __init__(self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, chunk: int = 0) -> None:
+    def __init__(
+        self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, chunk: int = 0, kernels: ChosenKernels = PLAIN
+    ) -> None:
         layout = mesh.layout
         layers = layers_of_chunks(spec, layout.pp, mesh.pp_rank, layout.vpp)[chunk]
         is_first = mesh.is_first_stage and chunk == 0
         is_last = mesh.is_last_stage and chunk == layout.vpp - 1
         super().__init__(
             config=config,
-            transformer_layer_spec=block_of_layers(spec, layers),
+            transformer_layer_spec=block_of_layers(spec, layers, kernels),
             vocab_size=spec.padded_vocab_size,
             max_sequence_length=spec.max_positions,
             pre_process=is_first,
@@ -209,6 +212,7 @@ def build_model(
     recompute: Recompute = "none",
     trainable: bool = False,
     seed: int = 0,
+    kernels: ChosenKernels = PLAIN,
 ) -> Held:
     """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
 
@@ -225,8 +229,8 @@ def build_model(
     generator.reset()
     for apart, name in enumerate(_RNGS):  # no two may have one seed
         generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
-    config = _config(spec, mesh, dtype, recompute)
-    chunks = [Decoder(spec, mesh, config, chunk) for chunk in range(mesh.layout.vpp)]
+    config = _config(spec, mesh, dtype, recompute, kernels)
+    chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trainable and (spec.adapter is None or is_of_adapter(name)))
@@ -234,7 +238,9 @@ def build_model(
     return model
 
 
-def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute) -> TransformerConfig:
+def _config(
+    spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute, kernels: ChosenKernels
+) -> TransformerConfig:
     layout = mesh.layout
     return TransformerConfig(
         num_layers=spec.num_layers,
@@ -251,6 +257,8 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         add_qkv_bias=spec.qkv_bias,
         gated_linear_unit=True,
         activation_func=F.silu if spec.activation == "silu" else _gelu_tanh,
+        # Megatron fuses SwiGLU and no other gated activation that a family here has.
+        bias_activation_fusion=kernels.operators == "compiled" and spec.activation == "silu" and not spec.experts,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

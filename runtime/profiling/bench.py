@@ -23,6 +23,7 @@ from meshwright.runtime.device.instruments import Instruments, is_finite, why_fa
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Partial, Prompt
 from meshwright.runtime.messages.experience import Experience
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
@@ -46,8 +47,16 @@ class _Observed:
 class Bench:
     """Builds the model of a point once for all points of its shape and depth."""
 
-    def __init__(self, mesh: Mesh, instruments: Instruments, *, precision: str, max_positions: int) -> None:
-        self._mesh, self._instruments = mesh, instruments
+    def __init__(
+        self,
+        mesh: Mesh,
+        instruments: Instruments,
+        *,
+        precision: str,
+        max_positions: int,
+        kernels: ChosenKernels = PLAIN,
+    ) -> None:
+        self._mesh, self._instruments, self._kernels = mesh, instruments, kernels
         self._precision, self._max_positions = precision, max_positions
         self._key: tuple[object, ...] = ()
         self.model: Decoder | None = None
@@ -121,7 +130,7 @@ class Bench:
     def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> tuple[Decoder, Trainer]:
         if key != self._key or self.model is None or self._trainer is None:
             self._key, self.model, self._trainer = (), None, None  # the old model's memory is free for the new one
-            model = build_model(spec, self._mesh, dtype=DTYPES[self._precision], trainable=True)
+            model = build_model(spec, self._mesh, dtype=DTYPES[self._precision], trainable=True, kernels=self._kernels)
             assert isinstance(model, Decoder)  # the bench has one rank
             self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
             self._key, self.model = key, model

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,8 +32,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
 from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Provenance, Table, write_table
 from meshwright.runtime.device import host
+from meshwright.runtime.device.abilities import abilities
 from meshwright.runtime.device.instruments import instruments, query_device
 from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.chosen_kernels import ChosenKernels, own_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 from meshwright.runtime.profiling.exchanging import measure_exchange
@@ -126,6 +129,12 @@ def _num_ranks(facts: Facts) -> int:
     return most if _cluster(facts).device.kind == "cpu" else min(most, host.num_cuda_devices())
 
 
+def _kernels(facts: Facts) -> ChosenKernels:
+    """What the bodies run on; with one rank to a model there is nothing to overlap."""
+    specs = map(facts.models.spec, facts.graph.roles)
+    return replace(own_kernels(abilities(_cluster(facts).device.kind), facts.precision, specs), overlaps_replicas=False)
+
+
 def _provenance(facts: Facts, num_ranks: int) -> Provenance:
     kind = _cluster(facts).device.kind
     return Provenance(
@@ -139,6 +148,7 @@ def _provenance(facts: Facts, num_ranks: int) -> Provenance:
         threads_per_rank=1,
         num_ranks=num_ranks,
         repeats=_TURNS * _REPEATS,
+        kernels=_kernels(facts).told,
     )
 
 
@@ -155,7 +165,9 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
     meshes = [build_mesh(Layout(), rank) for rank in range(dist.get_world_size())]
     watch = instruments()
     longest = facts.workload.max_tokens
-    bench = Bench(meshes[dist.get_rank()], watch, precision=facts.precision, max_positions=longest)
+    bench = Bench(
+        meshes[dist.get_rank()], watch, precision=facts.precision, max_positions=longest, kernels=_kernels(facts)
+    )
     growing = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
     end = time.monotonic() + seconds
     measured: dict[Point, list[Measurement]] = defaultdict(list)

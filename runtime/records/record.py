@@ -113,6 +113,7 @@ class RunSummary:
     generator_gap: GeneratorGap | None = None  # None where no response was drawn by one version, which then scored it
     ends: ResponseEnds | None = None
     restarts: tuple[Restart, ...] = ()
+    kernels: str = ""  # that it computed with
 
     def improvement(self) -> tuple[float, float] | None:
         """(rise of the mean held-out score from the first to the last evaluation, standard error of the rise).
@@ -170,11 +171,12 @@ class Recorder:
         is_writer: bool,
         asked: RunFile | None = None,
         ends: ResponseEnds | None = None,
+        kernels: str = "",
         notes: Sequence[str] = (),
     ) -> None:
-        """`notes` are said when the run begins."""
+        """`kernels`, those that the run computes with, and `notes` are said when it begins."""
         self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
-        self._asked, self._ends, self._notes = asked, ends, notes
+        self._asked, self._ends, self._kernels, self._notes = asked, ends, kernels, notes
         self._progress: Progress | None = None
         self._boards: tuple[Board, ...] = ()
         self._last_end = 0.0
@@ -203,7 +205,8 @@ class Recorder:
         if self._ends:
             self._progress.console.print(self._ends.sentence, markup=False, highlight=False, soft_wrap=True)
         self._progress.start()
-        for note in (*self._notes, *(board.note for board in self._boards)):
+        kernels = (f"kernels: {self._kernels}",) if self._kernels else ()
+        for note in (*kernels, *self._notes, *(board.note for board in self._boards)):
             self._progress.console.print(note, markup=False, soft_wrap=True, highlight=False)
         self._task = self._progress.add_task("steps", total=self._steps, completed=first_step, learned="")
 
@@ -284,6 +287,7 @@ class Recorder:
             generator_gap=GeneratorGap.of(lines, [asdict(one) for one in known]),
             ends=self._ends,
             restarts=read_restarts(self._out),
+            kernels=self._kernels,
         )
         write_atomically(self._out / "summary.json", json.dumps(asdict(summary), indent=2, sort_keys=True) + "\n")
         return summary

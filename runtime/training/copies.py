@@ -16,6 +16,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.runtime.model.adapted import start_adapter
+from meshwright.runtime.model.chosen_kernels import ChosenKernels
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Held, build_model, named_in_whole
 from meshwright.runtime.model.weights import load_weights
@@ -46,7 +47,9 @@ class WeightCopy:
         return self.model
 
 
-def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict[str, WeightCopy]:
+def build_copies(
+    plan: Plan, job: Job, directory: Path, num_tokens: int, kernels: ChosenKernels
+) -> dict[str, WeightCopy]:
     """Every copy of the plan by the stage it is named for, in the same order on every rank.
 
     What is refit at the start of a step is left as it was built: all weights of a copy, or its adapter. A language
@@ -70,6 +73,7 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
                 dtype=DTYPES[plan.facts.precision],
                 recompute=placement.schedule.recompute.value,
                 trainable=trained,
+                kernels=kernels,
             )
             if name not in refitted or spec.adapter:
                 load_weights(model, stored, mesh, directory / job.models.source(role).path)
@@ -78,7 +82,7 @@ def build_copies(plan: Plan, job: Job, directory: Path, num_tokens: int) -> dict
                     dict(named_in_whole(model)), job.settings.seed, tp=placement.layout.tp, tp_rank=mesh.tp_rank
                 )
             if trained:
-                trainer = build_trainer(model, mesh, role, job)
+                trainer = build_trainer(model, mesh, role, job, kernels)
         version = Version(name, None if name in refitted else 0)
         copies[name] = WeightCopy(
             stage=name, spec=spec, is_trained=trained, mesh=mesh, model=model, trainer=trainer, version=version
@@ -114,7 +118,7 @@ def resume_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
             copy.version.number = step
 
 
-def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
+def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job, kernels: ChosenKernels) -> Trainer:
     """With the settings that a job has for a role, the learning rate that of its first step."""
     return Trainer(
         model,
@@ -124,5 +128,5 @@ def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job) -> Trainer:
         max_grad_norm=job.settings.max_grad_norm,
         betas=(job.settings.adam_beta1, job.settings.adam_beta2),
         epsilon=job.settings.adam_eps,
-        buckets=own_buckets(model, mesh),
+        buckets=own_buckets(model, mesh, kernels),
     )

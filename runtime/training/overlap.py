@@ -16,7 +16,7 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import nn
 
-from meshwright.runtime.device import host
+from meshwright.runtime.model.chosen_kernels import ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, Held
 
@@ -45,16 +45,15 @@ def _room(parameter: nn.Parameter) -> int:
     return -(-parameter.numel() // _ALIGNED) * _ALIGNED
 
 
-def own_buckets(model: Held, mesh: Mesh) -> Buckets | None:
-    """Those of a trained model on this device; None where its replicas exchange in one piece, when all is computed.
+def own_buckets(model: Held, mesh: Mesh, kernels: ChosenKernels) -> Buckets | None:
+    """Those of a trained model; None where its replicas exchange in one piece, when all is computed.
 
-    The models of a CPU would fill one bucket, and of more than two ranks gloo adds in another order where they are cut
-    otherwise. An expert that no token met has no gradient to announce, and an adapter has too few parameters to cut.
+    An expert that no token met has no gradient to announce, and an adapter has too few parameters to cut.
     The least size is megatron's own:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/distributed/distributed_data_parallel.py
     """
     num_replicas = mesh.groups.dp_cp.size()
-    if not host.on_cuda() or num_replicas == 1 or model.spec.experts or model.spec.adapter:
+    if not kernels.overlaps_replicas or num_replicas == 1 or model.spec.experts or model.spec.adapter:
         return None
     return Buckets(max(40_000_000, 1_000_000 * num_replicas))
 

@@ -24,6 +24,7 @@ PROVENANCE = Provenance(
     threads_per_rank=1,
     num_ranks=2,
     repeats=3,
+    kernels="attention sdpa",
 )
 
 
@@ -64,6 +65,8 @@ def test_a_partial_table_knows_more_than_the_finished_one_beside_it(table: Table
         ({"libraries": {"torch": "2.12.0"}}, "libraries torch 2.12.0 and this call has numpy 2.3.0, torch 2.13.0"),
         ({"commit": "456def0"}, "commit 456def0 and this call has 0123abc"),
         ({"num_ranks": 4}, "num_ranks 4 and this call has 2"),
+        ({"kernels": "attention varlen"}, "kernels attention varlen and this call has attention sdpa"),
+        ({"kernels": None}, "kernels that are not told and this call has attention sdpa"),
     ],
 )
 def test_what_was_measured_otherwise_is_refused_with_the_reason(

@@ -72,6 +72,12 @@ def test_calls_take_the_place_of_those_of_the_same_and_a_table_without_any_says_
         Table.model_validate({**dict(table), "calls": (timed("mine:a", 1.0), timed("mine:a", 2.0))})
 
 
+def test_a_table_says_nothing_of_kernels_that_it_was_not_told(table: Table) -> None:
+    assert "kernels" not in table.model_dump(mode="json")["provenance"]
+    told = table.provenance.model_copy(update={"kernels": "attention sdpa"})
+    assert parse(Provenance, canonical_json(told), "provenance") == told
+
+
 def test_the_order_of_measurements_carries_no_meaning(table: Table) -> None:
     backwards = Table(
         provenance=table.provenance, measurements=table.measurements[::-1], collectives=table.collectives[::-1]

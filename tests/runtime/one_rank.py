@@ -17,6 +17,7 @@ from meshwright.runtime.generation.generation_stage import Generating
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.transport import Transport
+from meshwright.runtime.model.chosen_kernels import PLAIN
 from meshwright.runtime.training.copies import WeightCopy, build_copies
 from meshwright.runtime.training.offload import HostMemory
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -61,7 +62,7 @@ def one_rank(path: Path, *, staleness: int = 0, **generation: int) -> OneRank:
         facts, {"other": Where("0:1", schedule=scored), "actor_generate": Where("0:1", schedule=schedule)}
     )
     data = read_data(job, path.parent)
-    return OneRank(plan, job, data, build_copies(plan, job, path.parent, data.num_tokens))
+    return OneRank(plan, job, data, build_copies(plan, job, path.parent, data.num_tokens, PLAIN))
 
 
 def _alone() -> Transport:

@@ -7,8 +7,9 @@ import random
 import torch
 from torch import Tensor
 
+from meshwright.runtime.model.attention import CoreAttention
 from tests.runtime.model.test_equal_rows import alike_here_and_there, seeded
-from tests.runtime.model.test_kv_cache import ROTARY, Row, attend, continued, random_rows, used_cache
+from tests.runtime.model.test_kv_cache import ATTENTION, ROTARY, Row, attend, continued, random_rows, used_cache
 
 
 def test_equal_neighbours_share_a_call() -> None:
@@ -28,10 +29,10 @@ def test_rows_together_answer_and_learn_as_each_does_alone(seed: int) -> None:
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-def trained(rows: list[Row], *, tail: int = 0) -> tuple[Tensor, ...]:
+def trained(rows: list[Row], *, tail: int = 0, attention: CoreAttention = ATTENTION) -> tuple[Tensor, ...]:
     """What the rows answer, without what is behind them, and the gradients of its squares by what they are given."""
     leaves = [Row(*(heads.clone().requires_grad_() for heads in row)) for row in rows]
-    output = attend(leaves, tail=tail)[: sum(len(row.query) for row in rows)]
+    output = attend(leaves, tail=tail, attention=attention)[: sum(len(row.query) for row in rows)]
     output.square().sum().backward()
     gradients = (torch.cat([heads.grad.flatten(1) for heads in kind]) for kind in zip(*leaves, strict=True))
     return output.detach(), *gradients

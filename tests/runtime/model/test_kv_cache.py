@@ -66,12 +66,14 @@ def continued(cache: PagedCache, rows: Sequence[int], cached: Sequence[int], len
     return cache.continue_rows(rows, cached, lengths)
 
 
-def attend(rows: Sequence[Row], cache: ContinuedRows | None = None, *, tail: int = 0) -> Tensor:
+def attend(
+    rows: Sequence[Row], cache: ContinuedRows | None = None, *, tail: int = 0, attention: CoreAttention = ATTENTION
+) -> Tensor:
     """[S, 1, heads * D] of packed rows; what pads them is not a number."""
     padding = Row(*(torch.full((tail, *heads.shape[1:]), torch.nan) for heads in rows[0]))
     packed = Row(*(torch.cat(parts) for parts in zip(*rows, padding, strict=True)))
     packing = ROTARY.pack([len(row.query) for row in rows], torch.empty(0), tail=tail, cache=cache)
-    found: Tensor = ATTENTION(*packed, packed_seq_params=packing)
+    found: Tensor = attention(*packed, packed_seq_params=packing)
     return found
 
 

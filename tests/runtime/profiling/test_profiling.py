@@ -18,6 +18,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.partial import partial_path
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.table import Table, read_table, write_table
+from meshwright.runtime.model.chosen_kernels import PLAIN
 from meshwright.runtime.profiling import profiling
 from meshwright.runtime.profiling.profiling import profile_job, require_device
 from tests.planner.jobs import small_facts
@@ -65,6 +66,7 @@ def test_the_table_says_where_it_comes_from(facts: Facts, table: Table) -> None:
     assert provenance.num_ranks == 2
     assert set(provenance.libraries) == {"torch", "megatron-core", "numpy"}
     assert len(provenance.commit) >= 7
+    assert provenance.kernels == PLAIN.told
 
 
 @pytest.mark.slow

@@ -105,6 +105,18 @@ def test_what_a_run_has_to_say_at_its_start_is_said_once(
     assert capsys.readouterr().out.count("changed: ppo.gamma from 1.0 to 0.9") == 1
 
 
+def test_the_kernels_of_a_run_are_said_at_its_start_and_in_its_summary(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder(plan, tmp_path, 1, is_writer=True, kernels="attention sdpa")
+    recorder.open(0)
+    learned = {"actor_train": {"response_tokens": 4.0}}
+    recorder.turn([Outcome(turn=0, spans=(span(0, "actor_train", 0, 1.0),), metrics=learned)])
+    recorder.close()
+    assert capsys.readouterr().out.count("kernels: attention sdpa") == 1
+    assert json.loads((tmp_path / "summary.json").read_text())["kernels"] == "attention sdpa"
+
+
 def test_a_summary_has_the_worst_overhead_and_the_gap_of_the_steps_that_compared(plan: Plan, tmp_path: Path) -> None:
     recorder = Recorder(plan, tmp_path, 3, is_writer=True)
     recorder.open(0)

@@ -13,6 +13,7 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.generation.prompts import read_data
+from meshwright.runtime.model.chosen_kernels import PLAIN
 from meshwright.runtime.training.copies import DTYPES, build_copies, build_refits, resume_versions
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
@@ -51,7 +52,7 @@ class Seen:
 def _seen(path: Path) -> tuple[dict[str, Seen], dict[str, Tensor], list[tuple[str, str]]]:
     """The copies, a sum over the weights of each that is here once refits have run, and the refits."""
     plan, job = plan_of(path), read_job(path)
-    copies = build_copies(plan, job, path.parent, read_data(job, path.parent).num_tokens)
+    copies = build_copies(plan, job, path.parent, read_data(job, path.parent).num_tokens, PLAIN)
     refits = build_refits(plan, copies)
     built = {name: copy.version.number for name, copy in copies.items()}
     for refit in refits.values():

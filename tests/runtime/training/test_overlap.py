@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Recompute, build_model
 from meshwright.runtime.model.weights import load_weights
@@ -168,10 +170,14 @@ def test_what_is_saved_with_overlap_goes_on_without_and_the_other_way_round(tmp_
         assert found[0] == pytest.approx(known[0], rel=1e-5)
 
 
-def _own(directory: Path) -> bool:
+def _own(directory: Path) -> list[bool]:
     mesh = build_mesh(Layout(dp=2), 0)
-    return own_buckets(build_model(read_model(directory), mesh, trainable=True), mesh) is None
+    spec = read_model(directory)
+    adapted = replace(spec, adapter=Adapter(rank=2, alpha=2.0))
+    models = [build_model(one, mesh, trainable=True) for one in (spec, adapted)]
+    overlapping = ChosenKernels(overlaps_replicas=True)
+    return [own_buckets(model, mesh, kernels) is not None for kernels in (PLAIN, overlapping) for model in models]
 
 
-def test_on_a_cpu_nothing_overlaps(tmp_path: Path) -> None:
-    assert run_on_ranks(2, _own, write_checkpoint(tmp_path / "model")) == [True, True]
+def test_all_weights_of_several_replicas_overlap_where_the_kernels_do(tmp_path: Path) -> None:
+    assert run_on_ranks(2, _own, write_checkpoint(tmp_path / "model")) == [[False, False, True, False]] * 2

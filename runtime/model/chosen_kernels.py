@@ -1,0 +1,74 @@
+"""Which kernels a run computes with, chosen once at its start by what the machine has.
+
+The plain ones are the reference, to which tests hold the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.distributed as dist
+
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.device.abilities import Abilities
+
+_FLASH_CAPABILITY = (8, 0)
+"""Ampere, the first that FlashAttention-2 runs on; it takes heads of up to 256 numbers, a multiple of 8.
+https://github.com/Dao-AILab/flash-attention
+"""
+
+_TRITON_CAPABILITY = (7, 0)
+"""Volta, the first that torch.compile writes Triton for.
+https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
+"""
+
+
+@dataclass(frozen=True)
+class ChosenKernels:
+    """Of training and scoring passes and of prefills; decode steps have their own."""
+
+    attention: Literal["sdpa", "varlen"] = "sdpa"
+    """sdpa: one call of scaled_dot_product_attention for each run of equal rows; varlen: one call of torch's
+    variable-length attention for all rows that begin in the pass."""
+    operators: Literal["plain", "compiled"] = "plain"
+    """compiled: rotary embedding by torch.compile, and megatron's fused SwiGLU."""
+    overlaps_replicas: bool = False
+    """Whether what replicas exchange in training overlaps computing."""
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        exchanges = "overlap computing" if self.overlaps_replicas else "in one piece"
+        return f"attention {self.attention}, operators {self.operators}, replicas exchange {exchanges}"
+
+
+PLAIN = ChosenKernels()
+
+
+def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
+    """What models of these sizes run on, on such a device.
+
+    On a CPU all is plain: torch has no variable-length attention there, and compiled operators take 1.15 times the
+    processor time of plain ones in a training pass of hidden size 64 and 1.03 times at 256, beside most of a minute to
+    compile them (norms compiled too; 2 cores, AMD EPYC, 2026-11-25). Exchanges are in one piece there: its models would
+    fill one bucket, and of more than two ranks gloo adds in another order where they are cut otherwise.
+    """
+    if found.kind != "cuda":
+        return PLAIN
+    fits = all(spec.head_dim <= 256 and spec.head_dim % 8 == 0 for spec in specs)
+    flash = found.has_flash and found.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
+    compiles = found.has_triton and found.capability >= _TRITON_CAPABILITY
+    return ChosenKernels(
+        attention="varlen" if flash else "sdpa",
+        operators="compiled" if compiles else "plain",
+        overlaps_replicas=True,
+    )
+
+
+def agreed(mine: ChosenKernels) -> ChosenKernels:
+    """This rank's where all ranks of the world have the same; the plain ones where devices differ."""
+    everyone: list[ChosenKernels] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return mine if all(one == mine for one in everyone) else PLAIN

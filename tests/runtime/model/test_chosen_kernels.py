@@ -1,0 +1,97 @@
+"""ChosenKernels are chosen by what the machine has, and compute what the plain ones do."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.device.abilities import Abilities, abilities
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels, agreed, own_kernels
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.bodies import Trainer
+from tests.planner.jobs import model_spec
+from tests.runtime.checkpoints import write_checkpoint
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.updates import blocks, language_loss
+
+SPEC = replace(model_spec("actor"), head_dim=64)
+HOPPER = Abilities(kind="cuda", capability=(9, 0), has_flash=True, has_triton=True)
+
+
+def test_a_cpu_computes_plainly() -> None:
+    assert own_kernels(abilities("cpu"), "fp32", [SPEC]) == own_kernels(abilities("cpu"), "bf16", [SPEC]) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("found", "precision", "head_dim", "attention", "operators"),
+    [
+        (HOPPER, "bf16", 64, "varlen", "compiled"),
+        (HOPPER, "fp32", 64, "sdpa", "compiled"),
+        (HOPPER, "bf16", 512, "sdpa", "compiled"),
+        (HOPPER, "bf16", 60, "sdpa", "compiled"),
+        (replace(HOPPER, has_flash=False), "bf16", 64, "sdpa", "compiled"),
+        (replace(HOPPER, has_triton=False), "bf16", 64, "varlen", "plain"),
+        (replace(HOPPER, capability=(7, 5)), "bf16", 64, "sdpa", "compiled"),
+        (replace(HOPPER, capability=(6, 0)), "bf16", 64, "sdpa", "plain"),
+    ],
+)
+def test_a_gpu_computes_by_what_it_can(
+    found: Abilities, precision: str, head_dim: int, attention: str, operators: str
+) -> None:
+    kernels = own_kernels(found, precision, [SPEC, replace(SPEC, head_dim=head_dim)])
+    assert (kernels.attention, kernels.operators, kernels.overlaps_replicas) == (attention, operators, True)
+
+
+def test_kernels_are_told_in_words() -> None:
+    assert PLAIN.told == "attention sdpa, operators plain, replicas exchange in one piece"
+    assert own_kernels(HOPPER, "bf16", [SPEC]).told == (
+        "attention varlen, operators compiled, replicas exchange overlap computing"
+    )
+
+
+def _agreed(different: bool) -> bool:
+    mine = ChosenKernels(attention="varlen" if torch.distributed.get_rank() == 0 or not different else "sdpa")
+    return agreed(mine) == mine
+
+
+def test_ranks_whose_devices_differ_compute_plainly() -> None:
+    assert run_on_ranks(2, _agreed, False) == [True, True]
+    assert run_on_ranks(2, _agreed, True) == [False, True]
+
+
+def _gradients(directory: Path, kernels: ChosenKernels) -> list[Tensor]:
+    """The loss and the gradients of micro-batches of different lengths."""
+    mesh = build_mesh(Layout(), 0)
+    if not mesh.is_member:
+        return []
+    spec = read_model(directory)
+    model = build_model(spec, mesh, trainable=True, kernels=kernels)
+    load_weights(model, spec, mesh, directory)
+    trainer = Trainer(model, mesh, learning_rate=1e-3)
+    shares = trainer.accumulate(blocks(2, mesh), functools.partial(language_loss, spec, mesh))
+    return [sum(share["loss"] for share in shares), *(one.main_grad.clone() for one in model.parameters())]  # type: ignore[list-item]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not shutil.which(os.environ.get("CXX", "g++")), reason="torch.compile needs a C++ compiler on a CPU"
+)
+def test_compiled_operators_have_the_loss_and_the_gradients_of_plain_ones(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    plain, compiled = (
+        run_on_ranks(2, _gradients, directory, ChosenKernels(operators=operators), timeout=400)[0]
+        for operators in ("plain", "compiled")
+    )
+    for one, other in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
