@@ -120,7 +120,8 @@ class Pipeline:
         return _Compute(time.layer, time.ends, again, time.source, again_source)
 
     def update_addends(self) -> list[Addend]:
-        """Seconds of one optimizer update, none of it overlapped unless the framework says so.
+        """Seconds of one optimizer update, none of it overlapped unless the framework says so. This project's own says
+        no: what its replicas exchange on a GPU overlaps computing, but nobody has measured how much that hides.
 
         The distributed optimizer moves each rank's gradients once and its weights once over the replicas and their
         context-parallel ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1; Megatron-core
