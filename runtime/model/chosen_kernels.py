@@ -50,10 +50,9 @@ PLAIN = ChosenKernels()
 def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
     """What models of these sizes run on, on such a device.
 
-    On a CPU all is plain: torch has no variable-length attention there, and compiled operators take 1.15 times the
-    processor time of plain ones in a training pass of hidden size 64 and 1.03 times at 256, beside most of a minute to
-    compile them (norms compiled too; 2 cores, AMD EPYC, 2026-11-25). Exchanges are in one piece there: its models would
-    fill one bucket, and of more than two ranks gloo adds in another order where they are cut otherwise.
+    On a CPU all is plain: torch has no variable-length attention there, and compiled operators take as long as plain
+    ones (`benchmarks/costs`), beside compiling them. Exchanges are in one piece there: its models would fill one
+    bucket, and of more than two ranks gloo adds in another order where they are cut otherwise.
     """
     if found.kind != "cuda":
         return PLAIN
