@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TypeAlias
 
@@ -15,7 +16,8 @@ Array: TypeAlias = NDArray[np.int64]
 
 class Crossing:
     """Of one problem: `numbers` has for each call, in their order, the numbers of its options' ranks, [options];
-    `crosses` says of every two numbers whether they cross, [numbers, numbers]."""
+    `common` has of every two numbers how many ranks they have in common, and `crosses` whether they cross,
+    [numbers, numbers]."""
 
     def __init__(self, problem: Problem) -> None:
         ranks: dict[range, int] = {}
@@ -24,15 +26,17 @@ class Crossing:
             for call in problem.calls
         ]
         start, stop = (np.array(ends, dtype=np.int64) for ends in ([r.start for r in ranks], [r.stop for r in ranks]))
-        common = np.minimum.outer(stop, stop) - np.maximum.outer(start, start)
-        self.crosses: NDArray[np.bool_] = (common > 0) & (common < np.minimum.outer(stop - start, stop - start))
+        self.common: Array = np.maximum(0, np.minimum.outer(stop, stop) - np.maximum.outer(start, start))
+        smaller = np.minimum.outer(stop - start, stop - start)
+        self.crosses: NDArray[np.bool_] = (self.common > 0) & (self.common < smaller)
         self._is_possible = bool(self.crosses.any())
 
-    def count(self, rows: Array) -> Array:
-        """How many pairs of calls cross in each choice of options, from [choices, calls] to [choices]."""
-        found = np.zeros(len(rows), dtype=np.int64)
+    def count(self, columns: Sequence[Array]) -> Array:
+        """How many pairs of calls cross in each choice of options; each call's are [choices], or [1] where all choices
+        have the same."""
+        found = np.zeros(max(map(len, columns)), dtype=np.int64)
         if self._is_possible:
-            on = [numbers[rows[:, call]] for call, numbers in enumerate(self.numbers)]
+            on = [numbers[chosen] for numbers, chosen in zip(self.numbers, columns, strict=True)]
             for one, other in combinations(on, 2):
                 found += self.crosses[one, other]
         return found

@@ -16,11 +16,13 @@ _SWEEPS = 20
 
 def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
     """A choice that no change of a single call improves."""
-    for _ in range(_SWEEPS):
-        before = score
-        for call, options in enumerate(greedy.options):
-            picks, score = _best(greedy, picks, score, (call,), [range(len(options))])
-        if score == before:
+    tried, last = 0, len(greedy.options) * _SWEEPS
+    for number in range(last):
+        call = number % len(greedy.options)
+        before, choices = score, range(len(greedy.options[call]))
+        picks, score = greedy.best_change(picks, score, (call,), [choices])
+        tried = tried + 1 if score == before else 1
+        if tried == len(greedy.options):
             break
     return picks, score
 
@@ -35,17 +37,8 @@ def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Near, lim
         before = score
         for one, other in pairs:
             limits.require_time()
-            picks, score = _best(greedy, picks, score, (one, other), [near[one], near[other]])
+            picks, score = greedy.best_change(picks, score, (one, other), [near[one], near[other]])
         if score == before:
             break
         picks, score = descend(greedy, picks, score)
-    return picks, score
-
-
-def _best(greedy: Greedy, picks: Picks, score: Score, calls: tuple[int, ...], near: Near) -> tuple[Picks, Score]:
-    """The best change of these calls to options near them, or the choice as it was."""
-    for changed in greedy.promising(picks, calls, near, score):
-        found = greedy.score(changed, score)
-        if found < score:
-            picks, score = changed, found
     return picks, score

@@ -1,11 +1,7 @@
-"""Scores a choice of options by a greedy schedule: always the task that can start first, the longest line behind it.
-
-The problem is laid out in arrays once, so that a score costs tens of microseconds.
-"""
+"""Scores choices of options by a greedy schedule (`timetable.py`), all that differ in a call or two at once."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -13,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.solver.crossing import Crossing
-from meshwright.planner.solver.problem import CallRun, Option, Place, Precedence, Problem, Transfer
-from meshwright.planner.solver.prospects import Prospects
+from meshwright.planner.solver.problem import Option, Problem
+from meshwright.planner.solver.timetable import Columns, Timetable
 
 
 class Score(NamedTuple):
@@ -27,9 +23,6 @@ class Score(NamedTuple):
     makespan: int
     work: int
 
-
-WORST = Score(2**62, 2**62, 2**62)
-"""Of no choice: every score is below it."""
 
 Picks = tuple[int, ...]
 """The index of an option for each call, in the order of the calls."""
@@ -56,79 +49,50 @@ class Greedy:
         self._device = problem.device_blocks
         call = {c.name: index for index, c in enumerate(problem.calls)}
         self.options = [c.options for c in problem.calls]
-        self._atoms = [ranks.start for ranks in problem.atoms]
-        self._sizes = [len(ranks) for ranks in problem.atoms]
+        self._tasks = [task.name for task in problem.tasks]
         self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
+        self._atoms = [ranks.start for ranks in problem.atoms]
         self._tables = [self._table(options) for options in self.options]
         self._crossing = Crossing(problem)
-        self._prospects = Prospects(problem, self._owners)
-        self._covered = [[self._atoms_in(option.place) for option in options] for options in self.options]
-        tasks = {task.name: index for index, task in enumerate(problem.tasks)}
-        self._tasks = problem.tasks
-        self._ends = [
-            (call[t.call], call[t.call]) if isinstance(t, CallRun) else (call[t.source], call[t.target])
-            for t in problem.tasks
-        ]
-        self._after: list[list[tuple[int, Precedence]]] = [[] for _ in tasks]
-        self._waits = [0] * len(tasks)
-        for precedence in problem.precedences:
-            after = tasks[precedence.after]
-            self._after[tasks[precedence.before]].append((after, precedence))
-            self._waits[after] += 1
-        self._order = [tasks[name] for name in problem.order]
-        self._moved: dict[tuple[int, int, int], int] = {}
+        self._timetable = Timetable(problem, self._owners, self._crossing)
 
-    def promising(self, picks: Picks, calls: Sequence[int], near: Near, best: Score) -> list[Picks]:
-        """The changes of one or two calls to options near them whose bounds are not above `best`, the lowest first."""
-        rows = np.tile(np.array(picks, dtype=np.int64), (math.prod(map(len, near)), 1))
+    def score(self, picks: Picks) -> Score:
+        """The score of a choice."""
+        columns = _columns(picks)
+        excess, lasts = self._excess(columns), self._timetable.lasts(columns)
+        makespan, work = self._timetable.schedule(columns, lasts).max(), self._timetable.work(columns, lasts)
+        return Score(int(excess[0]), int(makespan), int(work[0]))
+
+    def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Near) -> tuple[Picks, Score]:
+        """The best change of these calls to options near them with its score, the first of equals; the choice as it
+        was where none is better."""
+        columns = _columns(picks)
         for call, column in zip(calls, np.meshgrid(*near, indexing="ij"), strict=True):
-            rows[:, call] = column.ravel()
-        excess = self._least_excess(rows)
-        rows, excess = rows[excess <= best.excess_blocks], excess[excess <= best.excess_blocks]
-        if not len(rows):
-            return []
-        makespans = self._prospects.makespans(rows)
-        kept = (excess < best.excess_blocks) | (makespans <= best.makespan)
-        first = np.lexsort((makespans[kept], excess[kept]))
-        return [tuple(row) for row in rows[kept][first].tolist()]
+            columns[call] = column.ravel()
+        excess = self._excess(columns)
+        least = int(excess.min())
+        if least > score.excess_blocks:
+            return picks, score
+        columns = _kept(columns, excess == least)
+        lasts = self._timetable.lasts(columns)
+        if least == score.excess_blocks:
+            may_be = lasts.tails.max(axis=1) <= score.makespan
+            if not may_be.any():
+                return picks, score
+            columns, lasts = _kept(columns, may_be), lasts.where(may_be)
+        makespans, work = self._timetable.schedule(columns, lasts).max(axis=1), self._timetable.work(columns, lasts)
+        first = np.lexsort((work, makespans))[0]
+        found = Score(least, int(makespans[first]), int(work[first]))
+        if found >= score:
+            return picks, score
+        return tuple(int(column[first % len(column)]) for column in columns), found
 
-    def _least_excess(self, rows: Array) -> Array:
-        """The blocks above the device that each choice has at least, as if every copy were shared, [choices]."""
-        held = np.zeros((len(rows), len(self._atoms)), dtype=np.int64)
-        peak = np.zeros_like(held)
-        for call, table in enumerate(self._tables):
-            chosen = rows[:, call]
-            held += table.resident[chosen] - (table.shared[chosen] if self._owners[call] else 0)
-            np.maximum(peak, table.transient[chosen], out=peak)
-        excess: Array = np.maximum(held + peak - self._device, 0).sum(axis=-1)
-        return excess + self._crossing.count(rows) * (self._device + 1)
-
-    def score(self, picks: Sequence[int], best: Score = WORST) -> Score:
-        """The score of a choice; WORST as soon as it is clear that it is not below `best`."""
-        excess = self._excess(picks)
-        if excess > best.excess_blocks:
-            return WORST
-        ticks = [self._duration(task, picks) for task in range(len(self._tasks))]
-        early = self._early(picks)
-        tails = self._tails(ticks, early)
-        if best.excess_blocks == 0 and max(tails) > best.makespan:
-            return WORST
-        atoms = self._occupied_by_all(picks, ticks)
-        latest = best.makespan if excess == best.excess_blocks else WORST.makespan
-        done = self._schedule(atoms, ticks, early, tails, latest)
-        if len(done) < len(ticks):
-            return WORST
-        makespan = max(end for end, _ in done)
-        work = sum(t * sum(sum(self._sizes[here]) for here in blocks) for t, blocks in zip(ticks, atoms, strict=True))
-        return Score(excess, makespan, work)
-
-    def starts(self, picks: Sequence[int]) -> dict[str, int]:
+    def starts(self, picks: Picks) -> dict[str, int]:
         """The start of each task in the greedy schedule."""
-        ticks = [self._duration(task, picks) for task in range(len(self._tasks))]
-        early = self._early(picks)
-        atoms, tails = self._occupied_by_all(picks, ticks), self._tails(ticks, early)
-        ends = self._schedule(atoms, ticks, early, tails, WORST.makespan)
-        return {self._tasks[task].name: end - ticks[task] for end, task in ends}
+        columns = _columns(picks)
+        lasts = self._timetable.lasts(columns)
+        starts = self._timetable.schedule(columns, lasts) - lasts.ticks
+        return dict(zip(self._tasks, starts[0].tolist(), strict=True))
 
     def picked(self, picks: Picks) -> tuple[Option, ...]:
         """The options of a choice."""
@@ -150,95 +114,22 @@ class Greedy:
             transient=spread(option.transient_blocks for option in options),
         )
 
-    def _atoms_in(self, place: Place) -> slice:
-        inside = [index for index, first in enumerate(self._atoms) if first in place.ranks]
-        return slice(inside[0], inside[-1] + 1)
+    def _excess(self, columns: Columns) -> Array:
+        """The blocks above the device, [choices]."""
+        held, peak = (np.zeros((1, len(self._atoms)), dtype=np.int64) for _ in range(2))
+        for call, (table, chosen) in enumerate(zip(self._tables, columns, strict=True)):
+            held = held + table.resident[chosen]
+            peak = np.maximum(peak, table.transient[chosen])
+            if self._owners[call]:
+                held = held - table.shared[chosen] * self._timetable.shares(call, columns)[:, np.newaxis]
+        excess: Array = np.maximum(held + peak - self._device, 0).sum(axis=-1)
+        return excess + self._crossing.count(columns) * (self._device + 1)
 
-    def _shares(self, call: int, picks: Sequence[int]) -> bool:
-        place = self.options[call][picks[call]].place
-        return any(self.options[owner][picks[owner]].place == place for owner in self._owners[call])
 
-    def _excess(self, picks: Sequence[int]) -> int:
-        held = sum(table.resident[option] for table, option in zip(self._tables, picks, strict=True))
-        peak = np.max([table.transient[option] for table, option in zip(self._tables, picks, strict=True)], axis=0)
-        for call, owners in enumerate(self._owners):
-            if owners and self._shares(call, picks):
-                held = held - self._tables[call].shared[picks[call]]
-        crossing = self._crossing.count(np.array([picks]))[0] * (self._device + 1)
-        return int(np.maximum(held + peak - self._device, 0).sum() + crossing)
+def _columns(picks: Picks) -> list[Array]:
+    return [np.array([index], dtype=np.int64) for index in picks]
 
-    def _duration(self, task: int, picks: Sequence[int]) -> int:
-        source, target = self._ends[task]
-        if source == target:
-            return self.options[source][picks[source]].ticks
-        if self._shares(target, picks):
-            return 0
-        key = (task, picks[source], picks[target])
-        if key not in self._moved:
-            transfer = self._tasks[task]
-            assert isinstance(transfer, Transfer)
-            here, there = (self.options[end][picks[end]].place for end in (source, target))
-            self._moved[key] = transfer.ticks_between(here, there, here.overlap(there))
-        return self._moved[key]
 
-    def _occupied(self, task: int, picks: Sequence[int]) -> tuple[slice, ...]:
-        """The atoms that a task occupies, in blocks that do not overlap."""
-        source, target = self._ends[task]
-        here = self._tasks[task]
-        block, other = self._covered[source][picks[source]], self._covered[target][picks[target]]
-        if isinstance(here, CallRun) or here.occupies == "source":
-            return (block,)
-        if here.occupies == "target":
-            return (other,)
-        if block.stop <= other.start or other.stop <= block.start:
-            return (block, other)
-        return (slice(min(block.start, other.start), max(block.stop, other.stop)),)
-
-    def _early(self, picks: Sequence[int]) -> list[int]:
-        """The ticks by which each task may start before the end of what streams to it."""
-        return [
-            self.options[call][picks[call]].early_ticks if isinstance(task, CallRun) else 0
-            for task, (call, _) in zip(self._tasks, self._ends, strict=True)
-        ]
-
-    def _tails(self, ticks: Sequence[int], early: Sequence[int]) -> list[int]:
-        """The ticks from the start of each task to the end of the longest line of tasks behind it."""
-        tails = [0] * len(ticks)
-        for task in reversed(self._order):
-            tails[task] = ticks[task]
-            for after, wait in self._after[task]:
-                tails[task] = max(tails[task], wait.earliest(0, ticks[task], early[after]) + tails[after])
-        return tails
-
-    def _occupied_by_all(self, picks: Sequence[int], ticks: Sequence[int]) -> list[tuple[slice, ...]]:
-        """The atoms that each task occupies; none for a task that takes no time."""
-        return [self._occupied(task, picks) if ticks[task] else () for task in range(len(ticks))]
-
-    def _schedule(
-        self,
-        atoms: Sequence[tuple[slice, ...]],
-        ticks: Sequence[int],
-        early: Sequence[int],
-        tails: Sequence[int],
-        latest: int,
-    ) -> list[tuple[int, int]]:
-        """(end, task) in the order in which tasks were given their time, up to one that makes the last end too late."""
-        waits, earliest, free = list(self._waits), [0] * len(ticks), [0] * len(self._atoms)
-        ready = [task for task, count in enumerate(waits) if not count]
-        done: list[tuple[int, int]] = []
-        while ready:
-            begins = [max([earliest[task], *[max(free[here]) for here in atoms[task]]]) for task in ready]
-            start, _, task = min((at, -tails[task], task) for at, task in zip(begins, ready, strict=True))
-            if start + tails[task] > latest:
-                break
-            ready.remove(task)
-            end = start + ticks[task]
-            done.append((end, task))
-            for here in atoms[task]:
-                free[here] = [end] * (here.stop - here.start)
-            for after, wait in self._after[task]:
-                waits[after] -= 1
-                earliest[after] = max(earliest[after], wait.earliest(start, end, early[after]))
-                if not waits[after]:
-                    ready.append(after)
-        return done
+def _kept(columns: Columns, kept: NDArray[np.bool_]) -> list[Array]:
+    """Of some of the choices; a column that is the same for all stays."""
+    return [column[kept] if len(column) == len(kept) else column for column in columns]

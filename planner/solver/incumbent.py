@@ -15,6 +15,9 @@ from meshwright.planner.solver.result import Answer, Limits, Progress, Result
 _RANDOM_STARTS = 16
 """Descents from choices at random, behind those from the fastest and the smallest options."""
 
+_KICKS, _KICKED = 24, 2
+"""So many kicks in a row without a better choice are the last, each of so many calls."""
+
 
 @dataclass
 class Incumbent:
@@ -77,6 +80,31 @@ class Incumbent:
                 if any(not call.options for call in problem.calls):
                     return
                 greedy = Greedy(problem)
+
+    def kick(self, problem: Problem) -> bool:
+        """Offers what descents find from a choice of this problem of which two calls are changed at random, again and
+        again from the best of them (Lourenço et al., Iterated local search, 2003); whether it is better than the
+        answer.
+
+        Raises OutOfTimeError where the limits leave no time.
+        """
+        greedy, rng, known = Greedy(problem), random.Random(self.limits.seed), self.makespan
+        picks = _fastest(problem)
+        picks, score = descend(greedy, picks, greedy.score(picks))
+        left = _KICKS
+        while left:
+            self.limits.require_time()
+            kicked = list(picks)
+            for call in rng.sample(range(len(picks)), min(_KICKED, len(picks))):
+                kicked[call] = rng.randrange(len(greedy.options[call]))
+            found = descend(greedy, tuple(kicked), greedy.score(tuple(kicked)))
+            left -= 1
+            if found[1] < score:
+                left = _KICKS if found[1].makespan < score.makespan else left
+                picks, score = found
+        if score.excess_blocks == 0:
+            self.offer(greedy.picked(picks), score.makespan, greedy.starts(picks))
+        return self.makespan != known
 
     def polish(self) -> None:
         """Gives every call that does not matter for the makespan its least work."""

@@ -2,7 +2,8 @@
 
     problem    = without the options that cannot beat what is asked for
     incumbent  = the best of several descents, from fixed and from seeded starts
-    problem    = without the options that cannot beat the incumbent; what the relaxation suggests is descended from
+    problem    = without the options that cannot beat the incumbent; what the relaxation suggests is descended from,
+                 and where many are left what kicks lead to, until they make the answer no better
     repeat
         incumbent  = what CP-SAT finds in coarse steps of the makespan, descended from
         bound      = what CP-SAT proved
@@ -31,6 +32,9 @@ from meshwright.planner.solver.variables import Variables
 
 _STEPS = 16
 """Into how many steps CP-SAT cuts the distance between the bound and the incumbent."""
+
+_MANY = 700
+"""Options in all, as in `block_search.py`."""
 
 
 def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
@@ -79,6 +83,8 @@ def first_answer(problem: Problem, limits: Limits) -> Result | None:
 def _prove(incumbent: Incumbent, remaining: Problem, limits: Limits, effort: Effort) -> None:
     """Improves the incumbent and its bound until they meet, or the limit is reached."""
     left = _reduced(incumbent, remaining, limits)
+    while not left.is_empty and _has_many(left.problem) and incumbent.kick(left.problem):
+        left = _reduced(incumbent, left.within(incumbent.target).problem, limits)
     time = limits.max_deterministic_time
     while time > 0 and limits.seconds_left > 0 and incumbent.bound <= incumbent.target:
         time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time), effort)
@@ -86,6 +92,11 @@ def _prove(incumbent: Incumbent, remaining: Problem, limits: Limits, effort: Eff
         left = left.within(incumbent.target)
         if left.is_empty:
             incumbent.bound = max(incumbent.bound, incumbent.target + 1)
+
+
+def _has_many(problem: Problem) -> bool:
+    """Whether so many options are left that CP-SAT takes longer than descents that may leave fewer."""
+    return sum(len(call.options) for call in problem.calls) > _MANY
 
 
 def _nothing_as_short(most: int, bound: int) -> Result:

@@ -1,7 +1,7 @@
 """Drops the options that no answer within a makespan can use, by bounds from arithmetic and from the relaxation.
 
-The relaxation is solved once, and then with each call fixed to each of its pools in turn. Each of these optima also
-suggests a choice to descend from.
+The relaxation is solved once, and then with each call fixed to each of its pools in turn, the calls with most work
+first, until one has no option left. Each of these optima also suggests a choice to descend from.
 """
 
 from __future__ import annotations
@@ -57,15 +57,24 @@ def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
         return _nothing(problem, makespan)
     model, x = makespan_model(problem)
     relaxation = Relaxation(model, x.times.makespan)
-    relaxed = relaxation.solve()
-    if relaxed is None or relaxed.bound > makespan:
+    relaxed = relaxation.solve(makespan)
+    if relaxed is None:
         return _nothing(problem, makespan)
     greedy = Greedy(problem)
     pass_ = _Pass(problem, x, relaxation, greedy, suggest, makespan)
     pass_.makespan = suggest(greedy, rounded(problem, x, relaxed), _near(problem, x, relaxed))
-    bounds = {call.name: pass_.bounds(call, relaxed) for call in problem.calls}
-    kept = problem.with_calls(tuple(CallOptions(name, tuple(of)) for name, of in bounds.items()))
+    bounds: dict[str, dict[Option, int]] = {}
+    for call in sorted(problem.calls, key=_least_work, reverse=True):
+        bounds[call.name] = pass_.bounds(call, relaxed)
+        if not bounds[call.name]:
+            return _nothing(problem, pass_.makespan)
+    kept = problem.with_calls(tuple(CallOptions(call.name, tuple(bounds[call.name])) for call in problem.calls))
     return Reduced(kept, relaxed.bound, bounds).within(pass_.makespan)
+
+
+def _least_work(call: CallOptions) -> int:
+    """Ticks of ranks: where most of a call has to lie, the relaxation tells its pools apart and suggests most."""
+    return min(option.ticks * option.place.num_ranks for option in call.options)
 
 
 def _nothing(problem: Problem, makespan: int) -> Reduced:
@@ -110,8 +119,9 @@ class _Pass:
                 pools.setdefault(option.place.ranks, []).append(index)
         bounds: dict[int, int] = {}
         for indices in pools.values():
-            there = self.relaxation.solve_with_one_of([variables[index] for index in indices])
-            if there is not None and there.bound <= self.makespan:
+            group = [variables[index] for index in indices]
+            there = self.relaxation.solve_with_one_of(group, variables, self.makespan)
+            if there is not None:
                 for index in indices:
                     bound = max(relaxed.bound_with(variables[index]), there.bound_with(variables[index]))
                     if bound <= self.makespan:

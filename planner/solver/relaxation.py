@@ -6,7 +6,7 @@ It gives a bound, and for each variable that is 0 how much worse the bound would
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ortools.linear_solver import pywraplp
@@ -22,8 +22,11 @@ SAFETY = 1e-5
 _ANSWERS = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
 """What GLOP says when it knows."""
 
-_OTHERWISE = "use_preprocessing: false"
-"""How it is asked again."""
+AFRESH = ("", "use_preprocessing: false")
+"""How GLOP is asked, and how again where it gives up for numerical trouble."""
+
+_FROM_LAST = ("use_preprocessing: false use_dual_simplex: true", *AFRESH)
+"""The same, from the last optimum on, which is near where only bounds of variables have changed."""
 
 
 @dataclass(frozen=True)
@@ -56,37 +59,50 @@ class Relaxation:
         ]
         for constraint in model.proto.constraints:
             if constraint.has_exactly_one():
-                self._add(1, 1, constraint.exactly_one.literals, [1] * len(constraint.exactly_one.literals))
+                picks = constraint.exactly_one.literals
+                self._add(1, 1, picks, [1] * len(picks))
+                self._set_most(picks, math.inf)  # one of them that is at a bound of its own says less of the others
             elif constraint.has_linear() and not len(constraint.enforcement_literal):
                 self._add(*_range(constraint.linear.domain), constraint.linear.vars, constraint.linear.coeffs)
         self._solver.Objective().SetCoefficient(self._variables[objective.index], 1)
         self._solver.Objective().SetMinimization()
+        self._forbidden: set[int] = set()
 
-    def solve(self) -> Relaxed | None:
-        """The optimum, or None when there is no answer; where GLOP gives up nothing is known."""
-        status = solved(self._solver)
+    def solve(self, most: float = math.inf) -> Relaxed | None:
+        """The optimum, or None when there is no answer within `most`; where GLOP gives up nothing is known."""
+        status = solved(self._solver, _FROM_LAST)
         if status == pywraplp.Solver.INFEASIBLE:
             return None
         if status != pywraplp.Solver.OPTIMAL:
             return Relaxed(optimum=0.0, values=[0.0] * len(self._variables), reduced_costs=[0.0] * len(self._variables))
+        optimum = self._solver.Objective().Value()
+        if Relaxed(optimum, (), ()).bound > most:  # all that follows takes as long as solving
+            return None
         return Relaxed(
-            optimum=self._solver.Objective().Value(),
+            optimum=optimum,
             values=[variable.solution_value() for variable in self._variables],
             reduced_costs=[variable.reduced_cost() for variable in self._variables],
         )
 
-    def solve_with_one_of(self, group: Sequence[int]) -> Relaxed | None:
-        """The optimum when one variable of a group is 1, or None when there is no answer."""
-        constraint = self._solver.Constraint(1, 1)
-        for index in group:
-            constraint.SetCoefficient(self._variables[index], 1)
-        relaxed = self.solve()
-        constraint.SetBounds(-self._solver.infinity(), self._solver.infinity())
+    def solve_with_one_of(
+        self, group: Collection[int], others: Collection[int], most: float = math.inf
+    ) -> Relaxed | None:
+        """The optimum when of these others, one of which is 1, only those of a group may be; None when there is no
+        answer within `most`."""
+        without = set(others) - set(group) - self._forbidden
+        self._set_most(without, 0)
+        relaxed = self.solve(most)
+        self._set_most(without, math.inf)
         return relaxed
 
     def forbid(self, variable: int) -> None:
         """The variable is 0 from now on."""
-        self._variables[variable].SetUb(0)
+        self._forbidden.add(variable)
+        self._set_most([variable], 0)
+
+    def _set_most(self, variables: Iterable[int], most: float) -> None:
+        for index in variables:
+            self._variables[index].SetUb(most)
 
     def _add(self, low: float, high: float, variables: Sequence[int], coefficients: Sequence[int]) -> None:
         sums: dict[int, int] = {}
@@ -97,13 +113,14 @@ class Relaxation:
             constraint.SetCoefficient(self._variables[variable], coefficient)
 
 
-def solved(solver: pywraplp.Solver) -> int:
-    """How solving ends: GLOP sometimes gives up for numerical trouble, and is asked again otherwise."""
-    status = int(solver.Solve())
-    if status not in _ANSWERS:
-        solver.SetSolverSpecificParametersAsString(_OTHERWISE)
+def solved(solver: pywraplp.Solver, ways: Sequence[str]) -> int:
+    """How solving ends in the first of these ways in which GLOP does not give up."""
+    status = int(pywraplp.Solver.NOT_SOLVED)
+    for way in ways:
+        solver.SetSolverSpecificParametersAsString(way)
         status = int(solver.Solve())
-        solver.SetSolverSpecificParametersAsString("")
+        if status in _ANSWERS:
+            break
     return status
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from meshwright.planner.solver.problem import Option, Place, Problem, Transfer
-from meshwright.planner.solver.relaxation import SAFETY, solved
+from meshwright.planner.solver.relaxation import AFRESH, SAFETY, solved
 from meshwright.planner.solver.windows import windows
 
 Kept: TypeAlias = Mapping[str, NDArray[np.bool_]]
@@ -76,7 +76,7 @@ class Spread:
 
     def _solved(self) -> float | None:
         """The optimum, 0 where GLOP gives up for numerical trouble; None where there is no answer."""
-        status = solved(self._solver)
+        status = solved(self._solver, AFRESH)
         if status == pywraplp.Solver.INFEASIBLE:
             return None
         return float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0

@@ -20,6 +20,6 @@ def test_the_pairs_of_calls_that_cross_are_counted(num_ranks: int, step: int) ->
         ranks = [set(call.options[index].place.ranks) for call, index in zip(problem.calls, picks, strict=True)]
         return sum(bool(a & b) and not a <= b and not b <= a for a, b in combinations(ranks, 2))
 
-    counted = Crossing(problem).count(np.array(rows)).tolist()
+    counted = Crossing(problem).count(list(np.array(rows).T)).tolist()
     assert counted == [crossing(picks) for picks in rows]
     assert any(counted) == (step > 0)

@@ -55,6 +55,20 @@ def test_an_answer_that_is_no_better_is_not_taken(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_kicks_make_the_answer_shorter_or_leave_it(seed: int) -> None:
+    incumbent, told = begun(seed)
+    known, options = incumbent.makespan, incumbent.options
+    is_better = incumbent.kick(incumbent.problem)
+    assert incumbent.makespan is not None
+    assert known is not None
+    assert is_better == (incumbent.makespan < known) == (told[-1] < known)
+    best = best_makespan(incumbent.problem)
+    assert best is not None
+    assert best <= incumbent.makespan
+    assert is_better or incumbent.options == options
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_polishing_does_not_lengthen_and_leaves_no_more_work(seed: int) -> None:
     incumbent, _ = begun(seed)
     greedy = Greedy(incumbent.problem)

@@ -32,13 +32,15 @@ def test_no_answer_is_below_the_bound_nor_below_that_with_an_option(seed: int) -
     assert relaxed is not None
     assert relaxed.bound <= best
     for number, call in enumerate(problem.calls):
+        every = [x.pick[call.name, index].index for index in range(len(call.options))]
         for index in range(len(call.options)):
             with_it = best_makespan(with_option(problem, number, index))
             variable = x.pick[call.name, index].index
             assert with_it is None or relaxed.bound_with(variable) <= with_it
-            there = relaxation.solve_with_one_of([variable])
+            there = relaxation.solve_with_one_of([variable], every)
             assert with_it is None or (there is not None and there.bound <= with_it)
-    again = relaxation.solve()
+    assert relaxation.solve(relaxed.bound - 1) is None
+    again = relaxation.solve(relaxed.bound)
     assert again is not None
     assert again.optimum == pytest.approx(relaxed.optimum)
 
