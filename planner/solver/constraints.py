@@ -46,6 +46,7 @@ def add_memory_constraints(
     model: cp_model.CpModel, problem: Problem, x: Variables, device: cp_model.LinearExprT
 ) -> None:
     """On every atom the copies that live there, and any one call's transient memory, fit in `device` blocks."""
+    shared = {(call.name, o.place): o.shared_blocks for call in problem.calls for o in call.options}
     for atom, ranks in enumerate(problem.atoms):
         resident = []
         transient: dict[str, list[cp_model.LinearExprT]] = {}
@@ -56,8 +57,7 @@ def add_memory_constraints(
                     transient.setdefault(call.name, []).append(option.transient_blocks * x.pick[call.name, index])
             for place in places(call):
                 if ranks.start in place.ranks and (call.name, place) in x.shares:
-                    blocks = next(o.shared_blocks for o in call.options if o.place == place)
-                    resident.append(-blocks * x.shares[call.name, place])
+                    resident.append(-shared[call.name, place] * x.shares[call.name, place])
         held = model.new_int_var(0, MAX_SUM, f"resident[{atom}]")
         model.add(held == sum(resident))
         for terms in transient.values():

@@ -51,7 +51,7 @@ class Greedy:
         self.options = [c.options for c in problem.calls]
         self._tasks = [task.name for task in problem.tasks]
         self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
-        self._atoms = [ranks.start for ranks in problem.atoms]
+        self._atoms = np.array([ranks.start for ranks in problem.atoms])
         self._tables = [self._table(options) for options in self.options]
         self._crossing = Crossing(problem)
         self._timetable = Timetable(problem, self._owners, self._crossing)
@@ -103,7 +103,9 @@ class Greedy:
         return tuple(known.index(option) for known, option in zip(self.options, options, strict=True))
 
     def _table(self, options: Sequence[Option]) -> _Table:
-        here = np.array([[first in option.place.ranks for first in self._atoms] for option in options], dtype=np.int64)
+        start = np.array([option.place.ranks.start for option in options])
+        stop = np.array([option.place.ranks.stop for option in options])
+        here = (start[:, np.newaxis] <= self._atoms) & (self._atoms < stop[:, np.newaxis])
 
         def spread(amounts: Iterable[int]) -> Array:
             return here * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
