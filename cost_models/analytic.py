@@ -19,7 +19,7 @@ from meshwright.cost_models.dealing import MicroBatches, capped_micro_batches, m
 from meshwright.cost_models.generation_cost import Generation, Work, work_of
 from meshwright.cost_models.layout_costs import PipelineCosts
 from meshwright.cost_models.memory_cost import LayoutMemory
-from meshwright.cost_models.pipeline import Pipeline
+from meshwright.cost_models.pipeline import Computed, Computing, Pipeline
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summed
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
@@ -28,6 +28,7 @@ from meshwright.cost_models.rounds import responses_of
 from meshwright.cost_models.streaming_cost import (
     Chunks,
     ChunkShard,
+    ReplicaPasses,
     all_chunks,
     last_chunks,
     passes_of,
@@ -85,7 +86,6 @@ class AnalyticModel:
         self._turns = Turns(workload)
         self._rollouts = RolloutCosts(workload) if workload.turns else None
         self._costs: Once[Call, Cost] = Once()
-        self._tails: Once[Call, float] = Once()
         self._memories: Once[Call, Memory] = Once()
         self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
         self._on_layouts: Once[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Once()
@@ -95,6 +95,9 @@ class AnalyticModel:
         self._updates: Once[tuple[ModelSpec, Layout], list[Addend]] = Once()
         self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
         self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
+        self._passes: Once[tuple[ChunksOf, int, int, int], ReplicaPasses] = Once()
+        self._computing: Once[tuple[ModelSpec, int, bool, int, int, int], Computing] = Once()
+        self._computed: Once[tuple[Computing, ChunksOf, int, int, int], Computed] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
         self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, int, bool], tuple[Shard, AnalyticShard]] = Once()
         self._batches: Once[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Once()
@@ -128,10 +131,9 @@ class AnalyticModel:
         return self._costs.of(call, lambda: self._seconds(call))
 
     def tail_seconds(self, call: Call) -> float:
-        """Seconds of the stage that remain after the last token was drawn (Yan et al., OPPO, arXiv:2509.25762)."""
         if not call.schedule.chunk_tokens:
             return self.seconds(call).total
-        return min(self.seconds(call).total, self._tails.of(call, lambda: self._tail_seconds(call)))
+        return self._pipeline_costs(call).tail_seconds(call.schedule)
 
     def memory(self, call: Call) -> Memory:
         return self._memories.of(call, lambda: self._layout_memory(call).memory(call))
@@ -156,35 +158,42 @@ class AnalyticModel:
         return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
 
     def _seconds(self, call: Call) -> Cost:
-        if not call.stage.generates and not call.schedule.chunk_tokens:
+        if not call.stage.generates:
             return cost_of(self._pipeline_costs(call).addends(call.schedule))
         if call.schedule.offload is not Offload.NONE:
             kept = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
             return self.seconds(kept) + self._offload_seconds(call)
-        return self._generation_seconds(call) if call.stage.generates else self._streamed_seconds(call)
+        return self._generation_seconds(call)
 
     def _pipeline_costs(self, call: Call) -> PipelineCosts:
         key = call.stage.name, call.model, call.layout, call.replica_rows
         return self._on_layouts.of(key, lambda: self._make_pipeline_costs(call))
 
     def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
-        layout, workload, shard = call.layout, self._workload, self._part_of_shard(call)
-        rows = self._rows(call)
+        layout, workload, computing = call.layout, self._workload, self._computing_of(call)
+        rows, trains = self._rows(call), call.stage.trains
 
         def pipeline_of(recompute: Recompute) -> Pipeline:
             kind = call.stage.name, call.model, layout, recompute
-            return self._pipelines.of(kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), shard))
+            return self._pipelines.of(
+                kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), computing.shard)
+            )
+
+        def computed_of(schedule: Schedule) -> Computed:
+            if schedule.chunk_tokens:
+                return self._streamed(call.stage, computing, rows, schedule, all_chunks)
+            return computing.of(self._micro_batches(rows, schedule, layout.cp), schedule.recompute, trains=trains)
 
         return PipelineCosts(
             layout=layout,
             num_rows=rows,
-            num_updates=workload.num_minibatches * workload.num_epochs if call.stage.trains else 0,
+            num_updates=workload.num_minibatches * workload.num_epochs if trains else 0,
             pipeline_of=pipeline_of,
-            batches_of=lambda schedule: self._micro_batches(rows, schedule, layout.cp),
+            computed_of=computed_of,
+            tail_of=lambda schedule: self._streamed(call.stage, computing, rows, schedule, last_chunks),
             update=lambda: self._updates.of((call.model, layout), lambda: pipeline_of(Recompute.NONE).update_addends()),
             away=lambda offload: addends_of(self._offload_seconds(_with(call, Schedule(offload=offload)))),
             memory=self._layout_memory(call),
-            chunked=Summed(self, call),
             plain=self._pipeline_costs(replace(call, layout=replace(layout, vpp=1))) if layout.vpp > 1 else None,
         )
 
@@ -264,38 +273,34 @@ class AnalyticModel:
             )
         return Overlap.of(schedule, call.layout.dp, num_rows, call.max_deferral)
 
-    def _streamed_seconds(self, call: Call) -> Cost:
-        """Prompts sorted by length, and all chunks; raises BadInput for a stage that cannot stream."""
-        stage, workload, schedule = call.stage, self._workload, call.schedule
+    def _streamed(
+        self, stage: Stage, computing: Computing, num_rows: int, schedule: Schedule, chunks_of: ChunksOf
+    ) -> Computed:
+        """Of all chunks behind prompts sorted by length, or of the last alone; raises BadInput for a stage that cannot
+        stream."""
+        size, width = schedule.micro_batch_size, schedule.chunk_tokens
         if not stage.may_stream:
-            raise BadInput(
-                f"{stage.name}: chunk_tokens={schedule.chunk_tokens}, and it does not read what is being generated; "
-                "use 0."
-            )
-        num_rows, size = -(-workload.batch_size // call.layout.dp), schedule.micro_batch_size
-        prompts = self._prompts.of((num_rows, size), lambda: micro_batches(workload.prompt_lengths, num_rows, size))
-        return self._chunked(call, prompts, all_chunks)
+            raise BadInput(f"{stage.name}: chunk_tokens={width}, and it does not read what is being generated; use 0.")
 
-    def _tail_seconds(self, call: Call) -> float:
-        return self._chunked(call, (), last_chunks).total
+        def passes() -> ReplicaPasses:
+            chunks = self._chunks.of((chunks_of, num_rows, width), lambda: chunks_of(self._workload, num_rows, width))
+            if chunks_of is last_chunks:
+                return passes_of((), chunks, size)
+            lengths = self._workload.prompt_lengths
+            prompts = self._prompts.of((num_rows, size), lambda: micro_batches(lengths, num_rows, size))
+            return passes_of(prompts, chunks, size)
 
-    def _chunked(
-        self,
-        call: Call,
-        prompts: tuple[MicroBatches, ...],
-        chunks_of: ChunksOf,
-    ) -> Cost:
-        """Seconds of these prompts and of some of the chunks that follow them."""
-        num_rows, width = -(-self._workload.batch_size // call.layout.dp), call.schedule.chunk_tokens
-        chunks = self._chunks.of((chunks_of, num_rows, width), lambda: chunks_of(self._workload, num_rows, width))
-        passes = passes_of(prompts, chunks, call.schedule.micro_batch_size)
-        return self._pipeline(call, ChunkShard(*self._shards(call), passes.contexts)).seconds(passes.batches)
+        def make() -> Computed:
+            batches, contexts = self._passes.of((chunks_of, num_rows, size, width), passes)
+            behind = ChunkShard(computing.shard, computing.analytic, contexts)
+            return Computing(behind, computing.analytic).of(batches, schedule.recompute, trains=stage.trains)
+
+        return self._computed.of((computing, chunks_of, num_rows, size, width), make)
 
     def _pipeline(self, call: Call, shard: Shard) -> Pipeline:
         return Pipeline(
             call=call,
             shard=shard,
-            analytic=self._shards(call)[1],
             groups=self._groups(call.layout),
             network=self._network(self._framework),
             element_bytes=self._size,
@@ -320,10 +325,16 @@ class AnalyticModel:
             lambda: self._make_shards(call.model, layout, apart),
         )
 
-    def _part_of_shard(self, call: Call) -> Shard:
-        """What a rank computes that holds a part of every sequence; the equations know it without more."""
-        shard, analytic = self._shards(call)
-        return shard if call.layout.cp == 1 or shard is analytic else ContextShard(shard, analytic, call.layout.cp)
+    def _computing_of(self, call: Call) -> Computing:
+        """Of a rank that may hold a part of every sequence; the equations know that part without more."""
+        layout = call.layout
+
+        def make() -> Computing:
+            shard, analytic = self._shards(call)
+            is_whole = layout.cp == 1 or shard is analytic
+            return Computing(shard if is_whole else ContextShard(shard, analytic, layout.cp), analytic)
+
+        return self._computing.of((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
 
     def _make_shards(self, model: ModelSpec, layout: Layout, apart: bool) -> tuple[Shard, AnalyticShard]:
         tp = layout.tp

@@ -9,9 +9,9 @@ counted on the last stage, which is then the slowest unless it holds fewer layer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.collectives import (
     ALL_GATHER,
@@ -22,11 +22,11 @@ from meshwright.cost_models.collectives import (
     Groups,
     Network,
 )
-from meshwright.cost_models.compute import AnalyticShard, Passes, Shard
-from meshwright.cost_models.cost import Addend, Cost, Source, Tally, cost_of
+from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
+from meshwright.cost_models.cost import Addend, Source, Tally
 from meshwright.cost_models.dealing import MicroBatches
 from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.question import Call, Once
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
@@ -44,14 +44,57 @@ _LOGPROB_BYTES = (4, 12)
 """Bytes per token of the two reductions of vocabulary-parallel log-probabilities: the maximum, then three sums."""
 
 
-class _Compute(NamedTuple):
-    """Seconds of one layer, of the ends, and of one layer computed again, over all micro-batches."""
+Batches: TypeAlias = tuple[MicroBatches, ...]
 
+
+class Computed(NamedTuple):
+    """Of some micro-batches their number and mean tokens, and over all of them the seconds of one layer, of the ends,
+    and of one layer computed again."""
+
+    num_batches: float
+    mean_tokens: float
     layer: float
     ends: float
     again: float
     source: Source
     again_source: Source
+
+
+@dataclass(frozen=True, eq=False)
+class Computing:
+    """What one rank computes of micro-batches, each computed once: layouts that differ in their pipeline stages alone
+    have the same."""
+
+    shard: Shard
+    analytic: AnalyticShard
+    _times: Once[tuple[Body, Batches], Time] = field(default_factory=Once)
+    _known: Once[tuple[bool, Recompute, Batches], Computed] = field(default_factory=Once)
+
+    def of(self, batches: Batches, recompute: Recompute, *, trains: bool) -> Computed:
+        return self._known.of((trains, recompute, batches), lambda: self._make(batches, recompute, trains=trains))
+
+    def _make(self, batches: Batches, recompute: Recompute, *, trains: bool) -> Computed:
+        num_batches, total_tokens = 0.0, 0.0
+        for number, rows, tokens in batches:
+            num_batches += number
+            total_tokens += number * rows * tokens
+        layer, ends, source = self._time(Body.TRAIN if trains else Body.FORWARD, batches)
+        again, again_source = self._recomputed(batches, recompute) if trains else (0.0, Source.ANALYTIC)
+        return Computed(num_batches, total_tokens / num_batches, layer, ends, again, source, again_source)
+
+    def _recomputed(self, batches: Batches, recompute: Recompute) -> tuple[float, Source]:
+        """Seconds per layer that training passes compute a second time."""
+        if recompute is Recompute.NONE:
+            return 0.0, Source.ANALYTIC
+        if recompute is Recompute.SELECTIVE:
+            attention = self.analytic.attention
+            return sum([number * attention(rows, tokens) for number, rows, tokens in batches]), Source.ANALYTIC
+        time = self._time(Body.FORWARD, batches)
+        return time.layer, time.source
+
+    def _time(self, body: Body, batches: Batches) -> Time:
+        passes: Passes = [(number, rows, tokens, 0) for number, rows, tokens in batches]
+        return self._times.of((body, batches), lambda: self.shard.total(body, passes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,32 +103,22 @@ class Pipeline:
 
     call: Call
     shard: Shard
-    analytic: AnalyticShard
     groups: Groups
     network: Network
     element_bytes: int
     framework: Framework
 
-    def seconds(self, batches: tuple[MicroBatches, ...]) -> Cost:
-        """As `addends`."""
-        return cost_of(self.addends(batches))
-
-    def addends(self, batches: tuple[MicroBatches, ...]) -> list[Addend]:
+    def addends(self, compute: Computed) -> list[Addend]:
         """Seconds, forward-only or 1F1B, over the micro-batches, without the optimizer.
 
         Exchanges are costed at the mean micro-batch: they are linear in its tokens.
         """
         trains, pp = self.call.stage.trains, self.call.layout.pp
-        num_batches, total_tokens = 0.0, 0.0
-        for number, rows, tokens in batches:
-            num_batches += number
-            total_tokens += number * rows * tokens
-        mean_tokens = total_tokens / num_batches
+        num_batches, mean_tokens = compute.num_batches, compute.mean_tokens
         per_layer, at_ends, tensor_source = self._tensor_seconds(mean_tokens)
         send, send_source = self._send_seconds(mean_tokens)
         routed, routed_source = self._routed_seconds(mean_tokens)
         gathered, gathered_source = self._context_seconds(mean_tokens)
-        compute = self._compute_seconds(batches)
         a_layer = compute.layer + compute.again + num_batches * (per_layer + routed + gathered)
         ends = compute.ends + num_batches * at_ends
         num_layers, has_ends = self._layer_counts.slowest(a_layer, ends)
@@ -110,14 +143,6 @@ class Pipeline:
     @cached_property
     def _layer_counts(self) -> LayerCounts:
         return LayerCounts.of(self.call.model, self.call.layout.pp)
-
-    def _compute_seconds(self, batches: tuple[MicroBatches, ...]) -> _Compute:
-        """Seconds per layer and at the ends, summed over the micro-batches."""
-        body = Body.TRAIN if self.call.stage.trains else Body.FORWARD
-        passes = [(number, rows, tokens, 0) for number, rows, tokens in batches]
-        time = self.shard.total(body, passes)
-        again, again_source = self._recomputed(passes)
-        return _Compute(time.layer, time.ends, again, time.source, again_source)
 
     def update_addends(self) -> list[Addend]:
         """Seconds of one optimizer update, none of it overlapped unless the framework says so. This project's own says
@@ -160,17 +185,6 @@ class Pipeline:
     def _exposed(self, seconds: float, num_layers: int) -> float:
         """What is left of an exchange by buckets of one layer when all but one of them overlap computing."""
         return seconds / num_layers if self.framework.overlapped_reduction else seconds
-
-    def _recomputed(self, passes: Passes) -> tuple[float, Source]:
-        """Seconds per layer that training passes compute a second time."""
-        recompute = self.call.schedule.recompute
-        if not self.call.stage.trains or recompute is Recompute.NONE:
-            return 0.0, Source.ANALYTIC
-        if recompute is Recompute.SELECTIVE:
-            attention = self.analytic.attention
-            return sum([number * attention(rows, tokens) for number, rows, tokens, _ in passes]), Source.ANALYTIC
-        time = self.shard.total(Body.FORWARD, passes)
-        return time.layer, time.source
 
     def _tensor_seconds(self, num_tokens: float) -> tuple[float, float, Source]:
         """Tensor-parallel seconds of one micro-batch: per layer, and at embedding and head.
