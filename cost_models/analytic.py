@@ -97,7 +97,7 @@ class AnalyticModel:
         self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
         self._passes: Once[tuple[ChunksOf, int, int, int], ReplicaPasses] = Once()
         self._computing: Once[tuple[ModelSpec, int, bool, int, int, int], Computing] = Once()
-        self._computed: Once[tuple[Computing, ChunksOf, int, int, int], Computed] = Once()
+        self._computed: Once[tuple[Computing, ChunksOf | Recompute, bool, int, int, int], Computed] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
         self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, int, bool], tuple[Shard, AnalyticShard]] = Once()
         self._batches: Once[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Once()
@@ -176,13 +176,17 @@ class AnalyticModel:
         def pipeline_of(recompute: Recompute) -> Pipeline:
             kind = call.stage.name, call.model, layout, recompute
             return self._pipelines.of(
-                kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), computing.shard)
+                kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), computing)
             )
 
         def computed_of(schedule: Schedule) -> Computed:
             if schedule.chunk_tokens:
                 return self._streamed(call.stage, computing, rows, schedule, all_chunks)
-            return computing.of(self._micro_batches(rows, schedule, layout.cp), schedule.recompute, trains=trains)
+            recompute, at_a_time = schedule.recompute, (schedule.micro_batch_size, schedule.micro_batch_tokens)
+            return self._computed.of(
+                (computing, recompute, trains, rows, *at_a_time),
+                lambda: computing.of(self._micro_batches(rows, schedule, layout.cp), recompute, trains=trains),
+            )
 
         return PipelineCosts(
             layout=layout,
@@ -295,12 +299,12 @@ class AnalyticModel:
             behind = ChunkShard(computing.shard, computing.analytic, contexts)
             return Computing(behind, computing.analytic).of(batches, schedule.recompute, trains=stage.trains)
 
-        return self._computed.of((computing, chunks_of, num_rows, size, width), make)
+        return self._computed.of((computing, chunks_of, stage.trains, num_rows, size, width), make)
 
-    def _pipeline(self, call: Call, shard: Shard) -> Pipeline:
+    def _pipeline(self, call: Call, computing: Computing) -> Pipeline:
         return Pipeline(
             call=call,
-            shard=shard,
+            computing=computing,
             groups=self._groups(call.layout),
             network=self._network(self._framework),
             element_bytes=self._size,

@@ -79,6 +79,13 @@ class _State(NamedTuple):
     away_bytes: tuple[float, ...]
 
 
+class _Used(NamedTuple):
+    """What a stage takes beside its state: bytes that stay between turns, and those that only its run takes."""
+
+    cached: float
+    running: list[float]
+
+
 class _RankMemory:
     """A rank of one pipeline stage.
 
@@ -102,6 +109,7 @@ class _RankMemory:
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
         self._refitting = self._refit_buffer()
         self._states: dict[Offload, _State] = {}
+        self._known: dict[tuple[int, int, int, Recompute], _Used] = {}
 
     def memory(self, call: Call) -> Memory:
         schedule = call.schedule
@@ -117,28 +125,40 @@ class _RankMemory:
 
     def bytes(self, schedule: Schedule) -> Bytes:
         """As `memory`."""
-        state, running = self._state(schedule.offload), self._running(schedule).amounts
-        resident, cache = state.resident_bytes, self._cache(schedule).amounts
+        state, (cached, running) = self._state(schedule.offload), self._used(schedule)
+        transient = math.fsum((*state.away_bytes, *running))
+        return Bytes(state.resident_bytes + cached, state.weights_bytes, transient, math.fsum(state.away_bytes))
+
+    def _used(self, schedule: Schedule) -> _Used:
+        """The same whatever is offloaded."""
+        if self._stage.generates:
+            return self._make_used(schedule)
+        at_a_time = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.chunk_tokens
+        known = self._known.get((*at_a_time, schedule.recompute))
+        if known is None:
+            known = self._known[*at_a_time, schedule.recompute] = self._make_used(schedule)
+        return known
+
+    def _make_used(self, schedule: Schedule) -> _Used:
+        cached, running, cache = 0.0, self._running(schedule).amounts, self._cache(schedule).amounts
         if schedule.runs_on:
-            resident += math.fsum(cache)
+            cached = math.fsum(cache)
         else:
             running += cache
         refitting = self._refitting.amounts
         if refitting and refitting[0] > math.fsum(running):
             running = refitting
-        transient = math.fsum((*state.away_bytes, *running))
-        return Bytes(resident, state.weights_bytes, transient, math.fsum(state.away_bytes))
+        return _Used(cached, running)
 
     def _state(self, offload: Offload) -> _State:
         known = self._states.get(offload)
         if known is None:
-            call = replace(self._call, schedule=replace(self._call.schedule, offload=offload))
-            known = self._states[offload] = self._make_state(call)
+            known = self._states[offload] = self._make_state(offload)
         return known
 
-    def _make_state(self, call: Call) -> _State:
-        away = offloaded(call, self._part, self._size)
-        kept = weights(self._copied, self._size) + optimizer_state(call, self._part, self._size)
+    def _make_state(self, offload: Offload) -> _State:
+        away = offloaded(self._call, offload, self._part, self._size)
+        kept = weights(self._copied, self._size) + optimizer_state(self._call, self._part, self._size)
         names = {term.name for term in away.terms}
         resident = Cost(tuple(term for term in kept.terms if term.name not in names))
         return _State(
@@ -330,9 +350,9 @@ def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
     return tally.cost()
 
 
-def offloaded(call: Call, part: StagePart, element_bytes: int) -> Cost:
+def offloaded(call: Call, offload: Offload, part: StagePart, element_bytes: int) -> Cost:
     """What waits in host memory while the stage does not run; raises BadInput where the stage has no such state."""
-    stage, offload = call.stage, call.schedule.offload
+    stage = call.stage
     if offload is Offload.WEIGHTS:
         if stage.is_trained:
             raise BadInput(f"{stage.name}: offload=weights is for roles that are not trained; use none.")

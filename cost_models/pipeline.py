@@ -62,18 +62,13 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Computing:
-    """What one rank computes of micro-batches, each computed once: layouts that differ in their pipeline stages alone
-    have the same."""
+    """What one rank computes of micro-batches; layouts that differ in their pipeline stages alone have the same."""
 
     shard: Shard
     analytic: AnalyticShard
     _times: Once[tuple[Body, Batches], Time] = field(default_factory=Once)
-    _known: Once[tuple[bool, Recompute, Batches], Computed] = field(default_factory=Once)
 
     def of(self, batches: Batches, recompute: Recompute, *, trains: bool) -> Computed:
-        return self._known.of((trains, recompute, batches), lambda: self._make(batches, recompute, trains=trains))
-
-    def _make(self, batches: Batches, recompute: Recompute, *, trains: bool) -> Computed:
         num_batches, total_tokens = 0.0, 0.0
         for number, rows, tokens in batches:
             num_batches += number
@@ -102,7 +97,7 @@ class Pipeline:
     """One pass over a batch by one data-parallel replica."""
 
     call: Call
-    shard: Shard
+    computing: Computing
     groups: Groups
     network: Network
     element_bytes: int
@@ -155,7 +150,7 @@ class Pipeline:
         arXiv:2104.04473, section 3.1).
         """
         layout, model, framework = self.call.layout, self.call.model, self.framework
-        time = self.shard.time(Body.OPTIMIZER, 0, 0)
+        time = self.computing.shard.time(Body.OPTIMIZER, 0, 0)
         sharers = layout.dp * layout.cp if framework.sharded_optimizer else 1
         num_layers, has_ends = self._layer_counts.slowest(time.layer, time.ends)
         step = (num_layers * time.layer + time.ends * has_ends) / sharers

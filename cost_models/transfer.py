@@ -89,7 +89,8 @@ def offload_seconds(call: Call, cluster: Cluster, efficiency: Efficiency, elemen
     Each rank drives its own link to the host, tensor by tensor, and computes nothing meanwhile.
     """
     layout, model = call.layout, call.model
-    waiting = offloaded(call, fullest_part(model, layout.tp, layout.pp, layout.expert_replicas), element_bytes)
+    part = fullest_part(model, layout.tp, layout.pp, layout.expert_replicas)
+    waiting = offloaded(call, call.schedule.offload, part, element_bytes)
     messages = len(waiting.terms) * _TENSORS_PER_LAYER * max(layers_of_stages(model, layout.pp))
     bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
     once = messages * cluster.host.seconds + waiting.total / bandwidth

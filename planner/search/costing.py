@@ -129,12 +129,14 @@ class OnLayout:
         """
         if self.room.most == ANY_TIME or schedule.chunk_tokens or self.call.stage.generates:
             return False
-        quickest = _quickest(schedule) if self.model.seconds_grow else schedule
-        at_a_time = quickest.micro_batch_size, quickest.micro_batch_tokens, quickest.rows
-        asked = *at_a_time, quickest.recompute, quickest.offload
-        if asked not in self.slower:
-            self.slower[asked] = self._seconds(quickest) > self.room.most.tail_seconds
-        return self.slower[asked]
+        asked: Hashable = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.rows
+        if not self.model.seconds_grow:
+            asked = asked, schedule.recompute, schedule.offload
+        known = self.slower.get(asked)
+        if known is None:
+            quickest = _quickest(schedule) if self.model.seconds_grow else schedule
+            known = self.slower[asked] = self._seconds(quickest) > self.room.most.tail_seconds
+        return known
 
     def _is_slower_unplayed(self, schedule: Schedule) -> bool:
         """Whether a generation takes more than the most seconds however its turns are played."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -139,8 +139,8 @@ class _Costing:
         for layout, schedules in every:
             call = replace(self.call(Choice(layout, schedules[0]), kind.part), max_deferral=self.deferral)
             on_layout = OnLayout(model=self.model, call=call, room=room, beside=beside, notes=self.notes)
-            for schedule in schedules:
-                found = on_layout.costed(self.dealt(call, schedule))
+            for schedule in self.dealt(call, schedules):
+                found = on_layout.costed(schedule)
                 if isinstance(found, Candidate):
                     fitting.append(found)
                 else:
@@ -149,10 +149,11 @@ class _Costing:
         rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
 
-    def dealt(self, call: Call, schedule: Schedule) -> Schedule:
-        """The schedule in place of the call's, with rows that are dealt by speed on two kinds of nodes."""
-        is_pair = len(self.facts.cluster.parts_of(call.part)) > 1
-        return self.model.dealt(replace(call, schedule=schedule)) if is_pair else schedule
+    def dealt(self, call: Call, schedules: Sequence[Schedule]) -> Iterable[Schedule]:
+        """Schedules in place of the call's, with rows that are dealt by speed on two kinds of nodes."""
+        if len(self.facts.cluster.parts_of(call.part)) == 1:
+            return schedules
+        return (self.model.dealt(replace(call, schedule=schedule)) for schedule in schedules)
 
     def call(self, choice: Choice, part: int) -> Call:
         """The question that a choice on a part of the cluster is to the model."""

@@ -80,11 +80,13 @@ def choices_by_layout(
             if broken:
                 rejected[broken[0]] += 1
                 break  # what one number of chunks breaks, the others do
-            legal = []
+            legal, by_chunk = [], {0: broken}
             for schedule in schedules(facts, stage, layout, scope, wanted):
                 if plain_only and not _is_plain_schedule(schedule, facts.workload.max_tokens):
                     continue
-                broken = streaming_rules(facts, layout, schedule, part) if schedule.chunk_tokens else ()
+                if schedule.chunk_tokens not in by_chunk:
+                    by_chunk[schedule.chunk_tokens] = streaming_rules(facts, layout, schedule, part)
+                broken = by_chunk[schedule.chunk_tokens]
                 if not broken and (not pins or agrees(Choice(layout, schedule), pins)):
                     legal.append(schedule)
                 else:

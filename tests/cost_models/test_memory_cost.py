@@ -263,10 +263,10 @@ def test_the_state_of_experts_is_shared_by_those_that_hold_them(call: Callable[.
 
 
 def test_what_waits_on_the_host_is_a_frozen_copy_or_all_that_an_optimizer_keeps(call: Callable[..., Call]) -> None:
-    assert offloaded(call("ref_logprob", offload=Offload.WEIGHTS), PART, 2) == weights(1000.0, 2)
-    training = call("actor_train", offload=Offload.OPTIMIZER)
-    assert offloaded(training, PART, 2) == optimizer_state(training, PART, 2)
-    assert offloaded(call("actor_train"), PART, 2) == Cost()
+    assert offloaded(call("ref_logprob"), Offload.WEIGHTS, PART, 2) == weights(1000.0, 2)
+    training = call("actor_train")
+    assert offloaded(training, Offload.OPTIMIZER, PART, 2) == optimizer_state(training, PART, 2)
+    assert offloaded(training, Offload.NONE, PART, 2) == Cost()
 
 
 @pytest.mark.parametrize(
@@ -281,4 +281,4 @@ def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
     call: Callable[..., Call], stage: str, what: Offload, says: str
 ) -> None:
     with pytest.raises(BadInput, match=says):
-        offloaded(call(stage, offload=what), PART, 2)
+        offloaded(call(stage), what, PART, 2)
