@@ -99,7 +99,7 @@ class AnalyticModel:
         self._computing: Once[tuple[ModelSpec, int, bool, int, int, int], Computing] = Once()
         self._computed: Once[tuple[Computing, ChunksOf | Recompute, bool, int, int, int], Computed] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
-        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, int, bool], tuple[Shard, AnalyticShard]] = Once()
+        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, int, bool, bool], tuple[Shard, AnalyticShard]] = Once()
         self._batches: Once[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Once()
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
@@ -323,10 +323,11 @@ class AnalyticModel:
         return self._layout_groups.of(layout, lambda: groups_of(layout, self._cluster))
 
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
-        layout, apart = call.layout, call.stage.generates and self._generates_apart
+        layout, quantised = call.layout, call.stage.is_quantised
+        apart = call.stage.generates and (self._generates_apart or quantised)
         return self._shard_pairs.of(
-            (call.model, layout.tp, layout.sp, layout.ep, layout.etp, apart),
-            lambda: self._make_shards(call.model, layout, apart),
+            (call.model, layout.tp, layout.sp, layout.ep, layout.etp, apart, quantised),
+            lambda: self._make_shards(call.model, layout, apart, quantised),
         )
 
     def _computing_of(self, call: Call) -> Computing:
@@ -340,7 +341,9 @@ class AnalyticModel:
 
         return self._computing.of((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
 
-    def _make_shards(self, model: ModelSpec, layout: Layout, apart: bool) -> tuple[Shard, AnalyticShard]:
+    def _make_shards(
+        self, model: ModelSpec, layout: Layout, apart: bool, quantised: bool
+    ) -> tuple[Shard, AnalyticShard]:
         tp = layout.tp
         analytic = AnalyticShard(
             model.shard(tp),
@@ -351,6 +354,7 @@ class AnalyticModel:
             spread=layout.expert_replicas,
             folded=layout.folded,
             framework=self._generating if apart else self._framework,
+            is_quantised=quantised,
         )
         return (self._shard_of(model, tp, analytic, apart) if self._shard_of else analytic), analytic
 

@@ -43,7 +43,8 @@ class BlendedModel(AnalyticModel):
         def shard_of(model: ModelSpec, tp: int, analytic: AnalyticShard, apart: bool) -> Shard:
             if apart and engine not in OWN:
                 return analytic
-            found = analytic if apart and not timed else _BlendedShard(MeasuredShard(table, model, tp), analytic)
+            is_timed = not apart or (timed and not analytic.is_quantised)
+            found = analytic if not is_timed else _BlendedShard(MeasuredShard(table, model, tp), analytic)
             return _corrected(found, table, shape_of(model, tp))
 
         table.require(cluster, precision)

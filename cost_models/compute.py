@@ -7,13 +7,14 @@ the slower of the two decides; on one that does not, each kernel waits for its l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from meshwright.cost_models.cost import Source, least_trusted
 from meshwright.cost_models.kernels import Heads, Kernels
 from meshwright.cost_models.low_rank import LowRank
 from meshwright.cost_models.mixture import Mixture
-from meshwright.cost_models.precision import precision_named
+from meshwright.cost_models.precision import QuantisedLinears, precision_named
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
@@ -97,7 +98,8 @@ class AnalyticShard(Shard):
     """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
     that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread`
     replicas and, where they are whole, over `folded` ranks of each (see `Mixture`). `kernels` replace the laws, and
-    `head_kernels` those of the head where it computes in another format.
+    `head_kernels` those of the head where it computes in another format. What `is_quantised` has linears in 8 bits, and
+    generates with them.
 
     Raises BadInput for a precision that is not known, or for which the device has no peak.
     """
@@ -115,6 +117,7 @@ class AnalyticShard(Shard):
         framework: Framework | None = None,
         kernels: Kernels | None = None,
         head_kernels: Kernels | None = None,
+        is_quantised: bool = False,
     ) -> None:
         numbers = precision_named(precision, device)
         self._model, self._size, self._efficiency = model, numbers.size, efficiency
@@ -122,21 +125,13 @@ class AnalyticShard(Shard):
         self._flash = self._framework.flash_attention
         launch = self._framework.launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
-        flops = device.flops_per_second[precision] * efficiency.sustained
-        self._kernels = kernels or Kernels(
-            device, efficiency, flops_per_second=flops, weight_bytes=numbers.weight_bytes, size=numbers.size
-        )
-        self._head_kernels = (
-            head_kernels
-            or kernels
-            or Kernels(
-                device,
-                efficiency,
-                flops_per_second=device.flops_per_second[numbers.head] * efficiency.sustained,
-                weight_bytes=numbers.size,
-                size=numbers.size,
-            )
-        )
+
+        def by_law(name: str, weight_bytes: float) -> Kernels:
+            flops = device.flops_per_second[name] * efficiency.sustained
+            return Kernels(device, efficiency, flops_per_second=flops, weight_bytes=weight_bytes, size=numbers.size)
+
+        self._kernels = kernels or by_law(precision, numbers.weight_bytes)
+        self._head_kernels = head_kernels or kernels or by_law(numbers.head, numbers.size)
         (self._heads, cached_heads), hidden = _heads(model), model.hidden_size
         self._window, self._window_share = model.window, model.num_window_layers / model.num_layers
         self._decoding = self._decoding_of_layers(cached_heads)
@@ -144,6 +139,9 @@ class AnalyticShard(Shard):
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()
         self._adapter = LowRank(model, self._kernels, numbers.size) if model.adapter else None
+        self.is_quantised, is_fused = is_quantised, self._framework.kernels_per_layer is not None
+        linears = partial(QuantisedLinears, model, device, efficiency, self._kernels, numbers.size)
+        self._quantised = linears(is_fused=is_fused) if is_quantised else None
         self._mixture, self._routing, self._dense_share = None, 0.0, model.num_dense_layers / model.num_layers
         if model.experts:
             self._mixture = Mixture(
@@ -170,6 +168,8 @@ class AnalyticShard(Shard):
         per_layer, started = framework.kernels_per_layer or efficiency.kernels_per_layer, _LAYER_KERNELS_STARTED
         if self._adapter:
             per_layer, started = per_layer + self._adapter.num_kernels, started + self._adapter.num_started
+        if self._quantised:
+            per_layer += self._quantised.num_kernels
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
@@ -272,7 +272,7 @@ class AnalyticShard(Shard):
 
     def _products(self, run: _BodyRun, count: float) -> float:
         """Device seconds of a layer's products of weights, which depend on the number of tokens alone."""
-        products = self._layer_products(count)
+        products = self._quantised.seconds(count) if self._quantised else self._layer_products(count)
         if run.trains:
             products += self._gradients(count)
         if self._adapter:

@@ -18,6 +18,7 @@ from meshwright.cost_models.cost import WEIGHTS, Cost, Memory, Tally
 from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
 from meshwright.cost_models.question import Bytes, Call
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.eight_bit_floats import SCALE_BYTES, linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of, most_packed
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -158,7 +159,7 @@ class _RankMemory:
 
     def _make_state(self, offload: Offload) -> _State:
         away = offloaded(self._call, offload, self._part, self._size)
-        kept = weights(self._copied, self._size) + optimizer_state(self._call, self._part, self._size)
+        kept = self._weights() + optimizer_state(self._call, self._part, self._size)
         names = {term.name for term in away.terms}
         resident = Cost(tuple(term for term in kept.terms if term.name not in names))
         return _State(
@@ -168,6 +169,17 @@ class _RankMemory:
             weights_bytes=resident.amount(WEIGHTS),
             away_bytes=tuple(term.amount for term in away.terms),
         )
+
+    def _weights(self) -> Cost:
+        """The copy of this rank; one of 8-bit floats, which nobody shares, as this stage of the pipeline has it."""
+        if not self._stage.is_quantised:
+            return weights(self._copied, self._size)
+        found = linears_of(self._shard)
+        quantised = self._part.num_layers * found.num_weights
+        tally = Tally()
+        tally.add(WEIGHTS, (self._part.num_params - quantised) * self._size + quantised)
+        tally.add("weight scales", self._part.num_layers * found.num_outputs * SCALE_BYTES)
+        return tally.cost()
 
     def _refit_buffer(self) -> Tally:
         """A copy of a trained role receives all that is trained before it overwrites the old."""

@@ -1,11 +1,15 @@
-"""Bytes and rates of each number format that a shard may compute in."""
+"""Bytes and rates of each number format that a shard may compute in, and seconds of linears in 8-bit floats."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from meshwright.cost_models.kernels import Kernels
 from meshwright.profiles.cluster import Device
+from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.eight_bit_floats import linears_of, products_of
+from meshwright.profiles.model_shape import ModelSpec
 
 
 class Precision(NamedTuple):
@@ -43,3 +47,39 @@ def element_bytes(precision: str) -> int:
     if precision not in _TRAINED:
         raise BadInput(f"precision={precision!r} is not known; use {' or '.join(_TRAINED)}.")
     return PRECISIONS[precision].size
+
+
+_ROUNDING_KERNELS = 3
+"""Of each linear: the largest of each token, its scale, and the quotient in 8 bits (runtime/model/quantised.py)."""
+
+_CASTING_KERNELS = 4
+"""Of each linear where 8-bit floats are cast up to be multiplied: both factors, and the scales of both."""
+
+
+class QuantisedLinears:
+    """Seconds of the linears of a layer of a shard, whose weights are in 8-bit floats and so are made their inputs.
+
+    A GPU multiplies them at their own peak, reading a byte of each weight. A CPU casts both up, in every pass, and
+    multiplies as `kernels` do. Where kernels are `fused`, what rounds a token is part of those before it.
+    """
+
+    def __init__(
+        self, model: ModelSpec, device: Device, efficiency: Efficiency, kernels: Kernels, size: int, *, is_fused: bool
+    ) -> None:
+        """`size` are the bytes of an element between kernels."""
+        shapes, linears, casts = products_of(model), linears_of(model), device.kind == "cpu"
+        if not casts:
+            flops = device.flops_per_second["fp8"] * efficiency.sustained
+            kernels = Kernels(device, efficiency, flops_per_second=flops, weight_bytes=1, size=size)
+        per_input, per_output = (0 if is_fused else 2 * size + 1), 0
+        if casts:
+            per_input, per_output = per_input + 1 + size, 4 * size
+        moved = per_input * linears.num_inputs + per_output * linears.num_outputs
+        self._products, self._token_seconds = kernels.products(shapes), kernels.elementwise(moved)
+        self._pass_seconds = kernels.elementwise((1 + size) * linears.num_weights) if casts else 0.0
+        each = (0 if is_fused else _ROUNDING_KERNELS) + (_CASTING_KERNELS if casts else 0)
+        self.num_kernels = each * len(shapes)
+
+    def seconds(self, count: float) -> float:
+        """Device seconds of one pass of so many tokens."""
+        return self._products(count) + count * self._token_seconds + self._pass_seconds

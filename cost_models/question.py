@@ -73,7 +73,7 @@ class Move:
 
     Of the source only its ranks matter, its slices for the target, and whether the two layouts are the same; of the
     target its cut: see `Layout`. The parts are the numbers of the cluster's parts that the pools are in. Weights that
-    go to what `generates` are taken by its engine.
+    go to what `generates` are taken by its engine, and made 8-bit floats there where it `quantises`.
     """
 
     model: ModelSpec
@@ -83,6 +83,7 @@ class Move:
     source_part: int = 0
     target_part: int = 0
     generates: bool = False
+    quantises: bool = False
 
 
 class Once(Generic[K, T]):

@@ -10,6 +10,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.frameworks import Engine
 from meshwright.profiles.layout import layers_of_stages
+from meshwright.profiles.model_parts.eight_bit_floats import linears_of
 from meshwright.profiles.schedule import Offload
 
 _TENSORS_PER_LAYER = 6
@@ -22,10 +23,23 @@ _TENSORS_PER_ADAPTED = 2
 def refit_seconds(
     move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
 ) -> Cost:
-    """As `move_seconds`, or as `loaded_seconds` where the weights go through the loader of what generates."""
+    """As `move_seconds`, or as `loaded_seconds` where the weights go through the loader of what generates; and what
+    makes 8-bit floats of them where they arrive."""
     if move.generates and engine and not engine.refit.in_place:
-        return loaded_seconds(move, cluster, efficiency, element_bytes)
-    return move_seconds(move, cluster, efficiency, element_bytes)
+        moved = loaded_seconds(move, cluster, efficiency, element_bytes)
+    else:
+        moved = move_seconds(move, cluster, efficiency, element_bytes)
+    return moved + _quantising_seconds(move, cluster, efficiency, element_bytes) if move.quantises else moved
+
+
+def _quantising_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+    """Of the fullest rank: weights are read for the largest of each output and once more, and written in 8 bits."""
+    model, target = move.model, move.target
+    num_weights = max(layers_of_stages(model, target.pp)) * linears_of(model.shard(target.tp)).num_weights
+    bandwidth = cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes
+    tally = Tally()
+    tally.add("quantising", num_weights * (2 * element_bytes + 1) / bandwidth)
+    return tally.cost()
 
 
 def loaded_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:

@@ -35,6 +35,11 @@ class Document(BaseModel):
         return copied
 
 
+def without(written: Mapping[str, Any], default: Any, *names: str) -> dict[str, Any]:
+    """What is written but for the fields of these names, any when none is given, that have the default."""
+    return {key: value for key, value in written.items() if value != default or (names and key not in names)}
+
+
 D = TypeVar("D", bound=Document)
 
 _LONGEST_NAME = 40

@@ -4,7 +4,7 @@ writes."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -65,7 +65,7 @@ class Stage:
 
     `is_trained` says that some stage of the graph trains the weights that this one uses, and `may_stream` that it can
     read responses in chunks while they are generated. `base_of` names the role whose weights without their adapter are
-    those of this stage.
+    those of this stage. What `is_quantised` has its linears in 8-bit floats, a copy that serves no other stage.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Stage:
     is_trained: bool = False
     may_stream: bool = False
     base_of: Role | None = None
+    is_quantised: bool = False
 
     @cached_property
     def trains(self) -> bool:
@@ -88,7 +89,7 @@ class Stage:
     @cached_property
     def may_share(self) -> bool:
         """Whether a copy of the weights may serve this stage and others."""
-        return self.is_trained or self.base_of is not None
+        return not self.is_quantised and (self.is_trained or self.base_of is not None)
 
     @cached_property
     def copied_role(self) -> Role:
@@ -214,13 +215,20 @@ class StageGraph:
 
     def refit_readers(self, target: str) -> tuple[str, ...]:
         """The stages that wait for the refit of a stage's copy: it, and those after it that may share the copy."""
+        if self.by_name[target].is_quantised:
+            return (target,)
         role, first = self.by_name[target].role, self.position[target]
         return tuple(stage.name for stage in self.stages[first:] if stage.role == role and not stage.trains)
+
+    def with_quantised(self, stage: str) -> StageGraph:
+        """The graph whose stage of this name has its linears in 8-bit floats."""
+        stages = (replace(s, is_quantised=True) if s.name == stage else s for s in self.stages)
+        return StageGraph(tuple(stages), self.hosted)
 
     def sharers(self, role: Role) -> tuple[str, ...]:
         """The stages that copies of a trained role may serve, the one that trains first: it owns the copy that others
         may share. Those that need no adapter come last: what they share is held by another."""
-        mine = [s for s in self.stages if s.copied_role == role]
+        mine = [s for s in self.stages if s.copied_role == role and not s.is_quantised]
         return tuple(s.name for s in sorted(mine, key=lambda s: (not s.trains, s.base_of is not None)))
 
 

@@ -14,6 +14,7 @@ from meshwright.cost_models.cost import Source, Term
 from meshwright.planner.analysis.best_samples import BestSamples, best_samples
 from meshwright.planner.analysis.host_rewards import HostRewards, host_rewards
 from meshwright.planner.analysis.measured_calls import MeasuredLatencies, measured_latencies
+from meshwright.planner.analysis.quantised_copy import QuantisedCopy, quantised_copy
 from meshwright.planner.analysis.trained_share import Adapted, adapted
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
@@ -80,11 +81,13 @@ class Explanation:
     latencies: MeasuredLatencies | None = None
     adapter: Adapted | None = None
     best: BestSamples | None = None
+    quantised: QuantisedCopy | None = None
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What there is to tell of an adapter, of samples that are kept and of rewards on hosts, for people."""
-        for told in (self.adapter, self.best, self.rewards, self.latencies):
+        """What there is to tell of an adapter, of 8-bit floats, of samples that are kept and of rewards on hosts, for
+        people."""
+        for told in (self.adapter, self.quantised, self.best, self.rewards, self.latencies):
             yield from told.sentences if told else ()
 
 
@@ -116,6 +119,7 @@ def explain(plan: Plan) -> Explanation:
         latencies=measured_latencies(plan.facts),
         adapter=adapted(plan),
         best=best_samples(plan),
+        quantised=quantised_copy(plan),
     )
 
 

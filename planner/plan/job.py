@@ -37,19 +37,24 @@ from meshwright.planner.plan.job_cluster import AnyClusterSpec, ClusterSpec
 from meshwright.planner.plan.job_data import Data
 from meshwright.planner.plan.job_limits import position_violations, require_possible
 from meshwright.planner.plan.learning_settings import LearningSettings
-from meshwright.planner.plan.model_files import require_heads, require_one_tokenizer, require_one_vocabulary
+from meshwright.planner.plan.model_files import (
+    Models,
+    require_heads,
+    require_one_tokenizer,
+    require_one_vocabulary,
+)
 from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.differences import differences
-from meshwright.profiles.documents import Document, digest, read_yaml
+from meshwright.profiles.documents import Document, digest, read_yaml, without
 from meshwright.profiles.environment.seen_lengths import as_seen, with_lengths
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
-from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.model_parts.eight_bit_floats import GenerationWeights, require_quantisable
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.profiles.stages import Role, StageGraph
+from meshwright.profiles.stages import GENERATE, Role, StageGraph
 from meshwright.profiles.workload import Workload
 
 _SCALAR_HEADS = (Role.CRITIC, Role.REWARD)
@@ -62,68 +67,24 @@ _ENGINE = (
     "what generates: ours, kernel by kernel or with recorded decode steps (default: on a GPU, without experts), or "
     "that of another trainer, to plan for"
 )
+_GENERATION_WEIGHTS = (
+    "number format of the weights that the actor generates with, and of what they are multiplied with; the precision "
+    "when not given"
+)
 _CLUSTER = "local, a device's name, or what the cluster is made of"
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
 _ALGORITHM = (
     "what a step does: PPO trains a critic too; distill learns what teachers say of the actor's draws; the others "
     "compare the samples of a step and have none; or the job's own graph of stages"
 )
-_REWARD = "a model with a scalar head; needed where rewards names none"
-_TEACHER = "whose log-probabilities distill learns, with the actor's vocabulary"
-_MORE_TEACHERS = "as the teacher before it; distill learns the weighted mean of all"
 _REWARDS = "functions and judges that score responses, added up with their weights and the reward model's score"
 _REWARD_WEIGHT = "of the reward model's score beside rewards"
 _TOOL = "what answers the turns of a rollout; needed by run where workload.turns is given"
 _LOADS = "rewards on hosts, as planning needs them"
-_ABSENT = "without one nothing keeps the actor to it; ppo needs one"
-_ADAPTER = (
-    "of the actor: trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
-)
 _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
 _RARE_PARTS = ("adapter", "window", "attention_sinks", "expert_bias")  # of models, left out where they are absent
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
-
-
-class ModelSource(Document):
-    """Where a model is, and what is trained in place of its weights."""
-
-    path: str = Field(
-        description="Hugging Face directory, or a config.json when only planning; relative to the job file"
-    )
-    adapter: Adapter | None = Field(default=None, description=_ADAPTER)
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(written(self), None)
-
-
-class Models(Document):
-    """The models, as many as the algorithm has roles. The critic may name the reward model's directory: it then starts
-    from those weights."""
-
-    actor: ModelSource
-    critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
-    ref: ModelSource | None = Field(default=None, description=_ABSENT)
-    reward: ModelSource | None = Field(default=None, description=_REWARD)
-    teacher: ModelSource | None = Field(default=None, description=_TEACHER)
-    teacher_2: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
-    teacher_3: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
-    teacher_4: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(written(self), None)
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """Those that have a model."""
-        return tuple(role for role in Role if getattr(self, role.value) is not None)
-
-    def source(self, role: Role) -> ModelSource:
-        source: ModelSource | None = getattr(self, role.value)
-        assert source is not None, role
-        return source
 
 
 class Evaluation(Document):
@@ -170,6 +131,7 @@ class Job(Document):
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     engine: EngineName | None = Field(default=None, description=_ENGINE)
+    generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     ppo: PPO = Field(default=PPO(), description="settings of algorithm ppo")
     grpo: GRPO | None = Field(default=None, description="settings of algorithm grpo")
     rloo: RLOO | None = Field(default=None, description="settings of algorithm rloo")
@@ -185,8 +147,8 @@ class Job(Document):
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
         algorithm."""
-        found = _without(_without(_without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
-        found = _without(_without(found, None, "engine"), None, "tool")
+        found = without(without(without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
+        found = without(found, None, "engine", "tool", "generation_weights")
         return {
             key: value
             for key, value in found.items()
@@ -266,8 +228,8 @@ class RoleModels(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        specs = _without(written(self), None).items()
-        return {name: _without(_without(spec, None, *_RARE_PARTS), False, *_RARE_PARTS) for name, spec in specs}
+        specs = without(written(self), None).items()
+        return {name: without(without(spec, None, *_RARE_PARTS), False, *_RARE_PARTS) for name, spec in specs}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
@@ -290,14 +252,15 @@ class Facts(Document):
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
     engine: EngineName = Field(default=EAGER, description="what generates")
+    generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
     ref_is_base: bool = Field(default=False, description=_REF_IS_BASE)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans of PPO jobs that keep the cache are written as they were before there was a choice."""
-        found = _without(_without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
-        return _without(_without(found, [], "rewards"), False, "ref_is_base")
+        found = without(without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+        return without(without(without(found, [], "rewards"), False, "ref_is_base"), None, "generation_weights")
 
     @model_validator(mode="after")
     def _of_one_algorithm(self) -> Self:
@@ -305,28 +268,26 @@ class Facts(Document):
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
         require_no_work_ahead(self.workload, self.staleness)
         require_possible_engine(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
+        if self.generation_weights:
+            require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
         require_base(self.models.by_name, ref_is_base=self.ref_is_base)
         return self
 
     @cached_property
     def graph(self) -> StageGraph:
         """The stages of a step of this job."""
-        return graph_for(
+        found = graph_for(
             self.algorithm,
             tuple(map(Role, self.models.by_name)),
             self.workload,
             has_environment=bool(self.rewards),
             ref_is_base=self.ref_is_base,
         )
+        return found.with_quantised(GENERATE) if self.generation_weights else found
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
         return {name: digest(getattr(self, name)) for name in ("cluster", "models", "workload")}
-
-
-def _without(written: dict[str, Any], default: Any, *names: str) -> dict[str, Any]:
-    """What is written but for the fields of these names, any when none is given, that have the default."""
-    return {key: value for key, value in written.items() if value != default or (names and key not in names)}
 
 
 def read_job(path: Path) -> Job:
@@ -359,6 +320,7 @@ def resolve(job: Job, directory: Path) -> Facts:
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
         engine=job.engine or own,
+        generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),
         ref_is_base=adapter is not None and places.get(Role.REF) == places[Role.ACTOR] and not _trains_ref(job),
     )

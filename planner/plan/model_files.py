@@ -1,4 +1,4 @@
-"""What the directories of the models must have in common, as far as their small files tell.
+"""Which models a job names, and what their directories must have in common, as far as their small files tell.
 
 A directory may hold a config.json alone: then it gives a shape to plan with, and there is nothing to compare.
 """
@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from meshwright.profiles.documents import Document, without
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import TEACHERS, Role
 from meshwright.profiles.values import read_text
@@ -22,6 +26,54 @@ _MOST_BYTES = 2**28
 """Of a tokenizer: those of large vocabularies have some tens of millions."""
 _OF_WORDS = ("ForCausalLM", "a language model")
 _OF_SCORES = ("ForSequenceClassification", "a model with a scalar head")
+_REWARD = "a model with a scalar head; needed where rewards names none"
+_TEACHER = "whose log-probabilities distill learns, with the actor's vocabulary"
+_MORE_TEACHERS = "as the teacher before it; distill learns the weighted mean of all"
+_ABSENT = "without one nothing keeps the actor to it; ppo needs one"
+_ADAPTER = (
+    "of the actor: trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
+)
+
+
+class ModelSource(Document):
+    """Where a model is, and what is trained in place of its weights."""
+
+    path: str = Field(
+        description="Hugging Face directory, or a config.json when only planning; relative to the job file"
+    )
+    adapter: Adapter | None = Field(default=None, description=_ADAPTER)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without(written(self), None)
+
+
+class Models(Document):
+    """The models, as many as the algorithm has roles. The critic may name the reward model's directory: it then starts
+    from those weights."""
+
+    actor: ModelSource
+    critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
+    ref: ModelSource | None = Field(default=None, description=_ABSENT)
+    reward: ModelSource | None = Field(default=None, description=_REWARD)
+    teacher: ModelSource | None = Field(default=None, description=_TEACHER)
+    teacher_2: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
+    teacher_3: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
+    teacher_4: ModelSource | None = Field(default=None, description=_MORE_TEACHERS)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without(written(self), None)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Those that have a model."""
+        return tuple(role for role in Role if getattr(self, role.value) is not None)
+
+    def source(self, role: Role) -> ModelSource:
+        source: ModelSource | None = getattr(self, role.value)
+        assert source is not None, role
+        return source
 
 
 def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:

@@ -217,8 +217,11 @@ class Plan(Document):
         """The stage whose weights this stage uses.
 
         Stages that copies of one role may serve, with one pool and one layout, share a copy: the training stage's, else
-        that of the first that needs an adapter, else the first one's.
+        that of the first that needs an adapter, else the first one's. What has its
+        linears in 8-bit floats shares none.
         """
+        if self.stage(stage).is_quantised:
+            return stage
         mine, role = self.placement(stage), self.stage(stage).copied_role
         alike = {p.stage for p in self.placements if (p.pool, p.layout) == (mine.pool, mine.layout)}
         return next(name for name in self.graph.sharers(role) if name in alike)

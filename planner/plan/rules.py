@@ -18,6 +18,7 @@ from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.layout import Layout, comes_out_even, divisors, layout_violations, nearest_divisor
+from meshwright.profiles.model_parts.eight_bit_floats import odd_sides
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import Stage, StageGraph
@@ -118,6 +119,8 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
         found.append(f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on.")
     if stage.generates and layout.sp:
         found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
+    if stage.is_quantised and facts.cluster.kind != "cpu" and not found:
+        found += odd_sides(facts.models.spec(stage.role), layout.tp)
     most = max_context_parallel(facts, stage)
     if layout.cp > most and stage.generates:
         found.append(f"cp={layout.cp} cuts sequences, and generation draws one token after the other; use cp=1.")
@@ -265,7 +268,7 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
     """What of a stage's state may wait in host memory."""
     if stage.trains:
         return (Offload.NONE, Offload.OPTIMIZER)
-    return (Offload.NONE,) if stage.may_share else (Offload.NONE, Offload.WEIGHTS)
+    return (Offload.NONE,) if stage.may_share or stage.is_trained else (Offload.NONE, Offload.WEIGHTS)
 
 
 def schedules(

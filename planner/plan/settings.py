@@ -24,6 +24,9 @@ Value: TypeAlias = Any
 Setting: TypeAlias = Mapping[str, Value]
 """One value for each of some fields, by dotted path."""
 
+_LEFT_OUT = ("generation_weights",)
+"""What facts do not say where it has its default, and may be set."""
+
 _LINKS = ("intra_node", "inter_node", "between")
 
 _MOST_NAMES = 3
@@ -74,7 +77,7 @@ def _value(text: str) -> Value:
 def with_setting(facts: Facts, setting: Setting) -> Facts:
     """The facts with these fields set. Raises BadInput for an unknown field, naming the nearest, or a bad value."""
     tree = json.loads(facts.model_dump_json())
-    known = tuple(_paths(tree))
+    known = tuple(dict.fromkeys((*_paths(tree), *_LEFT_OUT)))
     for path, value in setting.items():
         if path not in known:
             raise BadInput(f"--set {path}: the plan's facts have no such field; {_nearest(path, known)}")

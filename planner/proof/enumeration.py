@@ -225,8 +225,8 @@ class Enumeration:
         return costs.seconds(quickest) if self.model.seconds_grow and not quickest.chunk_tokens else 0.0
 
     def _refits(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
-        """The least that refits of a stage take, wherever the pools lie: none where the two may be one copy, and
-        otherwise what depends on their kinds alone (`Move`)."""
+        """The least that refits of a stage take, wherever the pools lie: none where the two may be one copy, a copy
+        within ranks where they are cut alike and may not, and otherwise what depends on their kinds alone (`Move`)."""
         numbered = list(self._sites)
         ends = (choices[name].sites for name in (self.facts.graph.trainer_of(stage.name), stage.name))
         sources, targets = ([numbered[number] for number in some] for some in ends)
@@ -245,7 +245,7 @@ class Enumeration:
         place = {site: column for column, site in enumerate(targets)}
         for row, source in enumerate(sources):
             if source in place:
-                found[row, place[source]] = 0.0
+                found[row, place[source]] = 0.0 if stage.may_share else self._least_move(stage, source, source)
         return found
 
     def _least_move(self, stage: Stage, source: Site, target: Site) -> float:
@@ -264,6 +264,7 @@ class Enumeration:
                 source_part=source.part,
                 target_part=target.part,
                 generates=stage.generates,
+                quantises=stage.is_quantised,
             )
             for overlap in nested | apart
         )

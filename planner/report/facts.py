@@ -107,6 +107,7 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
         ("responses", _responses(workload)),
         ("precision", plan.facts.precision),
         ("engine", plan.facts.engine),
+        *((("generation weights", plan.facts.generation_weights),) if plan.facts.generation_weights else ()),
     )
 
 

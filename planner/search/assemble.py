@@ -174,6 +174,7 @@ def move_of(plan: Plan, source: str, target: str) -> Move:
         source_part=plan.part_of(source),
         target_part=plan.part_of(target),
         generates=plan.stage(target).generates,
+        quantises=plan.stage(target).is_quantised,
     )
 
 

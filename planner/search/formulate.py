@@ -216,7 +216,7 @@ def _transfer(
     `known` grows.
     """
     role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
-    spec, generates = facts.models.spec(role), facts.graph.by_name[target].generates
+    spec, stage = facts.models.spec(role), facts.graph.by_name[target]
     overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
     if anywhere:
         overlaps = {
@@ -228,7 +228,7 @@ def _transfer(
         """By what the pools have in common."""
         slices, found = one.layout.slices_for(other.layout), []
         for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
-            key = role, one.part, one.num_ranks, slices, other.cut, one.name == other.name, overlap, generates
+            key = role, one.part, one.num_ranks, slices, other.cut, one.name == other.name, overlap, stage.generates
             if key not in known:
                 move = Move(
                     model=spec,
@@ -237,7 +237,8 @@ def _transfer(
                     overlap=overlap,
                     source_part=one.part,
                     target_part=other.part,
-                    generates=generates,
+                    generates=stage.generates,
+                    quantises=stage.is_quantised,
                 )
                 known[key] = math.floor(model.move_seconds(move).total / tick)
             found.append((overlap, known[key]))

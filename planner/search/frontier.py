@@ -145,7 +145,8 @@ class _Costing:
                     fitting.append(found)
                 else:
                     rejected[found] += 1
-        kept = tuple(undominated_by_layout(fitting)) if self.stage.may_share else undominated(fitting)
+        by_layout = self.stage.may_share or self.stage.is_trained
+        kept = tuple(undominated_by_layout(fitting)) if by_layout else undominated(fitting)
         rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
 

@@ -42,7 +42,7 @@ def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
 
 def _skeleton(graph: StageGraph) -> object:
     """What of a graph the placements of a plan and their order depend on."""
-    stages = frozenset((stage.name, stage.role, stage.modes, stage.is_trained) for stage in graph.stages)
+    stages = frozenset((s.name, s.role, s.modes, s.is_trained, s.is_quantised) for s in graph.stages)
     return stages, frozenset((edge.producer, edge.consumer) for edge in graph.edges)
 
 

@@ -15,6 +15,7 @@ from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.analysis.measured_calls import measured_latencies
 from meshwright.planner.analysis.oversampling import drawn_waves
+from meshwright.planner.analysis.quantised_copy import quantised_copy
 from meshwright.planner.analysis.trained_share import adapted
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
@@ -49,7 +50,7 @@ def plan(found: Plan, path: Path) -> None:
     console.print(_proof(found))
     console.print(search_work(found.solver.work))
     rewards, latencies = host_rewards(found), measured_latencies(found.facts)
-    for known in (adapted(found), rewards, latencies, drawn_waves(found), best_samples(found)):
+    for known in (adapted(found), quantised_copy(found), rewards, latencies, drawn_waves(found), best_samples(found)):
         for sentence in known.sentences if known else ():
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     rank = fullest_rank(cluster, found.peak_bytes_per_rank)

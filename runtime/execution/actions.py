@@ -177,8 +177,9 @@ class Actions:
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
         measured = _versions(batch, self._plan)
-        stale = 0 if copy.spec.scalar_head else self._plan.staleness
-        learning = Learning(settings, batch, reads=stage.reads, workload=workload, max_staleness=stale)
+        is_off = self._plan.staleness > 0 or self._plan.facts.generation_weights is not None
+        weighs_draws = is_off and not copy.spec.scalar_head
+        learning = Learning(settings, batch, reads=stage.reads, workload=workload, weighs_draws=weighs_draws)
         updates, lengths, reasons = [], batch.lengths(), reasons_of(batch)
         learning_rate = settings.learning_rate(stage.role, batch.step)
         copy.trainer.set_learning_rate(learning_rate)
@@ -217,7 +218,7 @@ class Actions:
                 settings=settings,
                 num_epochs=workload.num_epochs,
                 num_minibatches=workload.num_minibatches,
-                max_staleness=stale,
+                weighs_draws=weighs_draws,
             )
         )
         names = updates[0] if updates else ()

@@ -70,7 +70,7 @@ def _updates(plan: Plan, trainer: Trainer, found: SkippedBatch) -> tuple[UpdateR
         found.batch,
         reads=plan.stage(found.stage).reads,
         workload=plan.facts.workload,
-        max_staleness=found.max_staleness,
+        weighs_draws=found.weighs_draws,
     )
     done = []
     for number, rows in enumerate(

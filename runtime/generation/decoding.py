@@ -21,6 +21,7 @@ from meshwright.runtime.model.block_reads import BlockReads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.quantised import QuantisedWeight
 
 
 class Decoding(Protocol):
@@ -118,6 +119,9 @@ class _Spreading:
         self._weight, self._bias, self._adapter = module.weight, module.bias, _adapter_of(module)
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        if isinstance(self._weight, QuantisedWeight):
+            output = self._weight.multiply(inputs)
+            return output if self._bias is None else output + self._bias
         output = F.linear(inputs, self._weight, self._bias)
         return self._adapter.add_to(output, inputs) if self._adapter else output
 
@@ -131,15 +135,20 @@ class _Joining:
         self._group = group
 
     def add_to(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        if self._group is None:
+        if self._group is None and not isinstance(self._weight, QuantisedWeight):
             output = torch.addmm(hidden, inputs, self._weight.t())
             output = self._adapter.add_to(output, inputs) if self._adapter else output
         else:
-            output = F.linear(inputs, self._weight)
+            output = self._product(inputs)
             output = self._adapter.add_to(output, inputs) if self._adapter else output
-            dist.all_reduce(output, group=self._group)
+            if self._group is not None:
+                dist.all_reduce(output, group=self._group)
             output += hidden
         return output if self._bias is None else output + self._bias
+
+    def _product(self, inputs: Tensor) -> Tensor:
+        weight = self._weight
+        return weight.multiply(inputs) if isinstance(weight, QuantisedWeight) else F.linear(inputs, weight)
 
 
 class _Adapter:

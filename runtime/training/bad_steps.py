@@ -44,7 +44,7 @@ class SkippedBatch:
     settings: LearningSettings
     num_epochs: int
     num_minibatches: int
-    max_staleness: int
+    weighs_draws: bool
 
 
 class BadSteps:
@@ -107,7 +107,7 @@ def write_skipped(out: Path, found: SkippedBatch) -> Path:
         "reasons": json.dumps(found.reasons),
         "algorithm": settings_key(found.settings),
         "settings": found.settings.model_dump_json(),
-        "updates": json.dumps([found.num_epochs, found.num_minibatches, found.max_staleness]),
+        "updates": json.dumps([found.num_epochs, found.num_minibatches, int(found.weighs_draws)]),
     }
     directory = out / SKIPPED
     directory.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def read_skipped(path: Path) -> SkippedBatch:
         experience = Experience()
         step = experience.take(tensors)
         kind = type(DEFAULT_SETTINGS[metadata["algorithm"]])
-        num_epochs, num_minibatches, max_staleness = map(int, json_value(metadata["updates"], "updates"))
+        num_epochs, num_minibatches, weighs_draws = map(int, json_value(metadata["updates"], "updates"))
         return SkippedBatch(
             stage=metadata["stage"],
             batch=StepExperience(step=step, rows=range(len(experience.rows("tokens"))), experience=experience),
@@ -136,7 +136,7 @@ def read_skipped(path: Path) -> SkippedBatch:
             settings=parse(kind, metadata["settings"], f"{path.name}: settings"),
             num_epochs=num_epochs,
             num_minibatches=num_minibatches,
-            max_staleness=max_staleness,
+            weighs_draws=bool(weighs_draws),
         )
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise BadInput(

@@ -19,6 +19,7 @@ from meshwright.runtime.model.adapted import start_adapter
 from meshwright.runtime.model.chosen_kernels import ChosenKernels
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Held, build_model, named_in_whole
+from meshwright.runtime.model.quantised import quantise_linears
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.overlap import own_buckets
@@ -75,6 +76,9 @@ def build_copies(
                 trainable=trained,
                 kernels=kernels,
             )
+            if plan.stage(name).is_quantised:
+                assert isinstance(model, Decoder), f"{name} is {mesh.layout}"
+                quantise_linears(model)
             if name not in refitted or spec.adapter:
                 load_weights(model, stored, mesh, directory / job.models.source(role).path)
             if name not in refitted and spec.adapter:

@@ -47,8 +47,8 @@ _READ = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
 class Learning:
     """Targets of one batch, [rows, width] each, and micro-batches of it for a stage that `reads` these fields.
 
-    With a bound on staleness above 0, tokens are weighted by how likely the policy before the update is to draw them
-    against the one that drew them.
+    With `weighs_draws` tokens are weighted by how likely the policy before the update is to draw them against the one
+    that drew them: an older one, or one whose weights are in 8 bits.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Learning:
         *,
         reads: Sequence[str],
         workload: Workload,
-        max_staleness: int = 0,
+        weighs_draws: bool = False,
     ) -> None:
         rows, lengths = batch.rows, batch.lengths()
         width = max(lengths.values())
@@ -74,7 +74,7 @@ class Learning:
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
         self._fields |= self._targets_of_turns(batch, width) if workload.turns else self._targets(self._fields)
-        if max_staleness:
+        if weighs_draws:
             behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)

@@ -27,6 +27,7 @@ from meshwright.runtime.model.adapted import is_of_adapter
 from meshwright.runtime.model.hf_mapping import EMBEDDING, OUTPUT, expert_of
 from meshwright.runtime.model.mesh import Mesh, group_of
 from meshwright.runtime.model.model_shard import Held, model_chunks_of, named_in_whole
+from meshwright.runtime.model.quantised import quantised_in_whole, take_over
 from meshwright.runtime.training.versions import Version
 
 BUCKET_BYTES = 64 * 2**20
@@ -91,7 +92,7 @@ class RefitCopy:
                 receipts[transfer.source].append(transfer)
         self._copies = [transfer for transfer in transfers if transfer.source == transfer.target == rank]
         self._sends = {peer: _buckets(sends[peer], self._source.outgoing) for peer in sends}
-        self._receipts = {peer: _buckets(receipts[peer], self._target.incoming) for peer in receipts}
+        self._receipts = {peer: _buckets(receipts[peer], self._target.sized) for peer in receipts}
 
     @property
     def num_messages(self) -> int:
@@ -132,6 +133,7 @@ class RefitCopy:
                 {peer: buckets[number] for peer, buckets in self._sends.items() if number < len(buckets)},
                 {peer: buckets[number] for peer, buckets in self._receipts.items() if number < len(buckets)},
             )
+        self._target.quantise()
         self._target_version.arrive(found)
 
     @property
@@ -176,6 +178,8 @@ class _Side:
         self.pg_collection = mesh.groups if mesh.is_member else ProcessGroupCollection()
         self.dtype: torch.dtype = model.config.params_dtype if model is not None else torch.float32
         self._parameters: dict[str, nn.Parameter] = {}
+        self._quantised = dict(quantised_in_whole(model)) if model is not None else {}
+        self._arrived: dict[str, Tensor] = {}
         for name, parameter in named_in_whole(model) if model is not None else ():
             assert model is not None
             if model.spec.adapter and not is_of_adapter(name):
@@ -185,6 +189,7 @@ class _Side:
                     self._parameters[EMBEDDING] = parameter
             else:
                 self._parameters[name] = parameter
+        self._parameters |= {name: weight.stands_for for name, weight in self._quantised.items()}
 
     def named_parameters(self, recurse: bool = True) -> Iterable[tuple[str, nn.Parameter]]:
         assert recurse
@@ -198,7 +203,25 @@ class _Side:
         return self._parameters[transfer.parameter].data[transfer.source_slices]
 
     def incoming(self, transfer: SliceTransfer) -> Tensor:
+        """Where it is to be written: of a weight in 8 bits beside it, until all of it is there."""
+        name = transfer.parameter
+        if name not in self._quantised:
+            return self._parameters[name].data[transfer.target_slices]
+        if name not in self._arrived:
+            quantised = self._quantised[name]
+            self._arrived[name] = torch.empty_like(quantised.stands_for, device=quantised.device)
+        return self._arrived[name][transfer.target_slices]
+
+    def sized(self, transfer: SliceTransfer) -> Tensor:
+        """A tensor as large as what arrives, to be counted."""
         return self._parameters[transfer.parameter].data[transfer.target_slices]
+
+    def quantise(self) -> None:
+        """Makes 8-bit floats of what has arrived for weights in 8 bits, and forgets it."""
+        if self._arrived:
+            arrived = {name: self._arrived[name] for name in self._quantised}
+            take_over(arrived, self._quantised, self.pg_collection.tp)
+            self._arrived.clear()
 
 
 def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> SliceTransfer:

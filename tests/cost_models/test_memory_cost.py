@@ -282,3 +282,33 @@ def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
 ) -> None:
     with pytest.raises(BadInput, match=says):
         offloaded(call(stage), what, PART, 2)
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp8", "tp2,pp3", "pp5"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_generator_in_8_bit_floats_never_takes_more(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload, layout: str, precision: str
+) -> None:
+    asked = call("actor_generate", layout, slots=16)
+    whole, quantised = (
+        AnalyticModel(a100s(4), long_tail, precision).memory(
+            replace(asked, stage=replace(asked.stage, is_quantised=is_so))
+        )
+        for is_so in (False, True)
+    )
+    assert quantised.resident_bytes < whole.resident_bytes
+    assert quantised.peak_bytes < whole.peak_bytes
+
+
+def test_of_a_7b_in_8_bit_floats_all_but_embedding_head_and_norms_takes_a_byte(
+    a100s: Callable[[int], Cluster], call: Callable[..., Call], long_tail: Workload, llama: ModelSpec
+) -> None:
+    asked = call("actor_generate", "tp1", slots=16)
+    memory = AnalyticModel(a100s(1), long_tail, "bf16").memory(
+        replace(asked, stage=replace(asked.stage, is_quantised=True))
+    )
+    linears = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    outputs = 32 * (3 * 4096 + 4096 + 2 * 11008 + 4096)
+    found = terms(memory)
+    assert found["weights"] == linears + 2 * (llama.num_params - linears)
+    assert found["weight scales"] == 4 * outputs

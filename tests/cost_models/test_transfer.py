@@ -12,6 +12,7 @@ from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import engine_named
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.eight_bit_floats import linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.workload import Workload
@@ -120,3 +121,16 @@ def test_every_expert_is_a_message_of_its_own(a100s: Callable[[int], Cluster], l
         for model in (llama, mixture)
     )
     assert mixed.amount("weight messages") == pytest.approx((6 + 2 * 8) / 6 * dense.amount("weight messages"))
+
+
+def test_weights_that_become_8_bit_floats_are_moved_whole_and_read_twice_more(
+    a100s: Callable[[int], Cluster], llama: ModelSpec, fixed: Workload
+) -> None:
+    whole = Move(model=llama, source=Layout.parse("tp2"), target=Layout.parse("tp4"), overlap=0)
+    ask = AnalyticModel(a100s(1), fixed, "bf16").move_seconds
+    moved, (*rest, quantising) = ask(whole).terms, ask(replace(whole, quantises=True)).terms
+    assert tuple(rest) == moved
+    assert quantising.name == "quantising"
+    bandwidth = a100s(1).device.memory_bytes_per_second * efficiency_of("cuda", "a100-80gb").elementwise_bytes
+    of_layers = linears_of(llama).num_weights * llama.num_layers
+    assert quantising.amount == pytest.approx(5 * of_layers / 4 / bandwidth)

@@ -150,6 +150,16 @@ def adapted_facts(facts: Facts | None = None) -> Facts:
     return facts.model_copy(update={"models": models, "ref_is_base": True})
 
 
+def quantised_facts(facts: Facts | None = None) -> Facts:
+    """The same on GPUs that multiply 8-bit floats, which the actor generates with."""
+    facts = facts or small_facts()
+    assert isinstance(facts.cluster, Cluster)
+    peaks = {**facts.cluster.device.flops_per_second, "fp8": 4e12}
+    device = facts.cluster.device.model_copy(update={"kind": "cuda", "flops_per_second": peaks})
+    cluster = facts.cluster.model_copy(update={"device": device})
+    return facts.model_copy(update={"cluster": cluster, "generation_weights": "fp8"})
+
+
 @dataclass(frozen=True)
 class ToyModel:
     """A cost model by simple formulas: work divides over ranks, tp and pp lose a little, memory divides by tp x pp."""

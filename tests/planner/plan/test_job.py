@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.environment.rewards import Reward
-from meshwright.planner.plan.job import Facts, Job, Models, ModelSource, require_job, resolve
+from meshwright.planner.plan.job import Facts, Job, require_job, resolve
 from meshwright.planner.plan.job_cluster import ClusterSpec, MixedSpec
+from meshwright.planner.plan.model_files import Models, ModelSource
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
@@ -75,6 +76,7 @@ def others(facts: Facts) -> dict[str, object]:
         "controllers": True,
         "cache_after_refit": "recompute",
         "engine": "vllm",
+        "generation_weights": "fp8",
         "rewards": (Reward(name="exact", function="exact_match").load,),
         "ref_is_base": True,
     }

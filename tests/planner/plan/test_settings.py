@@ -35,7 +35,11 @@ def test_every_combination_of_several_settings_is_answered() -> None:
         ("nodes", "did you mean cluster.nodes?"),
         ("cluster.nodess", "did you mean cluster.nodes"),
         ("workload.respnse.p99", "did you mean workload.prompt.p99 or workload.response.p99?"),
-        ("qqqq", "known: cluster, controllers, engine, models, precision, staleness, workload and the fields in them."),
+        (
+            "qqqq",
+            "known: cluster, controllers, engine, generation_weights, models, precision, staleness, workload and the "
+            "fields in them.",
+        ),
     ],
 )
 def test_an_unknown_field_is_told_the_nearest_names(path: str, said: str) -> None:

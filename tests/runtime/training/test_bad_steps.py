@@ -47,7 +47,7 @@ def skipped(*reasons: str, step: int = 4, settings: LearningSettings = SETTINGS)
         settings=settings,
         num_epochs=2,
         num_minibatches=4,
-        max_staleness=1,
+        weighs_draws=True,
     )
 
 

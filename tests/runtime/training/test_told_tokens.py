@@ -81,7 +81,7 @@ def learning(versions: torch.Tensor, told_logprob: float) -> Learning:
         turns=ToolTurns(number=LengthSpec(max=2, fixed=2), result=LengthSpec(max=2, fixed=2), max_tokens=8),
     )
     reads = ("tokens", "prompt_lengths", "truncated", "scores", "proximal_logprobs", "versions")
-    return Learning(GRPO(kl_coefficient=0.0), batch, reads=reads, workload=workload, max_staleness=1)
+    return Learning(GRPO(kl_coefficient=0.0), batch, reads=reads, workload=workload, weighs_draws=True)
 
 
 def test_told_tokens_carry_no_loss_no_weight_and_no_count() -> None:
