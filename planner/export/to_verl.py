@@ -41,6 +41,7 @@ from meshwright.profiles.stages import GENERATE, Role
 
 _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
 _REWARD = "reward.reward_model"
+_CORRECTION = "algorithm.rollout_correction"
 _MODELS = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
 """The stage that a model's degrees are taken from, and where verl has them."""
 _ESTIMATORS: Mapping[Algorithm, str] = {
@@ -98,6 +99,7 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
         yield from _degrees(plan, stage)
     yield from _micro_batches(plan)
     yield from _generation(plan)
+    yield from _quantised(origin)
     yield from _reward(origin)
     yield from _algorithm(origin)
 
@@ -188,6 +190,14 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
 
 
+def _quantised(origin: ExportInput) -> Iterator[KeyValue]:
+    """What draws with 8-bit floats is off the policy that is trained, and each token weighted by how much."""
+    if origin.plan.facts.generation_weights:
+        yield KeyValue(f"{_R}.quantization", "fp8", "facts.generation_weights")
+        yield KeyValue(f"{_CORRECTION}.rollout_is", "token", "rule: tokens of 8-bit floats are weighted")
+        yield from origin.setting("importance_cap", f"{_CORRECTION}.rollout_is_threshold")
+
+
 def _reward(origin: ExportInput) -> Iterator[KeyValue]:
     plan = origin.plan
     score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
@@ -241,6 +251,7 @@ VERL = OtherTrainer(
     algorithms=tuple(_ESTIMATORS),
     engine="vllm",
     other_engines=("sglang",),
+    quantises=True,
     ways=ways,
     settings=settings,
     files=_files,

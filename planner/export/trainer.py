@@ -76,7 +76,7 @@ class OtherTrainer:
 
     `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
     `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add;
-    `algorithms` are those of which `settings` are known.
+    `algorithms` are those of which `settings` are known; what `quantises` can be told to generate with 8-bit floats.
     """
 
     name: str
@@ -88,6 +88,7 @@ class OtherTrainer:
     other_engines: tuple[EngineName, ...] = ()
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
+    quantises: bool = False
 
     def ways_of(self, facts: Facts) -> Iterator[Way]:
         """Those in which it may be set up, of the stages that the job has."""
@@ -103,7 +104,13 @@ class OtherTrainer:
 
     def require_sayable(self, facts: Facts) -> None:
         """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, a filter of samples, an
-        adapter, teachers or its own graph: with these no trainer's configuration is written."""
+        adapter, teachers or its own graph: with these no trainer's configuration is written; and for one with 8-bit
+        floats, where this trainer's is not."""
+        if facts.generation_weights and not self.quantises:
+            raise BadInput(
+                f"generation_weights={facts.generation_weights} is not written for {self.name}; plan and run the job "
+                "here, or leave it out and tell the trainer by hand."
+            )
         for what in _unsaid(facts):
             raise BadInput(
                 f"{what} not written for {self.name}; plan and run the job here, or take pools and layouts over by "

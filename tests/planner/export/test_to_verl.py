@@ -39,3 +39,13 @@ def test_generation_ahead_has_its_ranks_its_backend_and_updates_that_make_up_a_b
     assert found[f"{R}.checkpoint_engine.backend"] != "naive"
     assert found[f"{R}.nnodes"] > 0  # type: ignore[operator]
     assert found["reward.reward_model.enable_resource_pool"] is True
+
+
+def test_8_bit_floats_are_asked_of_the_engine_and_tokens_are_weighted() -> None:
+    plan = best("verl").plan
+    assert f"{R}.quantization" not in configuration("verl", plan)
+    facts = plan.facts.model_copy(update={"generation_weights": "fp8"})
+    found = configuration("verl", plan.model_copy(update={"facts": facts}))
+    assert found[f"{R}.quantization"] == "fp8"
+    assert found["algorithm.rollout_correction.rollout_is"] == "token"
+    assert found["algorithm.rollout_correction.rollout_is_threshold"] == 2.0

@@ -15,7 +15,7 @@ from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import Role
-from tests.planner.jobs import adapted_facts, distill_facts
+from tests.planner.jobs import adapted_facts, distill_facts, quantised_facts
 from tests.planner.plans import random_plan
 
 JOB = Path(__file__).parents[3] / "examples/7b-8xa100-80gb/job.yaml"
@@ -81,3 +81,11 @@ def test_an_adapter_is_not_written_for_any_trainer() -> None:
             BadInput, match=f"adapter of rank 4 is not written for {trainer.name}; plan and run the job"
         ):
             trainer.require_written(facts)
+
+
+def test_8_bit_floats_are_written_for_verl_alone() -> None:
+    facts = quantised_facts()
+    TRAINERS["verl"].require_written(facts)
+    for name in ("nemo-rl", "openrlhf", "slime"):
+        with pytest.raises(BadInput, match=f"generation_weights=fp8 is not written for {name}; plan and run the job"):
+            TRAINERS[name].require_sayable(facts)

@@ -15,11 +15,12 @@ from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.model.block_reads import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.kv_cache import PagedCache
-from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.mesh import Mesh, build_mesh
+from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_model
 from meshwright.runtime.model.pipeline_p2p import Relay
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
+from tests.runtime.model.test_quantised import refitted
 from tests.runtime.ranks import run_on_ranks
 
 pytestmark = pytest.mark.slow
@@ -29,18 +30,27 @@ STEPS = 4
 NUM_ROWS, LENGTH = len(LENGTHS), max(LENGTHS) + STEPS
 
 
+def held(directory: Path, layout: str, is_quantised: bool) -> tuple[Decoder | None, Mesh]:
+    """The model on a rank of the layout, whole or in 8 bits."""
+    if is_quantised:
+        return refitted(directory, layout)
+    mesh, spec = build_mesh(Layout.parse(layout), 0), read_model(directory)
+    model = build_model(spec, mesh) if mesh.is_member else None
+    if model is not None:
+        load_weights(model, spec, mesh, directory)
+    assert not isinstance(model, Interleaved)
+    return model, mesh
+
+
 @torch.no_grad()
-def step_by_step(directory: Path, layout: str) -> Tensor | None:
+def step_by_step(directory: Path, layout: str, is_quantised: bool = False) -> Tensor | None:
     """This rank's logits [1 + steps, B, V / tp] after the prompts of rows of different lengths and each token behind.
 
     Rows sit from slot 2 on. None before the last stage.
     """
-    mesh = build_mesh(Layout.parse(layout), 0)
-    if not mesh.is_member:
+    model, mesh, spec = *held(directory, layout, is_quantised), read_model(directory)
+    if model is None:
         return None
-    spec = read_model(directory)
-    model = build_model(spec, mesh)
-    load_weights(model, spec, mesh, directory)
     cache = PagedCache(
         num_layers=spec.num_layers // mesh.layout.pp,
         num_blocks=7,
@@ -77,14 +87,11 @@ def step_by_step(directory: Path, layout: str) -> Tensor | None:
 
 
 @torch.no_grad()
-def by_modules(directory: Path) -> Tensor:
+def by_modules(directory: Path, is_quantised: bool = False) -> Tensor:
     """The same logits [1 + steps, B, V] from whole forward passes on one rank."""
-    mesh = build_mesh(Layout(), 0)
-    if not mesh.is_member:
+    (model, _), spec = held(directory, "tp1", is_quantised), read_model(directory)
+    if model is None:
         return torch.empty(0)
-    spec = read_model(directory)
-    model = build_model(spec, mesh)
-    load_weights(model, spec, mesh, directory)
     packed = model(tokens(NUM_ROWS, LENGTH).view(1, -1), (LENGTH,) * NUM_ROWS)[..., : spec.vocab_size]
     whole = packed.view(NUM_ROWS, LENGTH, -1).transpose(0, 1)
     ends = torch.tensor(LENGTHS) - 1
@@ -101,3 +108,14 @@ def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, family
         shards = [logits for logits in run_on_ranks(4, step_by_step, directory, layout) if logits is not None]
         assert len(shards) == Layout.parse(layout).tp
         torch.testing.assert_close(torch.cat(shards, dim=-1), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_prefill_and_decode_steps_agree_in_8_bits(tmp_path: Path) -> None:
+    """But where a number lies halfway between two, which may go either way; tp cuts inputs, whose largest differ."""
+    directory = write_checkpoint(tmp_path / "model", **BIASED_LLAMA)
+    expected = run_on_ranks(4, by_modules, directory, True)[0]
+    for layout in ("tp1", "tp2", "pp2"):
+        shards = [logits for logits in run_on_ranks(4, step_by_step, directory, layout, True) if logits is not None]
+        off = (torch.cat(shards, dim=-1) - expected).abs()
+        assert float(off.median()) < (0.05 if layout == "tp2" else 1e-4)
+        assert float(off.mean()) < 0.05

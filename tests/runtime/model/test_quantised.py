@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.quantised import (
     EIGHT_BITS,
@@ -95,7 +94,7 @@ def test_new_numbers_are_written_where_the_old_ones_are_read() -> None:
     assert weight.num_bytes == 16 * 32 + 4 * 16
 
 
-def refitted(directory: Path, layout: str, first: int = 0) -> tuple[Decoder | None, Any]:
+def refitted(directory: Path, layout: str, first: int = 0) -> tuple[Decoder | None, Mesh]:
     """A model in 8 bits in a layout, refit from one rank that has the weights, and its mesh."""
     source_mesh, mesh = build_mesh(Layout(), 0), build_mesh(Layout.parse(layout), first)
     spec, whole, target = read_model(directory), None, None
