@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import WEIGHTS
+from meshwright.cost_models.params import fullest_part
+from meshwright.cost_models.precision import element_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.stages import GENERATE
 
@@ -14,9 +16,11 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedCopy:
-    """`copy_bytes` are those of the fullest rank, its embedding and head in the `precision` of the job included."""
+    """`copy_bytes` are those of the fullest rank, its embedding and head in the `precision` of the job included;
+    `whole_bytes` those of a copy that is all in it."""
 
     copy_bytes: float
+    whole_bytes: float
     precision: str
     casts_up: bool
 
@@ -24,8 +28,8 @@ class QuantisedCopy:
     def sentences(self) -> Iterator[str]:
         """What there is to tell, for people."""
         yield (
-            f"{GENERATE} has its linears in 8-bit floats: its copy is {self.copy_bytes / _GIB:.2f} GiB a rank, and "
-            "serves no other stage"
+            f"{GENERATE} has its linears in 8-bit floats: its copy is {self.copy_bytes / _GIB:.2f} GiB a rank, "
+            f"{self.copy_bytes / self.whole_bytes:.0%} of one in {self.precision}, and serves no other stage"
         )
         if self.casts_up:
             yield f"a CPU casts 8-bit floats up to {self.precision} in every pass: they take less memory, and more time"
@@ -39,8 +43,11 @@ def quantised_copy(plan: Plan) -> QuantisedCopy | None:
     facts = plan.facts
     if facts.generation_weights is None:
         return None
+    placement = plan.placement(GENERATE)
+    part = fullest_part(facts.models.spec(plan.stage(GENERATE).role), placement.layout.tp, placement.layout.pp)
     return QuantisedCopy(
-        copy_bytes=plan.placement(GENERATE).resident.amount(WEIGHTS, "weight scales"),
+        copy_bytes=placement.resident.amount(WEIGHTS, "weight scales"),
+        whole_bytes=part.num_params * element_bytes(facts.precision),
         precision=facts.precision,
         casts_up=facts.cluster.kind == "cpu",
     )
