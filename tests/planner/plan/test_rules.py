@@ -31,7 +31,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage
-from tests.planner.jobs import mixture_facts, small_facts
+from tests.planner.jobs import mixture_facts, quantised_facts, small_facts
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -167,6 +167,16 @@ def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bo
 )
 def test_an_illegal_layout_names_the_value_the_rule_and_the_way_out(stage: str, layout: str, says: str) -> None:
     assert says in " ".join(layout_rules(small_facts(), PPO_GRAPH.by_name[stage], Layout.parse(layout)))
+
+
+def test_a_gpu_that_multiplies_8_bit_floats_has_no_narrow_parts_of_linears() -> None:
+    """A head of each rank has queries of 8 numbers."""
+    facts = quantised_facts(small_facts(num_heads=8, ranks_per_node=8))
+    for layout, legal in (("tp4", True), ("tp8", False)):
+        sentences = layout_rules(facts, facts.graph.by_name["actor_generate"], Layout.parse(layout))
+        assert (sentences == ()) is legal
+        assert legal or "a side of 24, and 8-bit floats are multiplied in multiples of 16" in sentences[0]
+        assert layout_rules(facts, facts.graph.by_name["actor_logprob"], Layout.parse(layout)) == ()
 
 
 @pytest.mark.parametrize(
