@@ -177,8 +177,7 @@ class Actions:
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
         measured = _versions(batch, self._plan)
-        is_off = self._plan.staleness > 0 or self._plan.facts.generation_weights is not None
-        weighs_draws = is_off and not copy.spec.scalar_head
+        weighs_draws = _draws_are_off(self._plan) and not copy.spec.scalar_head
         learning = Learning(settings, batch, reads=stage.reads, workload=workload, weighs_draws=weighs_draws)
         updates, lengths, reasons = [], batch.lengths(), reasons_of(batch)
         learning_rate = settings.learning_rate(stage.role, batch.step)
@@ -246,6 +245,11 @@ class Actions:
         """The rows of this rank's replica."""
         replica = self._copies[stage.name].mesh.dp_rank
         return dealt_share(rows, lengths, replica, self._plan.deal_of(stage.name))
+
+
+def _draws_are_off(plan: Plan) -> bool:
+    """Whether tokens may be drawn by another policy than the one that an update begins with."""
+    return plan.staleness > 0 or plan.facts.generation_weights is not None
 
 
 def _versions(batch: StepExperience, plan: Plan) -> dict[str, float]:
