@@ -21,6 +21,7 @@ from meshwright.runtime.model.block_reads import BlockReads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.padded_attention import PaddedAttention, is_small
 from meshwright.runtime.model.quantised import QuantisedWeight
 
 
@@ -58,7 +59,7 @@ class DecodeStep:
     @torch.inference_mode()
     def __call__(self, inputs: Tensor, reads: BlockReads) -> Tensor:
         reads = reads.to(inputs.device)
-        cache = BlockAttention(self.cache, reads)
+        cache = (PaddedAttention if is_small(self.cache, reads) else BlockAttention)(self.cache, reads)
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
         cos, sin = self._cos[reads.lengths], self._sin[reads.lengths]
         for index, layer in enumerate(self._layers):
@@ -93,7 +94,9 @@ class _Layer:
             self._up, self._down = _Spreading(mlp.linear_fc1), _Joining(mlp.linear_fc2, group)
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
 
-    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: BlockAttention) -> Tensor:
+    def attend(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, index: int, cache: BlockAttention | PaddedAttention
+    ) -> Tensor:
         """`hidden` after the attention of layer `index` of this stage; cos and sin [B, 1, 1, D] of the new tokens."""
         # Megatron lays out the queries of a group, then its key, then its value.
         mixed = self._qkv(self._input_norm(hidden)).view(self._qkv_shape)

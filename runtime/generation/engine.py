@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -282,9 +283,9 @@ class Generator:
         said = []
         for pack in parts:
             slots, firsts = [texts[row][0] for row, _, _ in pack], [first for _, first, _ in pack]
-            tokens = [torch.tensor(texts[row][1][first:end]) for row, first, end in pack]
-            rows = self._cache.continue_rows(slots, firsts, [len(part) for part in tokens])
-            packed = torch.cat(tokens).to(self._device)
+            tokens = [token for row, first, end in pack for token in texts[row][1][first:end]]
+            rows = self._cache.continue_rows(slots, firsts, [end - first for _, first, end in pack])
+            packed = torch.from_numpy(np.array(tokens, dtype=np.int64)).to(self._device)
             output = forward_continued(self._model, self._mesh, self._relay, packed, rows, ends_only=True)
             if self._mesh.is_last_stage:
                 whole = [index for index, (row, _, end) in enumerate(pack) if end == len(texts[row][1])]
