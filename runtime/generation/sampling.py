@@ -78,7 +78,7 @@ def uniforms(seed: int, rows: Tensor, positions: Tensor) -> Tensor:
     state = torch.full_like(rows, _signed(seed))
     for part in (rows, positions):
         state = _mix(state ^ _mix(part + _GOLDEN))
-    return (_logical_shift(state, 11)).double() * 2.0**-53
+    return _logical_shift_(state, 11).double().mul_(2.0**-53)
 
 
 class Uniforms:
@@ -87,18 +87,21 @@ class Uniforms:
     def __init__(self, seed: int, num_rows: int) -> None:
         self._seed = seed
         self._hashed = np.zeros((num_rows, _HASHED_AT_ONCE))
-        self._hashed_for = np.full((num_rows, 2), -1)
-        """Of each row the draw, and the first position over `_HASHED_AT_ONCE`."""
+        self._draws, self._parts = np.full(num_rows, -1), np.full(num_rows, -1)
+        """What was hashed of each row: its draw, and its first position over `_HASHED_AT_ONCE`."""
 
     def of(self, rows: Numbers, draws: Numbers, positions: Numbers) -> Tensor:
         """[B], for sequences that the draws identify, at their positions."""
-        parts, places = np.divmod(positions, _HASHED_AT_ONCE)
-        wanted = np.stack([draws, parts], axis=1)
-        stale = (self._hashed_for[rows] != wanted).any(axis=1)
+        parts = positions // _HASHED_AT_ONCE
+        places = positions - parts * _HASHED_AT_ONCE
+        stale = (self._draws[rows] != draws) | (self._parts[rows] != parts)
         if stale.any():
-            first = torch.from_numpy(parts[stale, None] * _HASHED_AT_ONCE)
+            new = parts[stale, None]
+            # Sequences that begin together have the same positions, whose part of the hash is then computed once.
+            first = torch.from_numpy((new if (new != new[0]).any() else new[:1]) * _HASHED_AT_ONCE)
             numbers = uniforms(self._seed, torch.from_numpy(draws[stale, None]), first + torch.arange(_HASHED_AT_ONCE))
-            self._hashed[rows[stale]], self._hashed_for[rows[stale]] = numbers.numpy(), wanted[stale]
+            self._hashed[rows[stale]] = numbers.numpy()
+            self._draws[rows[stale]], self._parts[rows[stale]] = draws[stale], parts[stale]
         return torch.from_numpy(self._hashed[rows, places])
 
 
@@ -117,14 +120,20 @@ def _nucleus_end(scaled: Tensor, top_p: float) -> Tensor:
 
 
 def _mix(state: Tensor) -> Tensor:
-    state = (state ^ _logical_shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
-    state = (state ^ _logical_shift(state, 27)) * _signed(0x94D049BB133111EB)
-    return state ^ _logical_shift(state, 31)
+    """Of a tensor that nothing else needs, in place."""
+    state ^= _logical_shift_(state.clone(), 30)
+    state *= _signed(0xBF58476D1CE4E5B9)
+    state ^= _logical_shift_(state.clone(), 27)
+    state *= _signed(0x94D049BB133111EB)
+    state ^= _logical_shift_(state.clone(), 31)
+    return state
 
 
-def _logical_shift(state: Tensor, bits: int) -> Tensor:
-    """An unsigned right shift of signed 64-bit numbers."""
-    return (state >> bits) & ((1 << (64 - bits)) - 1)
+def _logical_shift_(state: Tensor, bits: int) -> Tensor:
+    """An unsigned right shift of signed 64-bit numbers, in place."""
+    state >>= bits
+    state &= (1 << (64 - bits)) - 1
+    return state
 
 
 def _signed(value: int) -> int:

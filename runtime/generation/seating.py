@@ -54,9 +54,9 @@ class Seating:
 
     def release(self, slots: Sequence[int]) -> None:
         """Sequences have left these slots."""
-        for slot in slots:
-            self._tables.release(slot)
-        self._prompts.leave(slots)
+        if slots:
+            self._tables.release(*slots)
+            self._prompts.leave(slots)
 
     def pause(self, partial: Partial) -> None:
         """A sequence without a slot is to go on."""

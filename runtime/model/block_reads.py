@@ -149,9 +149,12 @@ def block_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> BlockRe
     owner = np.full(len(window), num_rows)
     owner[place] = owners
     hidden = np.zeros((len(window), BLOCK_TOKENS), dtype=np.float32)
-    last = np.flatnonzero(np.diff(owners, append=num_rows))
+    last = np.append(np.flatnonzero(owners[1:] != owners[:-1]), len(owners) - 1)
     hidden[place[last]] = np.where(np.arange(BLOCK_TOKENS) > (lengths % BLOCK_TOKENS)[:, None], -np.inf, 0.0)
-    order, ends_said = _by_row(np.concatenate([owner, *(one.readers.numpy().ravel() for one in prefixes)]), num_rows)
+    order, ends_said = place, ends
+    if prefixes:
+        readers = np.concatenate([owner, *(one.readers.numpy().ravel() for one in prefixes)])
+        order, ends_said = _by_row(readers, num_rows)
     tensor = torch.from_numpy
     return BlockReads(
         lengths=tensor(lengths),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -73,13 +72,15 @@ class BlockTables:
         if taken:
             self._free = [block for block in self._free if block not in taken]
 
-    def release(self, row: int) -> None:
-        """The row has ended, or has to give way."""
-        blocks = self.held(row)
-        self._num_readers[blocks] -= 1
-        for block in blocks[self._num_readers[blocks] == 0].tolist():
-            bisect.insort(self._free, block, key=lambda free: -free)
-        self._num_held[row] = 0
+    def release(self, *rows: int) -> None:
+        """The rows have ended, or have to give way."""
+        read = np.concatenate([self.held(row) for row in rows])
+        np.subtract.at(self._num_readers, read, 1)
+        freed = np.unique(read[self._num_readers[read] == 0]).tolist()
+        if freed:
+            self._free.extend(reversed(freed))
+            self._free.sort(reverse=True)
+        self._num_held[list(rows)] = 0
 
     def is_shared(self, blocks: Numbers) -> NDArray[np.bool_]:
         """Which of the blocks more than one row reads."""

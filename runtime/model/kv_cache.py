@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,11 +82,11 @@ class PagedCache:
     def continue_rows(self, rows: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
         """A view for packed rows: the b-th has `lengths[b]` tokens behind the `cached[b]` tokens of `rows[b]`, and
         holds blocks for them."""
-        positions = [torch.arange(start, start + length) for start, length in zip(cached, lengths, strict=True)]
-        blocks = [
-            self._blocks(row, int(at[-1]) + 1)[at // BLOCK_TOKENS] for row, at in zip(rows, positions, strict=True)
-        ]
-        places = self.places(torch.cat(blocks), torch.cat(positions) % BLOCK_TOKENS).to(self.keys.device)
+        firsts = np.array(cached) - np.cumsum([0, *lengths[:-1]])
+        positions = np.arange(sum(lengths)) + np.repeat(firsts, lengths)
+        blocks = self.tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
+        within = torch.from_numpy(positions % BLOCK_TOKENS)
+        places = self.places(torch.from_numpy(blocks), within).to(self.keys.device)
         runs = equal_rows(zip(range(len(rows)), cached, lengths, strict=True))
         return ContinuedRows(self, tuple(rows), tuple(lengths), runs, places)
 
