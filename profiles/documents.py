@@ -88,6 +88,16 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 
     Raises BadInput, and leaves the target as it was, for one that is no file and for a disk that takes no more.
     """
+    _replace(path, content, waits_for_disk=True)
+
+
+def write_newest(path: Path, text: str) -> None:
+    """As `write_atomically`, for what is soon written again: it does not wait for the disk, so that a machine that
+    fails may leave nothing of it."""
+    _replace(path, text.encode(), waits_for_disk=False)
+
+
+def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():
@@ -97,8 +107,9 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
         try:
             with partial.open("wb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                if waits_for_disk:
+                    file.flush()
+                    os.fsync(file.fileno())
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.documents import write_newest
 
 
 class Board(Protocol):
@@ -136,7 +136,7 @@ class Prometheus:
             f'# TYPE {name} gauge\n{name}{{run="{self._run}"}} {float(value)!r}\n'
             for name, value in sorted(self._values.items())
         )
-        write_atomically(self._path, "".join(lines))
+        write_newest(self._path, "".join(lines))
 
     def close(self) -> None:
         """Nothing is left to write."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -68,6 +69,18 @@ def test_where_mlflow_is_installed_it_holds_the_numbers(tmp_path: Path, monkeypa
         assert set(run.data.metrics) == {"train/score"}
         history = client.get_metric_history(run.info.run_id, "train/score")
         assert [(one.step, one.value) for one in history] == [(0, 0.0), (1, 0.5)]
+
+
+def test_a_step_does_not_wait_for_the_disk_to_take_the_newest_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    board = Prometheus(tmp_path)
+    board.add("train", {"score": 0.5}, 3)
+    board.add("train", {"score": 1.5}, 4)
+    assert "meshwright_train_score" in (tmp_path / "metrics.prom").read_text()
+    assert not waits
 
 
 def test_prometheus_finds_the_newest_number_of_every_name(tmp_path: Path) -> None:
