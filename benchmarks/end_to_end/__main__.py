@@ -95,7 +95,7 @@ def measure(name: str, scratch: Path, pairs: int, steps: int, table_path: Path |
     lines: dict[str, list[list[dict[str, Any]]]] = {plan_name: [] for plan_name in plans}
     for pair in range(pairs):
         for plan_name, plan in plans.items():
-            lines[plan_name].append(_run(plan, job, path.parent, scratch / f"{pair} {plan_name}", steps))
+            lines[plan_name].append(steady_steps(plan, job, path.parent, scratch / f"{pair} {plan_name}", steps))
     return [_measured(plan_name, plan, lines[plan_name]) for plan_name, plan in plans.items()]
 
 
@@ -107,14 +107,15 @@ def plans_of(facts: Facts, table: Table) -> Mapping[str, Plan]:
     assert single is not None
     return {
         "single layout, synchronous": single,
-        "a layout per stage, synchronous": _best(fresh, model, *_NOTHING_STREAMS),
-        "and streaming": _best(fresh, model),
-        "and working ahead": _best(facts, model, *_NOTHING_RUNS_ON),
-        "and overcommit or batches in flight: our plan": _best(facts, model),
+        "a layout per stage, synchronous": best_of(fresh, model, *_NOTHING_STREAMS),
+        "and streaming": best_of(fresh, model),
+        "and working ahead": best_of(facts, model, *_NOTHING_RUNS_ON),
+        "and overcommit or batches in flight: our plan": best_of(facts, model),
     }
 
 
-def _best(facts: Facts, model: CostModel, *pins: str) -> Plan:
+def best_of(facts: Facts, model: CostModel, *pins: str) -> Plan:
+    """The best plan that the pins leave."""
     plan = best_plan(
         facts, model, pins=parse_pins(pins, PPO_GRAPH), limits=Limits(gap=0.01, max_deterministic_time=20.0)
     )
@@ -122,7 +123,8 @@ def _best(facts: Facts, model: CostModel, *pins: str) -> Plan:
     return plan
 
 
-def _run(plan: Plan, job: Job, directory: Path, out: Path, steps: int) -> list[dict[str, Any]]:
+def steady_steps(plan: Plan, job: Job, directory: Path, out: Path, steps: int) -> list[dict[str, Any]]:
+    """Runs the plan; what it says of `steps` steps but for the last `RAMP`, behind those in which it gets under way."""
     used = job.model_copy(update={"staleness": plan.facts.staleness})
     first = max(RAMP, first_step(plan))
     run_plan(RunRequest(plan=plan, job=used, directory=directory, out=out, steps=first + steps))
