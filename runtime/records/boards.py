@@ -45,20 +45,22 @@ class TensorBoard:
         """What an earlier run wrote of `first_step` and later ones is hidden."""
         self.note = "no TensorBoard event files; pip install 'meshwright[tensorboard]' for them"
         self._writer: Any = None
+        self._summary: Any = None
         if find_spec("tensorboard") is None:
             return
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - the package may be missing
+        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415 - the package may be missing
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
-        path = out / "tensorboard"
+        self._summary, path = Summary, out / "tensorboard"
         self.note = f"TensorBoard event files go to {path}"
         self._writer = SummaryWriter(str(path), purge_step=first_step or None, flush_secs=10)
 
     def add(self, group: str, values: Mapping[str, Any], step: int) -> None:
-        """Adds every number as `group/name`."""
+        """Adds every number as `group/name`, all in one event: by `add_scalar` each would be one of its own."""
         if self._writer is None:
             return
-        for name, value in _numbers(group, values).items():
-            self._writer.add_scalar(name, value, step)
+        found = [self._summary.Value(tag=name, simple_value=value) for name, value in _numbers(group, values).items()]
+        self._writer.file_writer.add_summary(self._summary(value=found), step)
 
     def close(self) -> None:
         """Writes what is left."""
