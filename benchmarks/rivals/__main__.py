@@ -5,6 +5,7 @@
 Under `--out` TRL gets an environment of its own, from `requirements.txt` (downloaded, about 1 GB); the report is left
 there too. Both sides have two cores: ours two ranks of one thread, TRL what it is fastest with when it has been tried
 once with each of `WAYS`. They run in turns: a pair is one run of each, and a figure is the median over the pairs.
+Processor time is told beside the time of the wall, which other work on the same cores stretches.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import transformers
 from benchmarks.end_to_end.__main__ import RAMP, best_of, steady_steps
 from benchmarks.rivals.environment import REQUIREMENTS, pins, python_of, run_in
 from benchmarks.rivals.jobs import LENGTHS, STALENESS, Shared, shared
+from benchmarks.rivals.processor import watched
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
@@ -63,7 +65,29 @@ class Step:
     response_tokens: float
 
 
-Side = Callable[[Path], Sequence[Step]]
+@dataclass(frozen=True)
+class Run:
+    """The counted steps of one run of a side, and the processor time of all its processes over them."""
+
+    steps: Sequence[Step]
+    processor_seconds: float
+
+    @property
+    def tokens(self) -> float:
+        return sum(step.response_tokens for step in self.steps)
+
+    @property
+    def rate(self) -> float:
+        """Response tokens a second."""
+        return self.tokens / sum(step.seconds for step in self.steps)
+
+    @property
+    def processor_rate(self) -> float:
+        """Response tokens a second of processor time."""
+        return self.tokens / self.processor_seconds
+
+
+Side = Callable[[Path], Run]
 """One run, given its directory."""
 
 
@@ -71,8 +95,8 @@ Side = Callable[[Path], Sequence[Step]]
 class Found:
     """Of one job: TRL tried in every way, and the runs of every side, pair by pair."""
 
-    tried: Mapping[str, Sequence[Step]]
-    runs: Mapping[str, Sequence[Sequence[Step]]]
+    tried: Mapping[str, Run]
+    runs: Mapping[str, Sequence[Run]]
 
 
 def main() -> int:
@@ -101,9 +125,9 @@ def _measured(name: str, python: Path, asked: argparse.Namespace) -> Found:
     table = _profile(job)
     ways: dict[str, Side] = {way.name: partial(_trl, job, python, way, asked.steps) for way in WAYS}
     tried = {way: _told(name, way, run(asked.out / name / way)) for way, run in ways.items()}
-    fastest = max(tried, key=lambda way: rate(tried[way]))
+    fastest = max(tried, key=lambda way: tried[way].rate)
     sides = {fastest: ways[fastest], **_our_sides(job, table, asked.steps)}
-    runs: dict[str, list[Sequence[Step]]] = {side: [] for side in sides}
+    runs: dict[str, list[Run]] = {side: [] for side in sides}
     for pair in range(asked.pairs):
         for side, run in sides.items():
             runs[side].append(_told(name, side, run(asked.out / name / f"{side}, pair {pair}")))
@@ -112,8 +136,9 @@ def _measured(name: str, python: Path, asked: argparse.Namespace) -> Found:
     return Found(tried, runs)
 
 
-def _told(name: str, side: str, run: Sequence[Step]) -> Sequence[Step]:
-    print(f"{name}: {side}: {rate(run):.0f} tokens/s", file=sys.stderr, flush=True)
+def _told(name: str, side: str, run: Run) -> Run:
+    told = f"{run.rate:.0f} tokens/s, {run.processor_rate:.0f} a second of processor time"
+    print(f"{name}: {side}: {told}", file=sys.stderr, flush=True)
     return run
 
 
@@ -136,12 +161,16 @@ def _our_sides(job: Shared, table: Table, steps: int) -> Mapping[str, Side]:
     }
 
 
-def _ours(job: Shared, plan: Plan, steps: int, out: Path) -> list[Step]:
-    lines = steady_steps(plan, read_job(job.path), job.path.parent, out, steps + RAMP)
-    return [Step(line["seconds"], line["response_tokens"] * plan.facts.workload.batch_size) for line in lines]
+def _ours(job: Shared, plan: Plan, steps: int, out: Path) -> Run:
+    metrics = out / "metrics.jsonl"
+    with watched(metrics) as spent:
+        lines = steady_steps(plan, read_job(job.path), job.path.parent, out, steps + RAMP)
+    found = [Step(line["seconds"], line["response_tokens"] * plan.facts.workload.batch_size) for line in lines]
+    last = len(metrics.read_text(encoding="utf-8").splitlines()) - RAMP
+    return Run(found, spent.seconds(last - len(found), last))
 
 
-def _trl(job: Shared, python: Path, way: Way, steps: int, out: Path) -> list[Step]:
+def _trl(job: Shared, python: Path, way: Way, steps: int, out: Path) -> Run:
     out.mkdir(parents=True)
     settings = out / "settings.json"
     settings.write_text(json.dumps(job.for_trl(steps=WARM + steps, threads=way.threads)), encoding="utf-8")
@@ -149,8 +178,10 @@ def _trl(job: Shared, python: Path, way: Way, steps: int, out: Path) -> list[Ste
     launch = many if way.processes > 1 else ()
     # Threads that wait must not spin: others may work on the same cores.
     threads = {"OMP_NUM_THREADS": str(way.threads), "OMP_WAIT_POLICY": "passive"}
-    run_in(python, *launch, TRL_PPO, settings, ACCELERATE_USE_CPU="true", **threads)
-    return merged([_lines(out / f"rank{rank}.jsonl") for rank in range(way.processes)])[WARM:]
+    with watched(out / "rank0.jsonl") as spent:
+        run_in(python, *launch, TRL_PPO, settings, ACCELERATE_USE_CPU="true", **threads)
+    found = merged([_lines(out / f"rank{rank}.jsonl") for rank in range(way.processes)])
+    return Run(found[WARM:], spent.seconds(WARM, len(found)))
 
 
 def _lines(path: Path) -> list[Step]:
@@ -165,15 +196,10 @@ def merged(ranks: Sequence[Sequence[Step]]) -> list[Step]:
     ]
 
 
-def rate(run: Sequence[Step]) -> float:
-    """Response tokens a second over a run."""
-    return sum(step.response_tokens for step in run) / sum(step.seconds for step in run)
-
-
-def _require_length(runs: Mapping[str, Sequence[Sequence[Step]]], tokens: int) -> None:
+def _require_length(runs: Mapping[str, Sequence[Run]], tokens: int) -> None:
     """Raises BadInput unless every step of every side has so many response tokens."""
     for side, of_side in runs.items():
-        for step in (step for run in of_side for step in run):
+        for step in (step for run in of_side for step in run.steps):
             if step.response_tokens != tokens:
                 raise BadInput(f"{side}: a step has {step.response_tokens:.0f} response tokens, not {tokens}.")
 
@@ -193,26 +219,35 @@ def report(found: Mapping[str, Found], pairs: int, steps: int) -> str:
         f"{transformers.__version__}. Python {platform.python_version()} for both.",
     ]
     for name, one in found.items():
-        tried = ", ".join(f"{rate(run):.0f} ({way})" for way, run in one.tried.items())
+        tried = ", ".join(f"{run.rate:.0f} and {run.processor_rate:.0f} ({way})" for way, run in one.tried.items())
         lines += ["", f"## {name}: response lengths {json.dumps(LENGTHS[name])}", "", *_table(one.runs)]
-        lines += ["", f"TRL in one run of each way, tokens/s: {tried}."]
+        lines += ["", f"TRL in one run of each way, tokens/s and tokens a second of processor time: {tried}."]
     return "\n".join(lines) + "\n"
 
 
-def _table(runs: Mapping[str, Sequence[Sequence[Step]]]) -> list[str]:
+def _table(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     """A row a side; the first is what the others are compared with."""
-    rates = {side: [rate(run) for run in of_side] for side, of_side in runs.items()}
-    first = next(iter(rates.values()))
-    lines = ["| side | tokens/s | of the first | step s | response tokens a step |", "|---|---|---|---|---|"]
+    first = next(iter(runs.values()))
+    lines = [
+        "| side | tokens/s | of the first | tokens per s of processor time | of the first | step s | tokens a step |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for side, of_side in runs.items():
-        steps = [step for run in of_side for step in run]
-        ratios = [mine / theirs for mine, theirs in zip(rates[side], first, strict=True)]
-        lines.append(
-            f"| {side} | {statistics.median(rates[side]):.0f} | {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f}) | {statistics.median(step.seconds for step in steps):.2f} | "
-            f"{statistics.fmean(step.response_tokens for step in steps):.0f} |"
-        )
+        steps = [step for run in of_side for step in run.steps]
+        cells = [
+            f"{statistics.median(run.rate for run in of_side):.0f}",
+            _ratios([mine.rate / theirs.rate for mine, theirs in zip(of_side, first, strict=True)]),
+            f"{statistics.median(run.processor_rate for run in of_side):.0f}",
+            _ratios([mine.processor_rate / theirs.processor_rate for mine, theirs in zip(of_side, first, strict=True)]),
+            f"{statistics.median(step.seconds for step in steps):.2f}",
+            f"{statistics.fmean(step.response_tokens for step in steps):.0f}",
+        ]
+        lines.append(f"| {side} | {' | '.join(cells)} |")
     return lines
+
+
+def _ratios(found: Sequence[float]) -> str:
+    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.rivals import environment, jobs
-from benchmarks.rivals.__main__ import Found, Step, merged, rate, report
+from benchmarks.rivals.__main__ import Found, Run, Step, merged, report
+from benchmarks.rivals.processor import ProcessorTime
 from meshwright.planner.plan.job import read_job
 from meshwright.profiles.errors import BadInput
 
@@ -55,17 +59,36 @@ def test_nothing_but_length_ends_a_response_of_fixed_length_on_either_side(demo:
 def test_a_step_of_several_processes_takes_as_long_as_the_slowest_and_has_the_tokens_of_all() -> None:
     found = merged([[Step(1.0, 10), Step(2.0, 20)], [Step(1.5, 30), Step(1.0, 40)]])
     assert found == [Step(1.5, 40), Step(2.0, 60)]
-    assert rate(found) == pytest.approx(100 / 3.5)
+    assert Run(found, 2.5).rate == pytest.approx(100 / 3.5)
+    assert Run(found, 2.5).processor_rate == pytest.approx(40)
 
 
 def test_a_report_compares_pair_by_pair_with_the_first_side() -> None:
-    slow, fast = [Step(2.0, 100.0)], [Step(0.5, 100.0)]
-    runs = {"TRL": [slow, [Step(1.0, 100.0)]], "ours": [fast, fast]}
+    slow, fast = Run([Step(2.0, 100.0)], 1.0), Run([Step(0.5, 100.0)], 0.25)
+    runs = {"TRL": [slow, Run([Step(1.0, 100.0)], 1.0)], "ours": [fast, fast]}
     text = report({"fixed": Found({"TRL": slow}, runs)}, pairs=2, steps=1)
-    assert "| TRL | 75 | 1.00 (1.00 to 1.00) | 1.50 | 100 |" in text
-    assert "| ours | 200 | 3.00 (2.00 to 4.00) | 0.50 | 100 |" in text
+    assert "| TRL | 75 | 1.00 (1.00 to 1.00) | 100 | 1.00 (1.00 to 1.00) | 1.50 | 100 |" in text
+    assert "| ours | 200 | 3.00 (2.00 to 4.00) | 400 | 4.00 (4.00 to 4.00) | 0.50 | 100 |" in text
     assert "trl 1.12.0" in text
-    assert "50 (TRL)" in text
+    assert "50 and 100 (TRL)" in text
+
+
+def test_processor_time_is_counted_between_two_lines_of_a_run(tmp_path: Path) -> None:
+    steps, found = tmp_path / "steps", []
+    working = "import sys, time\nfor seconds in (0.1, 0.4):\n    t = time.process_time()\n"
+    working += "    while time.process_time() - t < seconds: pass\n    print(flush=True)\n    sys.stdin.readline()\n"
+    command = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, working]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        spent = ProcessorTime(steps, psutil.Process(process.pid))
+        for _ in range(2):
+            found.append(process.stdout.readline())
+            steps.write_text("".join(found))
+            spent.look()
+            process.stdin.write("\n")
+            process.stdin.flush()
+    assert spent.seconds(1, 2) == pytest.approx(0.4, abs=0.06)
 
 
 def test_an_environment_that_was_made_as_the_list_says_is_taken(tmp_path: Path) -> None:
