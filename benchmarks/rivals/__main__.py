@@ -2,7 +2,7 @@
 
     python -m benchmarks.rivals --out build/rivals [--pairs 3] [--steps 6]
 
-Under `--out` TRL gets an environment of its own, from `requirements.txt` (downloaded, 1.5 GB with the build of torch for a CPU); the report is left
+Under `--out` TRL gets an environment of its own, from `requirements.txt` (1.5 GB for a CPU); the report is left
 there too. Both sides have two cores: ours two ranks of one thread, TRL what it is fastest with when it has been tried
 once with each of `WAYS`. They run in turns: a pair is one run of each, and a figure is the median over the pairs.
 Processor time is told beside the time of the wall, which other work on the same cores stretches.
