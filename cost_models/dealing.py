@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal, deal_by_tokens
@@ -19,6 +20,12 @@ _MOST_DEALT = 2048
 
 _MOST_DRAWN = 4096
 """Rows of the batches over which the number of micro-batches is a mean where tokens cap them."""
+
+_TOGETHER = 16
+"""So many batches and more are dealt in one pass over their rows, which takes longer than fewer do one by one."""
+
+_FAR = 2**62
+"""Above every number of tokens."""
 
 
 class MicroBatches(NamedTuple):
@@ -41,9 +48,9 @@ def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> t
     if ordered[0] == ordered[-1] and num_rows % micro_batch_size == 0:  # of many rows that are alike none is dealt
         return (MicroBatches(num_batches, float(micro_batch_size), float(ordered[0])),)
     if few == 1:
-        return (_kind([ordered])._replace(number=num_batches),)
+        return (_kind(*_totals([ordered]))._replace(number=num_batches),)
     dealt = [[ordered[i] for i in indices] for indices in deal(ordered, micro_batch_size)]
-    return tuple(kind._replace(number=kind.number * num_batches / few) for kind in _kinds(dealt))
+    return tuple(kind._replace(number=kind.number * num_batches / few) for kind in _kinds(*_totals(dealt)))
 
 
 def capped_micro_batches(lengths: Histogram, num_rows: int, most_tokens: int) -> tuple[MicroBatches, ...]:
@@ -55,25 +62,63 @@ def capped_micro_batches(lengths: Histogram, num_rows: int, most_tokens: int) ->
     rows = min(num_rows, _MOST_DEALT)
     number = max(1, _MOST_DRAWN // num_rows)
     drawn = np.random.default_rng(0).permutation(lengths.strata(rows * number)).reshape(number, rows)
-    dealt = [[batch[i] for i in indices] for batch in drawn.tolist() for indices in deal_by_tokens(batch, most_tokens)]
-    return tuple(kind._replace(number=kind.number * num_rows / (rows * number)) for kind in _kinds(dealt))
+    dealt = _dealt_together(drawn, most_tokens) if number >= _TOGETHER else _dealt_apart(drawn, most_tokens)
+    return tuple(kind._replace(number=kind.number * num_rows / (rows * number)) for kind in _kinds(*dealt))
 
 
-def _kinds(dealt: list[list[int]]) -> Iterator[MicroBatches]:
-    """Micro-batches of these lengths, those alike together."""
-    dealt.sort(key=sum)
-    factor = max(_ALIKE, (sum(dealt[-1]) / sum(dealt[0])) ** (1 / _MAX_KINDS))
-    kinds: list[list[list[int]]] = []
-    for micro_batch in dealt:
-        if not kinds or sum(micro_batch) > factor * sum(kinds[-1][0]):
-            kinds.append([])
-        kinds[-1].append(micro_batch)
-    return map(_kind, kinds)
+class _Totals(NamedTuple):
+    """Of some micro-batches, [micro-batches]: their tokens, and the sums of the squares of their rows' lengths."""
+
+    tokens: NDArray[np.int64]
+    squares: NDArray[np.int64]
 
 
-def _kind(alike: list[list[int]]) -> MicroBatches:
-    """Micro-batches of these lengths; one row at least, where rows of different micro-batches are costed together."""
-    num_tokens = sum(map(sum, alike))
-    num_squares = sum(length * length for lengths in alike for length in lengths)
-    rows = max(1.0, num_tokens**2 / (len(alike) * num_squares))
-    return MicroBatches(len(alike), rows, num_tokens / (len(alike) * rows))
+def _totals(dealt: list[list[int]]) -> _Totals:
+    """Of micro-batches of these lengths."""
+    tokens = [sum(lengths) for lengths in dealt]
+    squares = [sum(length * length for length in lengths) for lengths in dealt]
+    return _Totals(np.array(tokens), np.array(squares))
+
+
+def _dealt_apart(drawn: NDArray[np.int64], most_tokens: int) -> _Totals:
+    """Of all micro-batches of some batches [batches, rows], each dealt by `deal_by_tokens`."""
+    batches = drawn.tolist()
+    return _totals([[batch[i] for i in indices] for batch in batches for indices in deal_by_tokens(batch, most_tokens)])
+
+
+def _dealt_together(drawn: NDArray[np.int64], most_tokens: int) -> _Totals:
+    """As `_dealt_apart`, the same row of all batches at once: its law, the longest row first to the micro-batch with
+    the fewest tokens."""
+    left, found = -np.sort(-drawn, axis=1), list[_Totals]()
+    number = np.maximum((2 * left > most_tokens).sum(axis=1), -(-left.sum(axis=1) // most_tokens))
+    while len(left):
+        batches, is_dealt = np.arange(len(left)), np.arange(number.max()) < number[:, np.newaxis]
+        tokens, squares = np.where(is_dealt, 0, _FAR), np.zeros(is_dealt.shape, dtype=np.int64)
+        for rows in left.T:
+            lightest = tokens.argmin(axis=1)
+            tokens[batches, lightest] += rows
+            squares[batches, lightest] += rows * rows
+        keeps = ((tokens <= most_tokens) | ~is_dealt).all(axis=1)
+        kept = is_dealt & keeps[:, np.newaxis]
+        found.append(_Totals(tokens[kept], squares[kept]))
+        left, number = left[~keeps], number[~keeps] + 1
+    return _Totals(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def _kinds(tokens: NDArray[np.int64], squares: NDArray[np.int64]) -> Iterator[MicroBatches]:
+    """Micro-batches of these totals, those alike together."""
+    order = np.argsort(tokens, kind="stable")
+    tokens, squares = tokens[order], squares[order]
+    factor = max(_ALIKE, (int(tokens[-1]) / int(tokens[0])) ** (1 / _MAX_KINDS))
+    first = 0
+    while first < len(tokens):
+        end = int(np.searchsorted(tokens, factor * int(tokens[first]), side="right"))
+        yield _kind(tokens[first:end], squares[first:end])
+        first = end
+
+
+def _kind(tokens: NDArray[np.int64], squares: NDArray[np.int64]) -> MicroBatches:
+    """Micro-batches of these totals; one row at least, where rows of different micro-batches are costed together."""
+    number, num_tokens = len(tokens), int(tokens.sum())
+    rows = max(1.0, num_tokens**2 / (number * int(squares.sum())))
+    return MicroBatches(number, rows, num_tokens / (number * rows))

@@ -83,3 +83,14 @@ def test_under_a_cap_no_token_is_added_and_none_is_forgotten(long_tail: Workload
 def test_under_a_cap_rows_that_are_alike_fill_it() -> None:
     assert capped_micro_batches(Histogram((30,), (1.0,)), 12, 120) == ((3, 4, 30),)
     assert capped_micro_batches(Histogram((30,), (1.0,)), 12, 119) == ((4, 3, 30),)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 200])
+@pytest.mark.parametrize("times", [1, 3, 8])
+def test_batches_that_are_dealt_together_are_dealt_as_one_by_one(
+    long_tail: Workload, num_rows: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = long_tail.sequence_lengths, num_rows, times * long_tail.max_tokens
+    together = capped_micro_batches(*asked)
+    monkeypatch.setattr(dealing, "_TOGETHER", 2**20)
+    assert capped_micro_batches(*asked) == together
