@@ -18,8 +18,6 @@ from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.proof.checker import refusals
-from meshwright.planner.proof.prover import prove
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.simulation.simulate import simulate
@@ -31,6 +29,7 @@ from tests.planner.drawn import model_of
 from tests.planner.jobs import RandomModel, adapted_facts, critic_free_facts, small_facts
 from tests.planner.plans import random_plan
 from tests.planner.problems import everywhere
+from tests.planner.proofs import require_proof
 
 
 @cache
@@ -106,12 +105,7 @@ def test_the_search_equals_trying_everything_where_memory_is_short(seed: int) ->
 def test_a_proof_holds_where_copies_serve_the_reference_too(memory_bytes: int) -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=memory_bytes)
     facts = adapted_facts(critic_free_facts(facts=facts, group_size=2))
-    model = model_of(facts)
-    plan = compile_plan(facts, model)
-    assert isinstance(plan, Plan), plan
-    proof = prove(plan, model, most_splits=20)
-    assert refusals(proof, plan, model) == ()
-    assert 0 < proof.bound_seconds <= plan.period_seconds
+    require_proof(facts)
 
 
 def test_a_base_that_may_be_shared_makes_a_plan_faster_where_memory_is_short() -> None:

@@ -23,8 +23,6 @@ from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
-from meshwright.planner.proof.checker import refusals
-from meshwright.planner.proof.prover import prove
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report
 from meshwright.planner.search.formulate import formulate
@@ -39,6 +37,7 @@ from tests.planner.drawn import model_of
 from tests.planner.jobs import RandomModel, distill_facts, small_facts
 from tests.planner.plans import random_plan
 from tests.planner.problems import everywhere
+from tests.planner.proofs import require_proof
 
 OF_REWARDS = re.compile(r"critic(?!al)|values?\b|ppo|reward|\bref(erence)?\b|ref_", re.IGNORECASE)
 
@@ -109,12 +108,7 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
 @pytest.mark.parametrize("num_teachers", [1, 2])
 def test_a_proof_holds(num_teachers: int) -> None:
     facts = distill_facts(num_teachers, small_facts(ranks_per_node=2, batch_size=4))
-    model = model_of(facts)
-    plan = compile_plan(facts, model)
-    assert isinstance(plan, Plan), plan
-    proof = prove(plan, model, most_splits=20)
-    assert refusals(proof, plan, model) == ()
-    assert 0 < proof.bound_seconds <= plan.period_seconds
+    require_proof(facts)
 
 
 def test_teachers_have_their_own_shapes_and_run_where_they_are_fastest() -> None:

@@ -20,8 +20,6 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.proof.checker import refusals
-from meshwright.planner.proof.prover import prove
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.search.recost import illegal_under
@@ -35,6 +33,7 @@ from tests.planner.drawn import model_of
 from tests.planner.jobs import RandomModel, critic_free_facts, quantised_facts, small_facts
 from tests.planner.plans import random_plan
 from tests.planner.problems import everywhere
+from tests.planner.proofs import require_proof
 
 
 def exact(facts: Facts) -> Facts:
@@ -113,12 +112,7 @@ def test_the_search_equals_trying_everything_where_memory_is_short(seed: int) ->
 def test_a_proof_holds_of_a_copy_that_is_refit_where_it_is_trained(memory_bytes: int) -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=memory_bytes)
     facts = quantised_facts(critic_free_facts(facts=facts, group_size=2))
-    model = model_of(facts)
-    plan = compile_plan(facts, model)
-    assert isinstance(plan, Plan), plan
-    proof = prove(plan, model, most_splits=20)
-    assert refusals(proof, plan, model) == ()
-    assert 0 < proof.bound_seconds <= plan.period_seconds
+    require_proof(facts)
 
 
 def test_the_generators_weights_take_half_and_a_scale_for_each_output() -> None:
