@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
 from meshwright.cost_models.context import ContextShard, parts
 from meshwright.cost_models.cost import Addend, Cost, Memory, addends_of, cost_of
-from meshwright.cost_models.dealing import MicroBatches, capped_micro_batches, micro_batches
+from meshwright.cost_models.dealing import Deals, MicroBatches
 from meshwright.cost_models.generation_cost import Generation, Work, work_of
 from meshwright.cost_models.layout_costs import PipelineCosts
 from meshwright.cost_models.memory_cost import LayoutMemory
@@ -25,14 +26,7 @@ from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summe
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
 from meshwright.cost_models.roofline import least_generation_seconds, least_rank_seconds
 from meshwright.cost_models.rounds import responses_of
-from meshwright.cost_models.streaming_cost import (
-    Chunks,
-    ChunkShard,
-    ReplicaPasses,
-    all_chunks,
-    last_chunks,
-    passes_of,
-)
+from meshwright.cost_models.streaming_cost import ChunkShard, ChunksOf, Streams, all_chunks, last_chunks
 from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
@@ -46,11 +40,31 @@ from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
-ChunksOf: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
-"""Chunks of so many rows, of so many tokens each."""
+_FEW = 8
+"""Workloads whose dealings are kept."""
 
 ShardOf: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
 """The times of one of `tp` shards of a model, from those by equation; and whether an engine of its own runs it."""
+
+
+class Dealings(NamedTuple):
+    """What the rows of one workload are dealt into, whatever computes them: micro-batches, chunks that are read while
+    they are generated, turns, and the work of those by rows, slots, stages, rows of a prompt and most tokens; rollouts
+    where there are any."""
+
+    batches: Deals
+    streams: Streams
+    turns: Turns
+    works: Once[tuple[int, int, Overlap, int, int, int | None], Work]
+    rollouts: RolloutCosts | None
+
+    @classmethod
+    @lru_cache(maxsize=_FEW)
+    def of(cls, workload: Workload) -> Dealings:
+        """The same for all models of a workload: nodes of several kinds have some each, and questions of other facts
+        more. Nothing of it is dealt before it is asked for."""
+        rollouts = RolloutCosts(workload) if workload.turns else None
+        return cls(Deals(workload.sequence_lengths), Streams(workload), Turns(workload), Once(), rollouts)
 
 
 class AnalyticModel:
@@ -83,19 +97,14 @@ class AnalyticModel:
         self._generates_apart = self._generating is not self._framework
         self._exchanges = table.collectives if table else ()
         self._networks: Once[bool, Network] = Once()
-        self._turns = Turns(workload)
-        self._rollouts = RolloutCosts(workload) if workload.turns else None
+        self._dealings = Dealings.of(workload)
         self._costs: Once[Call, Cost] = Once()
         self._memories: Once[Call, Memory] = Once()
         self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
         self._on_layouts: Once[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Once()
         self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
-        self._works: Once[tuple[int, int, Overlap, int, int], Work] = Once()
         self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
         self._updates: Once[tuple[ModelSpec, Layout], list[Addend]] = Once()
-        self._prompts: Once[tuple[int, int], tuple[MicroBatches, ...]] = Once()
-        self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
-        self._passes: Once[tuple[ChunksOf, int, int, int], ReplicaPasses] = Once()
         self._computing: Once[tuple[ModelSpec, int, bool, int, int, int], Computing] = Once()
         self._computed: Once[tuple[Computing, ChunksOf | Recompute, bool, int, int, int], Computed] = Once()
         self._layout_groups: Once[Layout, Groups] = Once()
@@ -116,8 +125,8 @@ class AnalyticModel:
             return 0.0
         replica, overlap = self._replica(call)
         generation, num_rows, num_slots = self._generation(call), replica.num_rows, replica.num_slots
-        if self._rollouts:
-            return self._rollouts.least_seconds(generation, replica)
+        if self._dealings.rollouts:
+            return self._dealings.rollouts.least_seconds(generation, replica)
         responses = responses_of(self._workload, num_rows)
         longest = int(responses[-1]) - 1 if overlap.in_flight(num_rows) == num_rows else 0
         return least_generation_seconds(generation, responses, num_slots, num_slots, longest)
@@ -213,16 +222,18 @@ class AnalyticModel:
     def _generation_seconds(self, call: Call) -> Cost:
         replica, overlap = self._replica(call)
         num_rows, num_slots, pp, same_prompt, _ = replica
+        most_tokens = self._generating.max_tokens
 
         def work() -> Work:
-            rounds, most = self._turns.rounds(num_rows, num_slots, overlap), self._generating.max_tokens
-            return work_of(rounds, num_slots, pp, same_prompt, most_tokens=most)
+            rounds = self._dealings.turns.rounds(num_rows, num_slots, overlap)
+            return work_of(rounds, num_slots, pp, same_prompt, most_tokens=most_tokens)
 
         generation = self._generation(call)
-        if self._rollouts:
-            cost = self._rollouts.seconds(generation, replica)
+        if self._dealings.rollouts:
+            cost = self._dealings.rollouts.seconds(generation, replica)
         else:
-            cost = generation.seconds(self._works.of((num_rows, num_slots, overlap, pp, same_prompt), work))
+            key = num_rows, num_slots, overlap, pp, same_prompt, most_tokens
+            cost = generation.seconds(self._dealings.works.of(key, work))
         need = self._workload.cache_need(call.schedule, call.layout.dp)
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
@@ -286,16 +297,8 @@ class AnalyticModel:
         if not stage.may_stream:
             raise BadInput(f"{stage.name}: chunk_tokens={width}, and it does not read what is being generated; use 0.")
 
-        def passes() -> ReplicaPasses:
-            chunks = self._chunks.of((chunks_of, num_rows, width), lambda: chunks_of(self._workload, num_rows, width))
-            if chunks_of is last_chunks:
-                return passes_of((), chunks, size)
-            lengths = self._workload.prompt_lengths
-            prompts = self._prompts.of((num_rows, size), lambda: micro_batches(lengths, num_rows, size))
-            return passes_of(prompts, chunks, size)
-
         def make() -> Computed:
-            batches, contexts = self._passes.of((chunks_of, num_rows, size, width), passes)
+            batches, contexts = self._dealings.streams.of(chunks_of, num_rows, size, width)
             behind = ChunkShard(computing.shard, computing.analytic, contexts)
             return Computing(behind, computing.analytic).of(batches, schedule.recompute, trains=stage.trains)
 
@@ -359,17 +362,9 @@ class AnalyticModel:
         return (self._shard_of(model, tp, analytic, apart) if self._shard_of else analytic), analytic
 
     def _micro_batches(self, num_rows: int, schedule: Schedule, cp: int) -> tuple[MicroBatches, ...]:
-        size, cap = schedule.micro_batch_size, schedule.micro_batch_tokens
-        if cp > 1:
-            return self._batches.of(
-                (num_rows, size, cap, cp), lambda: parts(self._micro_batches(num_rows, schedule, 1), cp)
-            )
-
-        def dealt() -> tuple[MicroBatches, ...]:
-            lengths = self._workload.sequence_lengths
-            return capped_micro_batches(lengths, num_rows, cap) if cap else micro_batches(lengths, num_rows, size)
-
-        return self._batches.of((num_rows, size, cap, 1), dealt)
+        key = num_rows, schedule.micro_batch_size, schedule.micro_batch_tokens
+        whole = self._dealings.batches.of(*key)
+        return whole if cp == 1 else self._batches.of((*key, cp), lambda: parts(whole, cp))
 
 
 def _with(call: Call, schedule: Schedule) -> Call:

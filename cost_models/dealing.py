@@ -36,6 +36,25 @@ class MicroBatches(NamedTuple):
     tokens: float
 
 
+class Deals:
+    """The micro-batches of batches whose rows have some lengths, dealt once for all who ask."""
+
+    def __init__(self, lengths: Histogram) -> None:
+        self._lengths = lengths
+        self._known: dict[tuple[int, int, int], tuple[MicroBatches, ...]] = {}
+
+    def of(self, num_rows: int, micro_batch_size: int, most_tokens: int = 0) -> tuple[MicroBatches, ...]:
+        """Of at most so many tokens each where there is a cap, of so many rows otherwise."""
+        key = num_rows, micro_batch_size, most_tokens
+        if key not in self._known:
+            self._known[key] = (
+                capped_micro_batches(self._lengths, num_rows, most_tokens)
+                if most_tokens
+                else micro_batches(self._lengths, num_rows, micro_batch_size)
+            )
+        return self._known[key]
+
+
 def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
     """The micro-batches of a typical batch, dealt and packed as the runtime does it; those alike are costed together.
 

@@ -7,15 +7,16 @@ is more and smaller passes, each of which attends to what is cached.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
 from meshwright.cost_models.cost import least_trusted
-from meshwright.cost_models.dealing import MicroBatches
+from meshwright.cost_models.dealing import Deals, MicroBatches
+from meshwright.cost_models.question import Once
 from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
@@ -72,6 +73,30 @@ def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], mic
         numbers[width] = numbers.get(width, 0) + batch.number
         cached[width] = cached.get(width, 0.0) + batch.number * before
     return ReplicaPasses(tuple(batches), {width: cached[width] / numbers[width] for width in numbers})
+
+
+ChunksOf: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
+"""All chunks of so many rows by a width, or the last."""
+
+
+class Streams:
+    """The passes of one workload's replicas, each dealt once for all who ask."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload, self._prompts = workload, Deals(workload.prompt_lengths)
+        self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
+        self._passes: Once[tuple[ChunksOf, int, int, int], ReplicaPasses] = Once()
+
+    def of(self, chunks_of: ChunksOf, num_rows: int, micro_batch_size: int, chunk_tokens: int) -> ReplicaPasses:
+        """All chunks behind their prompts, or the last alone."""
+
+        def passes() -> ReplicaPasses:
+            width = chunks_of, num_rows, chunk_tokens
+            chunks = self._chunks.of(width, lambda: chunks_of(self._workload, num_rows, chunk_tokens))
+            prompts = () if chunks_of is last_chunks else self._prompts.of(num_rows, micro_batch_size)
+            return passes_of(prompts, chunks, micro_batch_size)
+
+        return self._passes.of((chunks_of, num_rows, micro_batch_size, chunk_tokens), passes)
 
 
 @dataclass(frozen=True)
