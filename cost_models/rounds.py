@@ -122,10 +122,15 @@ def admit(free: list[int], responses: Integers, release: int) -> Integers:
 
     Each takes the slot that is free first, and none overtakes another. Later ones arrive no earlier.
     """
-    if free[0] < release:
-        free[:] = [max(slot, release) for slot in free]  # still a heap
-    replace = heapq.heapreplace
-    return np.array([replace(free, free[0] + length) for length in responses.tolist()], dtype=np.int64)
+    replace, starts, lengths = heapq.heapreplace, [], iter(responses.tolist())
+    while free[0] < release:  # slots that are free since earlier
+        length = next(lengths, None)
+        if length is None:
+            break
+        replace(free, release + length)
+        starts.append(release)
+    starts += [replace(free, free[0] + length) for length in lengths]
+    return np.array(starts, dtype=np.int64)
 
 
 class Pass(NamedTuple):

@@ -13,6 +13,10 @@ import numpy as np
 from meshwright.cost_models.rounds import Integers
 
 
+_FIRST = 2**62
+"""Rounds; so many fewer than any that is counted are before all of them."""
+
+
 class TurnEnds:
     """The turns of replicas that have as many sequences each, of which a turn delivers `num_rows`.
 
@@ -55,7 +59,7 @@ class TurnEnds:
         due = self._start < (self._bounds[after][:, None] if after > 0 else 0)
         enough = np.partition(self._end, self._num_rows - 1, axis=1)[:, self._num_rows - 1]
         ended: Integers = np.maximum(enough, np.where(due, self._end, 0).max(axis=1))
-        left = np.lexsort((self._end, ~due), axis=1)[:, self._num_rows :]
+        left = np.argsort(np.where(due, self._end - _FIRST, self._end), axis=1, kind="stable")[:, self._num_rows :]
         left.sort(axis=1)
         self._start, self._end = self._start[self._replicas, left], self._end[self._replicas, left]
         return ended
