@@ -12,7 +12,6 @@ import numpy as np
 
 from meshwright.cost_models.rounds import Integers
 
-
 _FIRST = 2**62
 """Rounds; so many fewer than any that is counted are before all of them."""
 
