@@ -14,6 +14,7 @@ slots, the one in which a long response comes late is the slowest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -101,28 +102,35 @@ class Turns:
     def rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
         """The rounds of a turn of a replica with `num_rows` rows a batch; slots beyond those in flight hold nothing.
 
-        A setting is never slower than a smaller one, which it could imitate: of its own rounds and those of all
-        smaller ones (fewer batches, less overcommit, shorter deferral) the fewest are answered.
+        A setting is never slower than a smaller one, which it could imitate: of its own rounds and those of smaller
+        ones (fewer batches, less overcommit, shorter deferral) the fewest are answered. Batches and steps of overcommit
+        are played as powers of two; what lies between two of those is never faster than the larger one.
         """
         key = num_rows, generation_slots, overlap
         if key not in self._known:
-            self._known[key] = self._fewest(*key)
+            found, larger = self._fewest(*key), _larger(overlap, num_rows)
+            if larger:
+                found = max(found, self.rounds(num_rows, generation_slots, larger), key=_num_rounds)
+            self._known[key] = found
         return self._known[key]
 
     def _fewest(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
-        """The fewest of its own and all smaller settings; it is not played where a smaller one leaves no slot empty."""
+        """The fewest of its own and all smaller settings; it is not played where a smaller one leaves no slot empty,
+        and no further than until some replica's turns are as long as those of a smaller one."""
         in_flight = overlap.in_flight(num_rows)
         num_slots = min(generation_slots, in_flight)
         if in_flight == num_rows:
             return self._synchronous(num_rows, num_slots)
-        smaller = [self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows)]
-        fewest = min(smaller, key=lambda rounds: rounds.num_rounds)
+        smaller = (self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows))
+        fewest = min(smaller, key=_num_rounds)
         dealt = self._dealt_of(num_rows)
         if fewest.num_rounds <= dealt.total / num_slots:
             return fewest
-        alone = _steady(self._workload, dealt, num_slots, overlap)
-        own = _stretched(alone, self._slowest_rounds(num_rows, num_slots, overlap))
-        return min(fewest, own, key=lambda rounds: rounds.num_rounds)
+        slowest = self._slowest_rounds(num_rows, num_slots, overlap, fewest.num_rounds)
+        if slowest >= fewest.num_rounds:
+            return fewest
+        own = _stretched(_steady(self._workload, dealt, num_slots, overlap), slowest)
+        return min(fewest, own, key=_num_rounds)
 
     def _synchronous(self, num_rows: int, num_slots: int) -> Rounds:
         """Of turns that are all that their sequences have: where some wait for slots, the order of their arrival
@@ -132,9 +140,9 @@ class Turns:
             return rounds
         return _stretched(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
 
-    def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap) -> float:
+    def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap, enough: float = math.inf) -> float:
         num_replicas = _num_replicas(self._workload, num_rows)
-        return _slowest_rounds(self._dealt_of(num_rows).shares, num_replicas, num_slots, overlap)
+        return _slowest_rounds(self._dealt_of(num_rows).shares, num_replicas, num_slots, overlap, enough)
 
     def _dealt_of(self, num_rows: int) -> _Dealt:
         if num_rows not in self._dealt:
@@ -158,14 +166,33 @@ def _step(num_rows: int) -> int:
 
 
 def _smaller(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
-    """The settings one step below."""
+    """The settings below: half as much of what is a power of two, one less of what is not."""
     if overlap.batches_in_flight > 1:
-        yield Overlap(batches_in_flight=overlap.batches_in_flight - 1)
-    less = overlap.overcommit - _step(num_rows)
+        yield Overlap(batches_in_flight=_below(overlap.batches_in_flight))
     if overlap.overcommit:
-        yield Overlap(overcommit=less, max_deferral=overlap.max_deferral) if less > 0 else Overlap()
+        less = _below(overlap.overcommit // _step(num_rows)) * _step(num_rows)
+        yield Overlap(overcommit=less, max_deferral=overlap.max_deferral) if less else Overlap()
     if overlap.overcommit and overlap.max_deferral > 1:
         yield Overlap(overcommit=overlap.overcommit, max_deferral=overlap.max_deferral - 1)
+
+
+def _below(number: int) -> int:
+    return number - 1 if number.bit_count() > 1 else number // 2
+
+
+def _larger(overlap: Overlap, num_rows: int) -> Overlap | None:
+    """The next power of two above what is none, unless it is an overcommit of more than a batch."""
+    if overlap.batches_in_flight.bit_count() > 1:
+        return Overlap(batches_in_flight=1 << overlap.batches_in_flight.bit_length())
+    steps = overlap.overcommit // _step(num_rows)
+    more = (1 << steps.bit_length()) * _step(num_rows)
+    if steps.bit_count() < 2 or more > num_rows:
+        return None
+    return Overlap(overcommit=more, max_deferral=overlap.max_deferral)
+
+
+def _num_rounds(rounds: Rounds) -> float:
+    return rounds.num_rounds
 
 
 def _steady(workload: Workload, dealt: _Dealt, num_slots: int, overlap: Overlap) -> Rounds:
@@ -175,8 +202,8 @@ def _steady(workload: Workload, dealt: _Dealt, num_slots: int, overlap: Overlap)
     scaled to those of one batch, so that a turn does one batch's work; their number of rounds with them.
     """
     _, batches, total = dealt
-    num_rows, warm_up = len(batches[0].responses), 2 * overlap.num_turns
-    num_turns = warm_up + -(-max(NUM_ORDERS, len(batches)) // overlap.num_turns) * overlap.num_turns
+    num_rows = len(batches[0].responses)
+    warm_up, num_turns = _played_turns(max(NUM_ORDERS, len(batches)), overlap)
     start, end, prompts, bounds = play(batches, num_slots, num_turns, overlap)
     passes = [pass_of(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
     count = len(passes)
@@ -213,9 +240,12 @@ def _dealt(workload: Workload, num_rows: int) -> _Dealt:
     return _Dealt(shares, batches[:1] if alike else batches, total)
 
 
-def _slowest_rounds(shares: Integers, num_replicas: int, num_slots: int, overlap: Overlap) -> float:
+def _slowest_rounds(
+    shares: Integers, num_replicas: int, num_slots: int, overlap: Overlap, enough: float = math.inf
+) -> float:
     """Rounds of the slowest of so many replicas' turns, on average over the turns; 0 for a replica that is alone, and
-    for those whose responses are all alike.
+    for those whose responses are all alike. Of replicas that are played one by one no more are played than show that
+    they are `enough`.
 
     Where fewer are played they are a sample of all: of N turns, x_1 <= ... <= x_N, the longest of R others is expected
     to take sum_i x_i ((i/N)^R - ((i-1)/N)^R) rounds (David and Nagaraja, Order Statistics, section 2.1, at the
@@ -223,21 +253,33 @@ def _slowest_rounds(shares: Integers, num_replicas: int, num_slots: int, overlap
     """
     if num_replicas == 1 or np.ptp(shares) == 0:
         return 0.0
-    rounds = np.diff(_played_bounds(shares, num_slots, overlap))
+    if num_replicas < _SIDE_BY_SIDE:
+        return _slowest_one_by_one(shares, num_slots, overlap, enough)
+    rounds = np.diff(_side_by_side(shares, num_slots, overlap))
     if num_replicas == shares.shape[1]:
         return float(rounds.max(axis=0).mean())
     reached = np.linspace(0, 1, rounds.size + 1) ** num_replicas
     return float(np.sort(rounds, axis=None) @ np.diff(reached))
 
 
-def _played_bounds(shares: Integers, num_slots: int, overlap: Overlap) -> Integers:
+def _slowest_one_by_one(shares: Integers, num_slots: int, overlap: Overlap, enough: float) -> float:
+    """Those with the longest responses first."""
+    warm_up, num_turns = _played_turns(len(shares), overlap)
+    slowest, mean = np.zeros(num_turns - warm_up, dtype=np.int64), 0.0
+    for replica in np.argsort(-shares.max(axis=2).sum(axis=0), kind="stable").tolist():
+        batches = tuple(Batch(rows, rows) for rows in shares[:, replica])
+        bounds = play(batches, num_slots, num_turns, overlap).bounds[warm_up:]
+        slowest = np.maximum(slowest, np.diff(bounds))
+        mean = float(slowest.mean())
+        if mean >= enough:
+            break
+    return mean
+
+
+def _side_by_side(shares: Integers, num_slots: int, overlap: Overlap) -> Integers:
     """The rounds between which the turns of each replica lie, [replica, turn], after a warm-up."""
     num_batches, num_replicas, num_rows = shares.shape
-    warm_up = 2 * overlap.num_turns
-    num_turns = warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
-    if num_replicas < _SIDE_BY_SIDE:
-        replicas = (tuple(Batch(rows, rows) for rows in shares[:, replica]) for replica in range(num_replicas))
-        return np.array([play(batches, num_slots, num_turns, overlap).bounds[warm_up:] for batches in replicas])
+    warm_up, num_turns = _played_turns(num_batches, overlap)
     in_flight = overlap.in_flight(num_rows)
     repeats = -(-(in_flight // num_rows + 1 + num_turns) // num_batches)
     return bounds_of(
@@ -248,6 +290,12 @@ def _played_bounds(shares: Integers, num_slots: int, overlap: Overlap) -> Intege
         num_turns=num_turns,
         max_deferral=overlap.deferral,
     )[:, warm_up:]
+
+
+def _played_turns(num_batches: int, overlap: Overlap) -> tuple[int, int]:
+    """Those that warm up, and all: whole lives of sequences, until every batch has had a turn."""
+    warm_up = 2 * overlap.num_turns
+    return warm_up, warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
 
 
 def _stretched(rounds: Rounds, num_rounds: float) -> Rounds:

@@ -38,10 +38,10 @@ def changes(facts: api.Facts, times: Sequence[float]) -> Iterator[tuple[str, api
 
 
 def cells(plan: api.Plan, changed: api.Facts) -> Iterator[str]:
-    """What is told of one change."""
-    model = model_of(changed)
-    replan(plan, changed, model)
+    """What is told of one change; a process that has planned again for what was meets it for the first time."""
+    replan(plan, plan.facts, model_of(plan.facts))
     found, seconds = timed(lambda: replan(plan, changed, model_of(changed)))
+    model = model_of(changed)
     after = simulated(found.plan)
     kept, new = found.kept_seconds, found.plan.period_seconds
     before = simulated(recost(plan, changed, model)) if kept else None

@@ -64,9 +64,40 @@ def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, over
 
 
 def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_cost, "_played_bounds", lambda *_: pytest.fail("a replica was played"))
-    fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=512)
-    assert Turns(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
+    for plays in ("play", "bounds_of"):
+        monkeypatch.setattr(turn_cost, plays, lambda *_, **__: pytest.fail("a replica was played"))
+    for num_replicas in (4, 16):
+        fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=32 * num_replicas)
+        assert Turns(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
+
+
+@pytest.mark.parametrize("overlap", [Overlap(batches_in_flight=2), Overlap(overcommit=16, max_deferral=2)], ids=str)
+def test_replicas_are_played_until_they_are_as_slow_as_is_enough(
+    monkeypatch: pytest.MonkeyPatch, overlap: Overlap
+) -> None:
+    played = _counting_plays(monkeypatch)
+    shares = turn_cost.shares_of(_workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=256), 32)
+
+    def slowest(enough: float) -> tuple[float, int]:
+        played.clear()
+        return turn_cost._slowest_rounds(shares, 8, 24, overlap, enough), len(played)
+
+    whole, num_whole = slowest(np.inf)
+    one, num_one = slowest(0.0)
+    assert (num_whole, num_one) == (8, 1)
+    assert one <= whole
+    assert slowest(0.9 * whole)[0] >= 0.9 * whole
+    assert slowest(1.1 * whole) == (whole, 8)
+
+
+def test_an_overcommit_of_a_whole_batch_plays_its_half_and_what_is_half_of_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = _counting_plays(monkeypatch)
+    workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=128)
+    Turns(workload).rounds(64, 96, Overlap(overcommit=64, max_deferral=2))
+    assert {overlap.overcommit for overlap in played} <= {8, 16, 32, 64}
+    assert len(played) <= 3 * 4 * 2  # two replicas and the mean one, of four overcommits and two deferrals
 
 
 def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +114,18 @@ def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.Monke
 def test_replicas_that_are_played_hold_a_whole_batch(num_rows: int, num_replicas: int) -> None:
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8)
     assert turn_cost.shares_of(workload, num_rows).shape[1:] == (num_replicas, num_rows)
+
+
+def _counting_plays(monkeypatch: pytest.MonkeyPatch) -> list[Overlap]:
+    """The settings that are played from now on, one after the other."""
+    played: list[Overlap] = []
+
+    def counted(batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Overlap) -> turn_cost.Played:
+        played.append(overlap)
+        return play(batches, num_slots, num_turns, overlap)
+
+    monkeypatch.setattr(turn_cost, "play", counted)
+    return played
 
 
 def _batches(responses: np.ndarray, num_rows: int) -> tuple[Batch, ...]:
