@@ -15,7 +15,7 @@ from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.program.controllers import Setting
 from meshwright.planner.report.words import size
-from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
+from meshwright.planner.simulation.simulate import CacheUse, Simulation, TimeShare, Use
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 _GIB = 2**30  # bytes
@@ -44,6 +44,8 @@ def simulation(found: Simulation, trace: Path | None) -> None:
         console.print(_settings(found.settings))
     if found.staleness:
         console.print(_staleness(found))
+    if found.caches:
+        console.print(_caches(found.caches))
     console.print(_uses("SIMULATED use of ranks", (found.cluster, *found.pools)))
     idlest = max(found.ranks, key=lambda use: use.idle_share)
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
@@ -181,6 +183,19 @@ def _staleness(found: Simulation) -> Table:
         table.add_column(heading, justify="left" if not heading else "right")
     for one in found.staleness:
         table.add_row(str(one.staleness), f"{one.share:.1%}", "#" * round(_BAR * one.share))
+    return table
+
+
+def _caches(caches: Sequence[CacheUse]) -> Table:
+    table = Table(title="SIMULATED use of the planned KV cache", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("", "blocks of a replica", "on average", "at the peak"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for one in caches:
+        shares = (
+            "not told of several turns" if share is None else f"{share:.1%}"
+            for share in (one.mean_share, one.peak_share)
+        )
+        table.add_row(one.stage, f"{one.blocks:,}", *shares)
     return table
 
 
