@@ -33,27 +33,26 @@ def held_blocks(
     last = np.maximum(after - 1, counted)
     size = (num_rounds // BLOCK_TOKENS + 3) * BLOCK_TOKENS
 
-    def at(rounds: Numbers, blocks: Numbers | None = None) -> NDArray[np.float64]:
-        return np.bincount(rounds, weights=blocks, minlength=size).astype(np.float64)
-
     def next_block(rounds: Numbers) -> Numbers:
         """The first round after these in which a sequence needs another block."""
         return rounds + 1 + -(before + rounds) % BLOCK_TOKENS
 
     # From its first one on, a sequence takes a block every BLOCK_TOKENS rounds.
-    taken = (at(next_block(counted)) - at(next_block(last))).reshape(-1, BLOCK_TOKENS).cumsum(axis=0).ravel()
-    shared, until = prompts // BLOCK_TOKENS, np.clip(read_until, first, after)
-    taken += at(first, -(-(before + counted) // BLOCK_TOKENS) - shared) + at(until, shared)
-    taken -= at(after, -(-(before + last) // BLOCK_TOKENS))
-    found: NDArray[np.float64] = taken.cumsum()[:num_rounds]
-    return found
+    begin, stop = (np.bincount(next_block(rounds), minlength=size) for rounds in (counted, last))
+    taken = (begin - stop).reshape(-1, BLOCK_TOKENS).cumsum(axis=0).ravel()
+    shared, until = prompts // BLOCK_TOKENS, np.minimum(np.maximum(read_until, first), after)
+    changes = -(-(before + counted) // BLOCK_TOKENS) - shared, shared, -(before + last) // BLOCK_TOKENS
+    rounds, blocks = np.concatenate([first, until, after]), np.concatenate(changes)
+    held: NDArray[np.float64] = (taken + np.bincount(rounds, weights=blocks, minlength=size)).cumsum()
+    return held[:num_rounds]
 
 
 def use_of(held: NDArray[np.float64], first: Numbers, after: Numbers, seconds: NDArray[np.float64]) -> HeldBlocks:
     """Of runs of rounds [first, after), which may meet, by their seconds; where none takes any, by the rounds."""
-    sums = np.concatenate([[0.0], held.cumsum()])
-    means = (sums[after] - sums[first]) / (after - first)
-    mean = np.average(means, weights=seconds) if seconds.any() else held.mean()
+    sums = np.zeros(len(held) + 1)
+    held.cumsum(out=sums[1:])
+    total = float(seconds.sum())
+    mean = (sums[after] - sums[first]) / (after - first) @ seconds / total if total else held.mean()
     return HeldBlocks(mean=float(mean), most=int(held.max()))
 
 

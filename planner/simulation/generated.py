@@ -61,15 +61,14 @@ class Alone:
 
     def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
         self._plan, self._lengths, self._times, self._level = plan, lengths, times, level
+        self._rows = [list(_share(plan, replica)) for replica in range(plan.placement(GENERATE).layout.dp)]
 
     def of_step(self, step: int) -> Generated:
         prompts, responses = self._lengths(step)
-        placement = self._plan.placement(GENERATE)
-        dp, pp, slots = placement.layout.dp, placement.layout.pp, placement.schedule.generation_slots
-        rows = [list(_share(self._plan, replica)) for replica in range(dp)]
-        alike = _rows_per_prompt(self._plan)
+        placement, alike = self._plan.placement(GENERATE), _rows_per_prompt(self._plan)
+        pp, slots = placement.layout.pp, placement.schedule.generation_slots
         played = [
-            play_alone(prompts[mine], responses[mine], slots, pp, self._times, same_prompt=alike) for mine in rows
+            play_alone(prompts[mine], responses[mine], slots, pp, self._times, same_prompt=alike) for mine in self._rows
         ]
         return Generated(
             prompts=prompts,
@@ -203,7 +202,7 @@ def play_alone(
     starts = _starts(responses.tolist(), num_slots)
     ends = starts + responses
     num_rounds = int(ends.max())
-    cuts = np.linspace(0, num_rounds, _NUM_CUTS).astype(np.int64)
+    cuts = np.arange(_NUM_CUTS) * num_rounds // (_NUM_CUTS - 1)
     bounds = np.unique(np.concatenate([starts, starts + 1, ends, cuts]))
     first, after = bounds[:-1], bounds[1:]
     decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
@@ -247,7 +246,7 @@ def _prefill_seconds(
     """The rounds in which prompts are prefilled, and the seconds in each: the first fill the pipeline; later ones are
     admitted by a group at a time, in one pass of it."""
     begins, indices = np.unique(starts, return_index=True)
-    rows = np.diff([*indices, len(starts)]).astype(float)
+    rows = np.diff(indices, append=len(starts)).astype(float)
     tokens = np.add.reduceat(prompts, indices) / rows
     whole = np.ones(len(rows))
     whole[1:] = 1 / num_stages

@@ -251,14 +251,19 @@ class _Work:
             [(one.prompt_tokens, start, one.response_tokens) for one, start in self._seated]
         ).T
         ends, num_rounds = starts + responses, max(1, math.ceil(self._num_rounds))
-        until, lasts = list[int](), dict[tuple[int, int, int], int]()
-        for (one, _), end in zip(self._seated, ends.tolist(), strict=True):
-            prompt = one.step, one.row // same_prompt, one.first_turn
-            until.append(lasts.get(prompt, 0))
-            lasts[prompt] = max(until[-1], end)
-        held = held_blocks(prompts, starts, ends, np.array(until), num_rounds)
+        until = self._read_until(ends, same_prompt) if same_prompt > 1 else np.zeros_like(ends)
+        held = held_blocks(prompts, starts, ends, until, num_rounds)
         first, rounds = runs[:2].astype(np.int64)
         return use_of(held, first, first + rounds, runs[2])
+
+    def _read_until(self, ends: NDArray[np.int64], same_prompt: int) -> NDArray[np.int64]:
+        """The round in which the last of those seated before ends that read the prompt: they began in the same turn."""
+        found, lasts = list[int](), dict[tuple[int, int, int], int]()
+        for (one, _), end in zip(self._seated, ends.tolist(), strict=True):
+            prompt = one.step, one.row // same_prompt, one.first_turn
+            found.append(lasts.get(prompt, 0))
+            lasts[prompt] = max(found[-1], end)
+        return np.array(found)
 
 
 def _mean_prompt(admitted: Sequence[Drawn]) -> float:
