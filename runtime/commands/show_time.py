@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -44,8 +44,8 @@ def simulation(found: Simulation, trace: Path | None) -> None:
         console.print(_settings(found.settings))
     if found.staleness:
         console.print(_staleness(found))
-    if found.caches:
-        console.print(_caches(found.caches))
+    for told in _caches(found.caches):
+        console.print(told)
     console.print(_uses("SIMULATED use of ranks", (found.cluster, *found.pools)))
     idlest = max(found.ranks, key=lambda use: use.idle_share)
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
@@ -186,17 +186,18 @@ def _staleness(found: Simulation) -> Table:
     return table
 
 
-def _caches(caches: Sequence[CacheUse]) -> Table:
+def _caches(caches: Sequence[CacheUse]) -> Iterator[Table | str]:
+    """The shares of the planned blocks, and where they are not known, that."""
     table = Table(title="SIMULATED use of the planned KV cache", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("", "blocks of a replica", "on average", "at the peak"):
         table.add_column(heading, justify="right" if heading else "left")
     for one in caches:
-        shares = (
-            "not told of several turns" if share is None else f"{share:.1%}"
-            for share in (one.mean_share, one.peak_share)
-        )
-        table.add_row(one.stage, f"{one.blocks:,}", *shares)
-    return table
+        if one.mean_share is None or one.peak_share is None:
+            yield f"{one.stage}: what rollouts of several turns hold of their cache is not told"
+        else:
+            table.add_row(one.stage, f"{one.blocks:,}", f"{one.mean_share:.1%}", f"{one.peak_share:.1%}")
+    if table.row_count:
+        yield table
 
 
 def _uses(title: str, uses: Sequence[Use]) -> Table:
