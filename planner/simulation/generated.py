@@ -177,7 +177,7 @@ def staleness_of_turn(plan: Plan, step: int, drawn_for: int) -> int:
     return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).steps_ahead, 0)
 
 
-class Played(NamedTuple):
+class PlayedAlone(NamedTuple):
     """One replica's generation: its seconds, the sequences in flight on average over its rounds, and what they held."""
 
     seconds: float
@@ -193,7 +193,7 @@ def play_alone(
     times: RoundTimes,
     *,
     same_prompt: int = 1,
-) -> Played:
+) -> PlayedAlone:
     """One replica's generation, in short runs of rounds in which no sequence begins or ends.
 
     A sequence takes the slot that is free first, prefills in its first round and decodes in the others; the first of
@@ -215,7 +215,7 @@ def play_alone(
     begins, prefill = _prefill_seconds(prompts[one], starts[one], num_groups, num_stages, times)
     held = held_blocks(prompts, starts, ends, _read_until(ends, same_prompt), num_rounds)
     runs = np.concatenate([first, begins]), np.concatenate([after, begins + 1])
-    return Played(
+    return PlayedAlone(
         seconds=float(decode.sum()) + float(prefill.sum()),
         live=float(responses.sum() / num_rounds),
         held=use_of(held, *runs, np.concatenate([decode, prefill])),
